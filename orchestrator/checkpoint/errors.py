@@ -1,4 +1,4 @@
-"""What can go wrong with checkpoints; every message says what to do next."""
+"""Errors of checkpoints; every message says what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CheckpointError(Exception):
 
 
 class UnsupportedStateError(CheckpointError):
-    """The state handed to save() holds something that cannot be stored without pickle; convert it as the text says."""
+    """The state passed to save() holds something that cannot be stored without pickle; convert it as the message says."""
 
 
 class StaleAttemptError(CheckpointError):
@@ -20,23 +20,23 @@ class StaleAttemptError(CheckpointError):
 
 
 class CorruptCheckpointError(CheckpointError):
-    """A checkpoint differs from what its manifest promises; the one before it is used instead."""
+    """A checkpoint differs from its manifest; the previous one is used instead."""
 
 
 class IncompatibleStateError(CheckpointError):
-    """The state to load into does not have the shapes of the checkpoint, which is sound and stays where it is."""
+    """The state to load into does not have the checkpoint's shapes; the checkpoint is valid and stays."""
 
 
 class ResumeMismatchError(CheckpointError):
-    """A rank cannot load what the other ranks of the attempt resumed from; the attempt must be started again."""
+    """A rank cannot load the checkpoint that the other ranks of the attempt resumed from; start the attempt again."""
 
 
 class OvertakenError(CheckpointError):
-    """The training process took the memory for a newer snapshot while this one was written; the newer one is next."""
+    """The training process reused the memory for a newer snapshot during this write; the newer one is written next."""
 
 
 class InsufficientSpaceError(CheckpointError):
-    """The storage has no room for another checkpoint; free some, or lower checkpoint.keep."""
+    """The storage has no space for another checkpoint; free some, or lower checkpoint.keep."""
 
 
 MALFORMED = (
@@ -49,11 +49,11 @@ MALFORMED = (
     RuntimeError,  # RecursionError, and most of torch's
     struct.error,
 )
-"""What restoring a state raises that no version has written. Not MemoryError: that says nothing about the checkpoint."""
+"""Errors of restoring an invalid state. Not MemoryError, which is no evidence about the checkpoint."""
 
 
 def failure_kind(error: Exception) -> str:
-    """What a save failed of, the same for every save that fails of it: the name of an error number, or of a type.
+    """Return the cause of a failed save, equal for all saves with that cause: an error number's or a type's name.
 
     The messages differ from one save to the next: they name its step and its size.
     """
@@ -64,9 +64,9 @@ def failure_kind(error: Exception) -> str:
 
 
 NOT_FAILING: Final = ("", "")
-"""What ``failure_cause`` is where saves go well."""
+"""The ``failure_cause`` of successful saves."""
 
 
 def failure_cause(failure: str, kind: str) -> tuple[str, str]:
-    """What tells two failures apart: the kind or, where it is not known, the message."""
+    """Return what distinguishes two failures: the kind or, where it is unknown, the message."""
     return (kind, "" if kind else failure) if failure else NOT_FAILING

@@ -1,4 +1,4 @@
-"""Copies of the store: written while it is in use, checked and put back while it is not."""
+"""Backups of the store: written while it is in use, checked and restored while it is not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def write(source: sqlite3.Connection, target: Path) -> None:
-    """Copy the store behind ``source`` to ``target``, whole or not at all, while others write.
+    """Copy the store behind ``source`` to ``target``, atomically, while other threads write.
 
     Raises BackupExistsError and DiskFullError.
     """
@@ -42,19 +42,19 @@ def write(source: sqlite3.Connection, target: Path) -> None:
 
 
 def check_backup(backup: Path) -> list[str]:
-    """What is wrong with a backup, one sentence each; it is not changed.
+    """Return what is wrong with a backup, one sentence each; the backup is not changed.
 
-    Raises StoreUnreadableError and StoreTooNewError when it is no store for this version at all.
+    Raises StoreUnreadableError and StoreTooNewError when this version cannot read it at all.
     """
     version = check(backup, known=len(known_migrations()))
     if version < len(known_migrations()):
-        return []  # an older schema: it is brought up to date when it is opened
+        return []  # an older schema: it is migrated when it is opened
     with contextlib.closing(connect(backup, read_only=True)) as connection:
         return verification.problems(connection)
 
 
 def restore(backup: Path, path: Path) -> None:
-    """Put a checked copy of ``backup`` at ``path``, where no store lies and no daemon waits.
+    """Restore a checked copy of ``backup`` to ``path``, where no store exists and no daemon waits.
 
     Raises StoreUnreadableError, StoreTooNewError, StoreInUseError and BackupExistsError, having changed nothing.
     """

@@ -1,4 +1,4 @@
-"""What both stores share: the changes of a batch by job, what they add beside the record, and comparing submissions. Pure."""
+"""Code shared by both stores: the changes of a batch by job, their side effects, and comparing submissions. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobChanges:
-    """Consecutive changes of one job. Raises BrokenChainError where one does not follow from the one before it."""
+    """Consecutive changes of one job. Raises BrokenChainError where one does not follow from its predecessor."""
 
     changes: tuple[Change, ...]
 
@@ -33,26 +33,26 @@ class JobChanges:
 
     @property
     def before(self) -> Job:
-        """The record that the changes begin with."""
+        """The record before the first change."""
         return self.changes[0].before
 
     @property
     def after(self) -> Job:
-        """The record that they lead to."""
+        """The record after the last change."""
         return self.changes[-1].after
 
     @property
     def ends(self) -> bool:
-        """The job becomes terminal."""
+        """Whether the job becomes terminal."""
         return self.after.state.is_terminal and not self.before.state.is_terminal
 
     def notices(self) -> list[Notice]:
-        """What web hooks are to be told."""
+        """The notices for web hooks."""
         return [n for c in self.changes for n in notices_of(c.before, c.after, c.event.at)]
 
 
 def by_job(changes: Sequence[Change]) -> list[JobChanges]:
-    """The changes of each job, jobs in order of first mention. Raises BrokenChainError."""
+    """Return the changes of each job, jobs in order of first mention. Raises BrokenChainError."""
     found: dict[JobId, list[Change]] = {}
     for change in changes:
         found.setdefault(change.before.id, []).append(change)
@@ -60,7 +60,7 @@ def by_job(changes: Sequence[Change]) -> list[JobChanges]:
 
 
 def one_submission(events: Sequence[ev.JobSubmitted], known: Sequence[Job | None]) -> list[Job] | None:
-    """The jobs that these events made before; None where none of their keys is known. Raises IdempotencyConflictError.
+    """Return the jobs that these events created before; None where no key is known. Raises IdempotencyConflictError.
 
     ``known`` has the job of each event's key.
     """
@@ -72,7 +72,7 @@ def one_submission(events: Sequence[ev.JobSubmitted], known: Sequence[Job | None
 
 
 def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
-    """Whether ``event`` asks for the job that exists: equal spec, snapshot and origin."""
+    """Whether ``event`` requests the existing job: equal spec, archive and origin."""
     return (
         job.submission.snapshot == event.snapshot
         and job.submission.resume_from == event.resume_from
@@ -83,10 +83,10 @@ def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
 
 
 def _cell(matrix: ev.MatrixCell | None) -> tuple[object, ...] | None:
-    """What a request that is sent again has as well: a matrix gets its id when it is accepted."""
+    """Return the part of a cell that a repeated request repeats: a matrix gets its id when it is accepted."""
     return None if matrix is None else (matrix.name, matrix.index, matrix.count, tuple(matrix.values.items()))
 
 
 def finished_class(job: Job) -> str:
-    """The failure class that a finished job is counted under; "" when it did not fail."""
+    """Return the failure class under which a finished job is counted; "" when it did not fail."""
     return job.failure.failure_class.value if job.failure is not None else ""

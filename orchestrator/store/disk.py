@@ -1,8 +1,8 @@
-"""The disk under the store: how much is free, and a reserve that is given up when a running job's record needs it.
+"""The disk under the store: its free space, and a reserve that is used when a running job's record needs it.
 
-The reserve is a file of real blocks. When a transition meets a full disk, its blocks are handed to the store's own files
-at once, so that a job which goes on writing gets little of them. From then on, whatever is free is held behind the ends
-of those files, as much as the reserve was: also for the next daemon, which may start while the disk is still full.
+The reserve is a file of real blocks. When a transition meets a full disk, its blocks are moved to the store's own files
+at once, so that a job that continues to write gets few of them. From then on, free blocks are held behind the ends of
+those files, up to the reserve's size: also for the next daemon, which may start while the disk is still full.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
 _PAGE_BYTES = 4096
-_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time while it is handed over: all that another process may take
-_OPENING_BYTES = 256 * 1024  # given up at a time until a store can be opened: its index of the log, and some pages
-_LOG_BYTES = 4 * 1024 * 1024  # as long as a log gets before its content is moved into the file
+_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time during a move: the most that another process can take
+_OPENING_BYTES = 256 * 1024  # freed at a time until a store can be opened: its index of the log, and some pages
+_LOG_BYTES = 4 * 1024 * 1024  # size of the log at which its content is moved into the file
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
 class Disk:
-    """Free space and the reserve. ``reserve`` None means none is kept. Used by the writer's thread, and ``status``."""
+    """Free space and the reserve. ``reserve`` None means none. Used by the writer's thread, and ``status``."""
 
     def __init__(self, path: Path, *, reserve: Path | None, reserve_bytes: int, min_free_bytes: int) -> None:
         self._path = path
@@ -35,16 +35,16 @@ class Disk:
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
         self._drop_second_name()
-        # An earlier daemon may have given it up on a disk that is still full.
+        # An earlier daemon may have used it on a disk that is still full.
         self._spent = not self.restore()
 
     def free_bytes(self) -> int:
-        """Bytes that this user may still write."""
+        """Return the bytes that this user may still write."""
         stat = os.statvfs(self._path.parent)
         return stat.f_bavail * stat.f_frsize
 
     def status(self) -> DiskStatus:
-        """How the disk stands, after the reserve was made again if there is room."""
+        """Return the state of the disk, after recreating the reserve if there is space."""
         present = self.restore()
         free = self.free_bytes()
         return DiskStatus(
@@ -52,7 +52,7 @@ class Disk:
         )
 
     def restore(self) -> bool:
-        """Make the reserve if it is missing and space is ample; whether it is there now (or none is wanted)."""
+        """Create the reserve if it is missing and space is ample; return whether it exists (or none is wanted)."""
         with self._lock:
             return self._reserve is None or self._restore(self._reserve)
 
@@ -72,9 +72,9 @@ class Disk:
         return True
 
     def give_up_piece(self) -> bool:
-        """Free some of the reserve's blocks, for a store that is being opened; False when there is no reserve left.
+        """Free some of the reserve's blocks, for a store that is being opened; False when no reserve is left.
 
-        ``hold_again`` once it is open.
+        Call ``hold_again`` once it is open.
         """
         left = -1 if self._reserve is None else _size(self._reserve)
         if self._reserve is None or left < 0:
@@ -87,14 +87,14 @@ class Disk:
         return True
 
     def keep_blocks(self, path: Path, log: Path, used_bytes: int) -> None:
-        """Before the store is closed: make the next daemon's reserve of all that is held, where there is no whole one.
+        """Before the store is closed: make a reserve for the next daemon of the held blocks, where there is no complete one.
 
-        Closing cuts the file to the ``used_bytes`` and removes the log; what was free in between could be taken. So the
-        log takes over all blocks, and gets a second name.
+        Closing truncates the file to the ``used_bytes`` and removes the log; blocks that are free in between could be
+        taken. So the log takes over all blocks, and gets a second name.
         """
         if not self._spent or self._reserve is None or _size(log) < 0:
             return
-        with contextlib.suppress(OSError):  # what cannot be kept is free, and made the reserve when there is room
+        with contextlib.suppress(OSError):  # blocks that cannot be kept become the reserve again later
             if _size(self._reserve) >= 0:
                 self._move(self._reserve, log, down_to=0)
                 self._reserve.unlink()
@@ -102,7 +102,7 @@ class Disk:
             os.link(log, self._reserve)
 
     def _move(self, source: Path, target: Path, *, down_to: int) -> None:
-        """Cut blocks off the end of one file and hold them behind the end of another, piece by piece."""
+        """Truncate blocks at the end of one file and hold them behind the end of another, piece by piece."""
         left = _size(source)
         while left > down_to:
             piece = min(_PIECE_BYTES, left - down_to)
@@ -111,21 +111,21 @@ class Disk:
             self.hold(target, piece)
 
     def _drop_second_name(self) -> None:
-        """A log that was to become the reserve, and was not removed: it is still the log."""
+        """Remove the second name of a log that was to become the reserve: it is still the log."""
         with contextlib.suppress(FileNotFoundError):
             if self._reserve is not None and self._reserve.stat().st_nlink > 1:
                 self._reserve.unlink()
 
     def hand_over(self, path: Path, log: Path) -> bool:
-        """Give the reserve's blocks to the file and its log, piece by piece; False when there is no reserve left.
+        """Move the reserve's blocks to the file and its log, piece by piece; False when no reserve is left.
 
-        The log gets its share, less what it has, as it begins anew in its own blocks; the file, which grows, the rest.
+        The log gets its share, less its present size, as it restarts in its own blocks; the file, which grows, the rest.
         """
         if self._reserve is None or _size(self._reserve) < 0:
             return False
         self._spent = True
         for_log = self._log_lacks(log)
-        # What cannot be handed over is free once the file is gone.
+        # The rest becomes free when the file is removed.
         with contextlib.suppress(OSError), self._reserve.open("rb+") as reserve:
             left = os.fstat(reserve.fileno()).st_size
             while left > 0:
@@ -139,21 +139,21 @@ class Disk:
 
     @property
     def is_spent(self) -> bool:
-        """The reserve was given up and is not there again."""
+        """Whether the reserve was used and does not exist again."""
         return self._spent
 
     def hold(self, path: Path, size_bytes: int) -> None:
-        """While the reserve is given up: keep up to ``size_bytes`` of free blocks behind the end of the file or its log.
+        """While the reserve is used: keep up to ``size_bytes`` of free blocks behind the end of the file or its log.
 
-        Zeros there mean nothing to SQLite: a file may be longer than its header says, and no frame of a log has a salt
-        of zeros. A checkpoint cuts them off the file, so they are held anew after each.
+        SQLite ignores zeros there: a file may be longer than its header says, and no frame of a log has a salt of
+        zeros. A checkpoint truncates them off the file, so they are held anew after each.
         """
         if not self._spent:
             return
         size = min(size_bytes, self.free_bytes()) // _PAGE_BYTES * _PAGE_BYTES
         if size <= 0:
             return
-        with contextlib.suppress(OSError):  # another process was faster; the next write tells
+        with contextlib.suppress(OSError):  # another process was faster; the next write fails then
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.posix_fallocate(fd, os.fstat(fd).st_size, size)
@@ -161,7 +161,7 @@ class Disk:
                 os.close(fd)
 
     def hold_again(self, path: Path, log: Path, used_bytes: int) -> None:
-        """Hold what is free, up to the reserve's size: the log's share, and the rest behind the ``used_bytes`` of the file."""
+        """Hold free blocks, up to the reserve's size: the log's share, and the rest behind the ``used_bytes`` of the file."""
         self.hold(log, self._log_lacks(log))
         self.hold(path, self.reserve_bytes - max(0, _size(path) - used_bytes))
 

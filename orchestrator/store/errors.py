@@ -1,4 +1,4 @@
-"""Every error of the store. A docstring says what happened and what to do next; the message says it for the case."""
+"""Errors of the store. A docstring says what happened and what to do next; the message does so for the case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class StoreError(Exception):
-    """The store could not do what was asked. The message says why; nothing that was acknowledged is lost."""
+    """The store could not do what was requested; the message gives the reason. Acknowledged writes are never lost."""
 
 
 class StoreInUseError(StoreError):
@@ -34,7 +34,7 @@ class StoreTooNewError(StoreError):
 
 
 class StoreUnreadableError(StoreError):
-    """The store's file is damaged or no store at all; nothing was overwritten. Move it away or restore a backup."""
+    """The store's file is damaged or not a store; nothing was overwritten. Move it away or restore a backup."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -45,7 +45,7 @@ class StoreUnreadableError(StoreError):
 
 
 class StoreClosedError(StoreError):
-    """The store was closed while something was asked of it. Open it again; what was acknowledged is there."""
+    """The store was closed during a request. Open it again; acknowledged writes are there."""
 
 
 class DiskFullError(StoreError):
@@ -76,7 +76,7 @@ class AmbiguousJobError(StoreError):
 
 
 class JobExistsError(StoreError):
-    """The new job's id is taken; nothing was stored. Draw another id and submit again."""
+    """The new job's id is taken; nothing was stored. Generate another id and submit again."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -84,7 +84,7 @@ class JobExistsError(StoreError):
 
 
 class IdempotencyConflictError(StoreError):
-    """An idempotency key was used again for a different job; nothing was stored. Use a new key for a new job."""
+    """An idempotency key was reused for a different job; nothing was stored. Use a new key for a new job."""
 
     def __init__(self, key: str, job_id: str) -> None:
         self.key, self.job_id = key, job_id
@@ -92,7 +92,7 @@ class IdempotencyConflictError(StoreError):
 
 
 class VersionConflictError(StoreError):
-    """A row is not at the version that was read; another process wrote the file. Stop every daemon, run `orch doctor`."""
+    """A row is not at the version that was read: another process wrote the file. Stop every daemon, run `orch doctor`."""
 
     def __init__(self, job_id: str, version: int) -> None:
         self.job_id, self.version = job_id, version
@@ -103,7 +103,7 @@ class VersionConflictError(StoreError):
 
 
 class BrokenChainError(StoreError):
-    """Changes of a job do not follow one another: an error of orch. Nothing was stored; restart the daemon and report it."""
+    """Changes of a job do not follow one another: a fault of orch. Nothing was stored; restart the daemon and report it."""
 
     def __init__(self, job_id: str, version: int) -> None:
         self.job_id, self.version = job_id, version
@@ -114,7 +114,7 @@ class BrokenChainError(StoreError):
 
 
 class UnreadableRecordError(StoreError):
-    """A job's record is not what this version writes. `orch doctor` checks the store; a backup may hold the record."""
+    """A job's record is not in this version's format. `orch doctor` checks the store; a backup may hold the record."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -123,7 +123,7 @@ class UnreadableRecordError(StoreError):
 
 
 class BackupExistsError(StoreError):
-    """The target of a backup or a restore exists already; it was left alone. Name a path that does not exist."""
+    """The target of a backup or a restore already exists; it was not changed. Name a path that does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

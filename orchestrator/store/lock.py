@@ -1,4 +1,4 @@
-"""One process at a time holds a store: an flock on a file beside it, which also says whose it is."""
+"""The store's lock: an flock on a file beside it, which also names its holder."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class StoreLock:
         self._sign()
 
     def release(self) -> None:
-        """Let go. May be called twice."""
+        """Release the lock. May be called twice."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     @staticmethod
     def is_held(store_path: Path) -> bool:
-        """Whether a process holds the store at ``store_path``, whatever that process is busy with."""
+        """Whether a process holds the store at ``store_path``."""
         try:
             handle = os.open(store_path.with_name(store_path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -60,7 +60,7 @@ class StoreLock:
 
     @staticmethod
     def holder(store_path: Path) -> int | None:
-        """The process that holds the store at ``store_path``, as it noted itself; None where none does."""
+        """Return the process that holds the store at ``store_path``, by its own note; None without one."""
         if not StoreLock.is_held(store_path):
             return None
         try:
@@ -76,8 +76,8 @@ class StoreLock:
         return _noted(self._fd)
 
     def _sign(self) -> None:
-        # In place and padded, so that a full disk does not keep a daemon from starting: the block is there already
-        # after the first time. Only people read it.
+        # In place and padded, so that a full disk does not keep a daemon from starting: the block exists after the first
+        # time. Only people read it.
         try:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode().ljust(32), 0)
         except OSError:

@@ -1,4 +1,4 @@
-"""The record in memory: for tests, and for simulating a schedule. The contract of ``port.Store``, but for the disk."""
+"""The store in memory: for tests, and for simulating a schedule. Has the contract of ``port.Store``, except for the disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(MemoryMatrices):
-    """``port.Store`` in dictionaries. A call either happens as a whole, before it returns, or raises."""
+    """``port.Store`` in dictionaries. A call takes effect as a whole before it returns, or raises."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, Job] = {}
@@ -68,7 +68,7 @@ class MemoryStore(MemoryMatrices):
         return jobs, True
 
     async def append(self, changes: Sequence[Change]) -> None:
-        """Write events and the records that they were folded to; see ``port.Store.append``."""
+        """Write events and the records folded from them; see ``port.Store.append``."""
         self._check_open()
         for of_job in [found for found in by_job(changes) if self._follows(found)]:
             after = of_job.after
@@ -80,7 +80,7 @@ class MemoryStore(MemoryMatrices):
             self._note(of_job.notices())
 
     def _follows(self, of_job: JobChanges) -> bool:
-        """Whether the changes follow from what is stored; False when they are stored already."""
+        """Whether the changes follow from the stored record; False when they are already stored."""
         stored = self._get(of_job.before.id)
         if stored == of_job.after:
             return False
@@ -89,17 +89,17 @@ class MemoryStore(MemoryMatrices):
         return True
 
     async def load_live(self) -> list[Job]:
-        """Every job that is not terminal, in order of arrival."""
+        """Return every job that is not terminal, in order of arrival."""
         self._check_open()
         return [job for job in self._jobs.values() if not job.state.is_terminal]
 
     async def job(self, job_id: JobId) -> Job:
-        """One job. Raises JobNotFoundError."""
+        """Return one job. Raises JobNotFoundError."""
         self._check_open()
         return self._get(job_id)
 
     async def jobs(self, query: JobFilter) -> list[Job]:
-        """Jobs that match, newest first."""
+        """Return the jobs that match, newest first."""
         self._check_open()
         found = [
             job
@@ -112,13 +112,13 @@ class MemoryStore(MemoryMatrices):
         return found[: query.limit]
 
     async def events(self, job_id: JobId, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        """Return a job's events with numbers above ``after``, oldest first. Raises JobNotFoundError."""
         self._check_open()
         self._get(job_id)
         return [e for e in self._events[job_id] if e.number > after][:limit]
 
     async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
-        """The job that this user submitted with this key; None when there is none, or the key is empty."""
+        """Return the job that this user submitted with this key; None without one, or for an empty key."""
         self._check_open()
         key = (uid, idempotency_key)
         return next(
@@ -131,7 +131,7 @@ class MemoryStore(MemoryMatrices):
         )
 
     async def find(self, reference: str) -> Found:
-        """The job that a reference means; see ``port.Store.find``."""
+        """Return the job that a reference means; see ``port.Store.find``."""
         self._check_open()
         by_id = next((j for j in self._jobs.values() if j.id == reference), None)
         if by_id is not None:
@@ -147,13 +147,13 @@ class MemoryStore(MemoryMatrices):
         return Found(self._jobs[ids[0]], "prefix")
 
     async def state_counts(self) -> Mapping[JobState, int]:
-        """Jobs by state, every state present."""
+        """Return the number of jobs by state, every state present."""
         self._check_open()
         found = Counter(job.state for job in self._jobs.values())
         return {state: found[state] for state in JobState}
 
     async def finished_counts(self) -> list[FinishedCount]:
-        """Jobs that ended since the store was made; pruning does not lower them."""
+        """Return the counts of jobs that ended since the store was created; pruning does not lower them."""
         self._check_open()
         return [FinishedCount(*key, count) for key, count in sorted(self._finished.items())]
 
@@ -163,25 +163,25 @@ class MemoryStore(MemoryMatrices):
             self._notices[self._told] = (StoredNotice(self._told, notice, 0), 0.0)
 
     async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
-        """Notices to be told by ``now``; see ``port.Store.due_notices``."""
+        """Return the notices due by ``now``; see ``port.Store.due_notices``."""
         self._check_open()
         waiting = sorted(self._notices.values(), key=lambda item: (item[1], item[0].number))
         return [n for n, next_at in waiting if next_at <= now][:limit], waiting[0][1] if waiting else None
 
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
-        """A notice was told or given up, or is to be tried again."""
+        """Remove a delivered or abandoned notice, or schedule its next try."""
         self._check_open()
         found, _ = self._notices.pop(number, (None, 0.0))
         if found is not None and again_at is not None:
             self._notices[number] = (StoredNotice(number, found.notice, found.attempts + 1), again_at)
 
     async def places(self) -> list[StoredPlace]:
-        """Everything that is held against nodes and GPUs."""
+        """Return every restriction of a node or a GPU."""
         self._check_open()
         return [self._places[key] for key in sorted(self._places)]
 
     async def put_places(self, places: Sequence[StoredPlace]) -> None:
-        """Hold these against their places from now on."""
+        """Store these restrictions of their places."""
         self._check_open()
         for place in places:
             self._places.pop((place.kind, place.name), None)
@@ -189,28 +189,28 @@ class MemoryStore(MemoryMatrices):
                 self._places[place.kind, place.name] = place
 
     async def queue_changes(self) -> list[StoredQueueChange]:
-        """Every change of a queue, the oldest first."""
+        """Return every change of a queue, the oldest first."""
         self._check_open()
         return list(self._queue_changes)
 
     async def put_queue_change(self, change: StoredQueueChange) -> None:
-        """A queue is so from now on."""
+        """Store a change of a queue."""
         self._check_open()
         self._queue_changes.append(change)
 
     async def untidied(self) -> list[JobId]:
-        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        """Return the terminal jobs whose leftovers are not yet removed, in order of arrival."""
         self._check_open()
         return sorted(self._untidied, key=lambda job_id: self._jobs[job_id].submission.sequence)
 
     async def tidied(self, job_ids: Sequence[JobId]) -> None:
-        """Nothing is left of these jobs outside their directories."""
+        """Record that nothing is left of these jobs outside their directories."""
         self._check_open()
         for job_id in job_ids:
             self._untidied.pop(job_id, None)
 
     async def ended_before(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first."""
+        """Return the terminal jobs that ended before ``older_than``, except those in ``keep``, the oldest first."""
         self._check_open()
         ended = [
             (j.ended_at, j.submission.sequence, j.id)
@@ -220,7 +220,7 @@ class MemoryStore(MemoryMatrices):
         return [job_id for ended_at, _, job_id in sorted(ended) if ended_at < older_than]
 
     async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
-        """Forget terminal jobs that ended before ``older_than`` but those to ``keep``; their ids."""
+        """Delete terminal jobs that ended before ``older_than``, except those in ``keep``; their ids."""
         forgotten = await self.ended_before(older_than, keep)
         for job_id in forgotten:
             del self._jobs[job_id], self._events[job_id]
@@ -234,15 +234,15 @@ class MemoryStore(MemoryMatrices):
         return [f"job {i}: its row differs from the fold of its events in {text}" for i, text in wrong.items() if text]
 
     async def answers(self) -> None:
-        """Memory answers as long as it is open."""
+        """Return at once: memory always answers while it is open."""
         self._check_open()
 
     def disk(self) -> DiskStatus:
-        """Memory is never short here."""
+        """Return ample space: memory has no disk."""
         return DiskStatus(free_bytes=2**62, reserve_present=True, accepts_submissions=True)
 
     def close(self) -> None:
-        """Refuse what comes after. May be called twice."""
+        """Refuse later calls. May be called twice."""
         self._closed = True
 
     def _get(self, job_id: JobId) -> Job:

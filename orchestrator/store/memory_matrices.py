@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MemoryMatrices(ABC):
-    """What follows from the store's other parts."""
+    """What the class needs from the store's other parts."""
 
     _jobs: dict[JobId, Job]
 
@@ -34,12 +34,12 @@ class MemoryMatrices(ABC):
         return job, created
 
     async def matrix_jobs(self, matrix_id: str) -> list[Job]:
-        """The jobs of a matrix, reruns included, in order of arrival."""
+        """Return the jobs of a matrix, reruns included, in order of arrival."""
         self._check_open()
         return [job for job in self._jobs.values() if (cell := job.submission.matrix) and cell.matrix_id == matrix_id]
 
     async def find_matrix(self, reference: str) -> str | None:
-        """The id of the matrix that a reference means; see ``port.Store.find_matrix``."""
+        """Return the id of the matrix that a reference means; see ``port.Store.find_matrix``."""
         self._check_open()
         cells = [(job.submission.sequence, cell) for job in self._jobs.values() if (cell := job.submission.matrix)]
         ids = {cell.matrix_id for _, cell in cells}

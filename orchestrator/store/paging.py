@@ -1,4 +1,4 @@
-"""Reads what may be long page by page, through the port alone."""
+"""Reads long results page by page, through the port alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE_EVENTS: Final = 1000
 
 
 async def every_event(store: Store, job_id: JobId, *, after: int = 0) -> AsyncIterator[StoredEvent]:
-    """Every event of a job with a number above ``after``, oldest first, in bounded memory. Raises JobNotFoundError."""
+    """Yield every event of a job with a number above ``after``, oldest first, in bounded memory. Raises JobNotFoundError."""
     while page := await store.events(job_id, after=after, limit=PAGE_EVENTS):
         for stored in page:
             yield stored
@@ -28,7 +28,7 @@ async def every_event(store: Store, job_id: JobId, *, after: int = 0) -> AsyncIt
 
 
 async def every_record(store: Store, job_id: JobId) -> AsyncIterator[tuple[Job, ev.Event]]:
-    """Every event of a job with the record after it, as they once followed each other. Raises JobNotFoundError."""
+    """Yield every event of a job with the record after it, in order. Raises JobNotFoundError."""
     record: Job | None = None
     async for stored in every_event(store, job_id):
         event = stored.event

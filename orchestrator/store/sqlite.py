@@ -1,6 +1,6 @@
 """The durable record in SQLite: write-ahead log, full durability, one writing thread, one reading thread.
 
-Owns the store's file, its lock and its reserve. It decides and folds nothing: it keeps the records that it is given, after
+Owns the store's file, its lock and its reserve. It decides and folds nothing: it stores the given records after
 checking their versions. The rows of a job and of its events change in one transaction.
 """
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 _PAGE_BYTES = 4096
 _LOG_PAGES = 1000  # content of the log that is moved into the file, at most; less with a small reserve
-_LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is cut back to this after a checkpoint; below, it is reused
+_LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is truncated to this after a checkpoint; below, it is reused
 
 
 class SqliteStore(MatrixReads):
@@ -89,7 +89,7 @@ class SqliteStore(MatrixReads):
         min_free_bytes: int = MIN_FREE_BYTES,
         migrations: Sequence[Migration] | None = None,
     ) -> Self:
-        """Open the store at ``path``, or make it where there is nothing.
+        """Open the store at ``path``, or create it where there is none.
 
         ``reserve`` is a file of ``reserve_bytes`` kept for transitions on a full disk; below ``min_free_bytes`` no new
         job is accepted. Raises StoreInUseError, StoreTooNewError, StoreUnreadableError (nothing is changed then), and
@@ -110,82 +110,82 @@ class SqliteStore(MatrixReads):
         return result
 
     async def append(self, changes: Sequence[Change]) -> None:
-        """Write events and the records that they were folded to; see ``port.Store.append``."""
+        """Write events and the records folded from them; see ``port.Store.append``."""
         if changes:
             await self._writer.do(Append(by_job(changes)))
 
     async def load_live(self) -> list[Job]:
-        """Every job that is not terminal, in order of arrival."""
+        """Return every job that is not terminal, in order of arrival."""
         return await self._read(self._reader.live)
 
     async def job(self, job_id: JobId) -> Job:
-        """One job. Raises JobNotFoundError."""
+        """Return one job. Raises JobNotFoundError."""
         return await self._read(lambda: self._reader.job(job_id))
 
     async def jobs(self, query: JobFilter) -> list[Job]:
-        """Jobs that match, newest first."""
+        """Return the jobs that match, newest first."""
         return await self._read(lambda: self._reader.jobs(query))
 
     async def events(self, job_id: JobId, *, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        """Return a job's events with numbers above ``after``, oldest first. Raises JobNotFoundError."""
         return await self._read(lambda: self._reader.events(job_id, after, limit))
 
     async def accepted(self, uid: int, idempotency_key: str) -> Job | None:
-        """The job that this user submitted with this key; None when there is none, or the key is empty."""
+        """Return the job that this user submitted with this key; None without one, or for an empty key."""
         return await self._read(lambda: self._reader.accepted(uid, idempotency_key))
 
     async def find(self, reference: str) -> Found:
-        """The job that a reference means; see ``port.Store.find``."""
+        """Return the job that a reference means; see ``port.Store.find``."""
         return await self._read(lambda: self._reader.find(reference))
 
     async def state_counts(self) -> Mapping[JobState, int]:
-        """Jobs by state, every state present."""
+        """Return the number of jobs by state, every state present."""
         return await self._read(self._reader.state_counts)
 
     async def finished_counts(self) -> list[FinishedCount]:
-        """Jobs that ended since the store was made; pruning does not lower them."""
+        """Return the counts of jobs that ended since the store was created; pruning does not lower them."""
         return await self._read(self._reader.finished_counts)
 
     async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
-        """Notices to be told by ``now``; see ``port.Store.due_notices``."""
+        """Return the notices due by ``now``; see ``port.Store.due_notices``."""
         return await self._read(lambda: self._reader.due_notices(now, limit))
 
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
-        """A notice was told or given up, or is to be tried again."""
+        """Remove a delivered or abandoned notice, or schedule its next try."""
         await self._writer.do(SettleNotice(number, again_at))
 
     async def places(self) -> list[StoredPlace]:
-        """Everything that is held against nodes and GPUs."""
+        """Return every restriction of a node or a GPU."""
         return await self._read(self._reader.places)
 
     async def put_places(self, places: Sequence[StoredPlace]) -> None:
-        """Hold these against their places from now on; see ``port.Store.put_places``."""
+        """Store these restrictions of their places; see ``port.Store.put_places``."""
         if places:
             await self._writer.do(PutPlaces(places))
 
     async def queue_changes(self) -> list[StoredQueueChange]:
-        """Every change of a queue, the oldest first."""
+        """Return every change of a queue, the oldest first."""
         return await self._read(self._reader.queue_changes)
 
     async def put_queue_change(self, change: StoredQueueChange) -> None:
-        """A queue is so from now on; see ``port.Store.put_queue_change``."""
+        """Store a change of a queue; see ``port.Store.put_queue_change``."""
         await self._writer.do(PutQueueChange(change))
 
     async def untidied(self) -> list[JobId]:
-        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        """Return the terminal jobs whose leftovers are not yet removed, in order of arrival."""
         return await self._read(self._reader.untidied)
 
     async def tidied(self, job_ids: Sequence[JobId]) -> None:
-        """Nothing is left of these jobs outside their directories."""
+        """Record that nothing is left of these jobs outside their directories."""
         if job_ids:
             await self._writer.do(Tidied(job_ids))
 
     async def ended_before(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first: what ``prune`` would forget."""
+        """Return the terminal jobs that ended before ``older_than``, except those in ``keep``, the oldest first: what ``prune`` would delete."""
         return await self._read(lambda: self._reader.ended_before(older_than, keep))
 
     async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
-        """Forget terminal jobs that ended before ``older_than`` but those to ``keep``, and give their space back to the disk."""
+        """Delete terminal jobs that ended before ``older_than``, except those in ``keep``, and give their space back to the disk."""
         forgotten: list[JobId] = []
         limit = PRUNE_BATCH
         while True:
@@ -194,7 +194,7 @@ class SqliteStore(MatrixReads):
             except DiskFullError:
                 if limit == 1:
                     raise
-                limit = max(1, limit // 8)  # forgetting takes a little space before it gives any
+                limit = max(1, limit // 8)  # deleting takes a little space before it frees any
                 continue
             forgotten.extend(batch)
             if len(batch) < limit:
@@ -202,23 +202,23 @@ class SqliteStore(MatrixReads):
                 return forgotten
 
     async def verify(self) -> list[str]:
-        """What is wrong with the record, one sentence each."""
+        """Return what is wrong with the record, one sentence each."""
         return await self._aside(verification.problems)
 
     async def backup(self, target: Path) -> None:
-        """Write a copy of the store as it is now to ``target``. Raises BackupExistsError."""
+        """Write a copy of the present store to ``target``. Raises BackupExistsError."""
         await self._aside(lambda c: backup.write(c, target))
 
     async def answers(self) -> None:
-        """Return when the reading and the writing thread have each had a turn."""
+        """Return once the reading and the writing thread have each completed a request."""
         await asyncio.gather(self._read(self._reader.state_counts), self._writer.do(Nothing()))
 
     def disk(self) -> DiskStatus:
-        """How the disk stands; makes the reserve again when there is space for it."""
+        """Return the state of the disk; recreates the reserve when there is space for it."""
         return self._disk.status()
 
     def close(self) -> None:
-        """Finish what was asked, then let go of the store. May be called twice."""
+        """Finish pending requests, then close the store. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -236,7 +236,7 @@ class SqliteStore(MatrixReads):
         return await self._ask(self._readers, question)
 
     async def _aside(self, question: Callable[[sqlite3.Connection], T]) -> T:
-        """Something long, which no other reader waits for."""
+        """Run a long read that no other reader waits for."""
         return await self._ask(self._long, lambda: _with_connection(self._path, question))
 
     async def _ask(self, pool: ThreadPoolExecutor, question: Callable[[], T]) -> T:
@@ -251,7 +251,7 @@ class SqliteStore(MatrixReads):
 
 
 def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.Connection:
-    """The writing connection of a store that is checked and up to date; with some of the reserve when the disk is full."""
+    """Open the writing connection of a checked and migrated store, with some of the reserve when the disk is full."""
     while True:
         try:
             prepare(path, migrations)
@@ -273,7 +273,7 @@ def _writing(path: Path, reserve_bytes: int) -> sqlite3.Connection:
     connection = connect(path)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # On a full disk half of the reserve must be enough for the file to take in what the log holds.
+        # On a full disk half of the reserve must suffice for the file to take in the log's content.
         connection.execute(f"PRAGMA wal_autocheckpoint = {max(1, min(_LOG_PAGES, reserve_bytes // 2 // _PAGE_BYTES))}")
         connection.execute(f"PRAGMA journal_size_limit = {_LOG_LIMIT_BYTES}")
     except BaseException:

@@ -1,4 +1,4 @@
-"""Whether the record is what it should be: sound pages, and rows that equal the fold of their events."""
+"""Verifies the store: sound pages, and rows that equal the fold of their events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLUMNS = (
 
 
 def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
-    """The record that the events lead to. Raises ValueError when they do not begin with a submission or have gaps."""
+    """Return the record folded from the events. Raises ValueError when they do not begin with a submission or have gaps."""
     entries = iter(stored)
     first = next(entries, None)
     if first is None or not isinstance(first.event, ev.JobSubmitted):
@@ -53,7 +53,7 @@ def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
 
 
 def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
-    """What is wrong, one sentence each; reads one snapshot of the store: every page, and jobs that came ``after``."""
+    """Yield what is wrong, one sentence each; reads one consistent view: every page, and jobs that came ``after``."""
     connection.execute("BEGIN")
     try:
         found = [text for (text,) in connection.execute("PRAGMA integrity_check(20)") if text != "ok"]
@@ -73,7 +73,7 @@ def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
 
 
 def difference(row: Job, replayed: Job) -> str:
-    """Which fields of a stored record differ from the replayed one; "" when none does."""
+    """Return which fields of a stored record differ from the replayed one; "" when none does."""
     stored, expected = job_to_dict(row), job_to_dict(replayed)
     return ", ".join(name for name, value in expected.items() if stored[name] != value)
 
@@ -91,7 +91,7 @@ def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
         expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))
         record = json.loads(job_row(job_of(row["record"]))["record"])  # records of earlier versions lack keys
-    except Exception as error:  # whatever an event or a record that cannot be read raises is the finding
+    except Exception as error:  # the error of an unreadable event or record is the finding
         return f"its events or its record cannot be read: {error}"
     wanted = json.loads(expected.pop("record"))
     wrong = [name for name, value in expected.items() if row[name] != value]
@@ -104,7 +104,7 @@ def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
 
 
 def _agree(wanted: Any, stored: Any) -> bool:
-    """Whether a stored value is the folded one; a sentence that an earlier version stored stands for any fact."""
+    """Whether a stored value equals the folded one; a sentence stored by an earlier version matches any fact."""
     if isinstance(stored, list) and isinstance(wanted, list):
         return len(wanted) == len(stored) and all(map(_agree, wanted, stored))
     legacy = isinstance(stored, dict) and isinstance(wanted, dict) and stored.get("kind") == Legacy.kind

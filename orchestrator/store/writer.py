@@ -1,8 +1,8 @@
-"""The one thread that writes, and group commit: what queues while a commit waits for the disk shares the next one.
+"""The one thread that writes, with group commit: requests that arrive during a commit share the next one.
 
-Each request runs in a savepoint of its group's transaction, so one that fails takes nothing away from the others. A
-request is answered after the commit that holds it. The thread knows transactions and full disks; what a request does
-is its own affair.
+Each request runs in a savepoint of its group's transaction, so a failed one does not affect the others. A request is
+answered after the commit that holds it. The thread handles transactions and full disks; the requests define their own
+work.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MAX_GROUP = 256  # bounds how long the first of a group waits for the work of th
 
 
 class Work(Protocol):
-    """What a request does inside the transaction, and what follows when the transaction is on the disk."""
+    """The work of a request inside the transaction, and what follows when the transaction is on disk."""
 
     essential: bool
-    """It may use the reserve: a transition of a job that was accepted."""
+    """Whether it may use the reserve: a transition of an accepted job."""
     shrinks: bool
-    """It leaves free space in the file, which is to go back to the disk."""
+    """Whether it leaves free space in the file, which is returned to the disk."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
-        """Do it; what it returns answers the request. It is called again after its transaction was taken back."""
+        """Do the work; the result answers the request. It is called again after a rollback of its transaction."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Writer:
         self._thread.start()
 
     async def do(self, work: Work) -> Any:
-        """Queue ``work`` and wait for the commit that holds it. Raises what it raised, and errors of the store."""
+        """Queue ``work`` and wait for its commit. Raises its error, and errors of the store."""
         loop = asyncio.get_running_loop()
         request = _Request(work, loop, loop.create_future())
         with self._closing:
@@ -73,14 +73,14 @@ class Writer:
         return await request.future
 
     def close(self) -> None:
-        """Finish what is queued, then end the thread and close the connection. May be called twice."""
+        """Finish queued work, then end the thread and close the connection. May be called twice."""
         with self._closing:
             if not self._closed:
                 self._closed = True
                 self._requests.put(None)
         self._thread.join()
         if self._disk.is_spent:
-            with contextlib.suppress(sqlite3.Error):  # a damaged store: nothing of it is counted on
+            with contextlib.suppress(sqlite3.Error):  # a damaged store
                 self._disk.keep_blocks(self._path, self._log, self._used_bytes())
         self._connection.close()
 
@@ -105,7 +105,7 @@ class Writer:
                 return
 
     def _commit(self, group: list[_Request]) -> None:
-        """Commit a group; when the disk is full, without what can wait; then with the reserve."""
+        """Commit a group; on a full disk without deferrable requests; then with the reserve."""
         try:
             if self._committed(group):
                 return
@@ -119,12 +119,12 @@ class Writer:
                 return
             for request in essential:
                 request.error = DiskFullError(self._path, "not even the record of a running job can be written")
-        except Exception as error:  # a group that cannot be committed is refused as a whole, and the thread goes on
+        except Exception as error:  # a group that cannot be committed fails as a whole, and the thread continues
             for request in group:
                 request.error = self._translated(error)
 
     def _make_room(self, group: list[_Request]) -> bool:
-        """Commit into the log's own blocks, once its content is in the file; with the reserve if it takes that."""
+        """Commit into the log's own blocks, once its content is in the file; with the reserve if necessary."""
         if self._checkpoint("PASSIVE") and self._committed(group):
             return True
         return self._use_reserve() and self._committed(group)
@@ -136,33 +136,33 @@ class Writer:
         return True
 
     def _shrink(self) -> None:
-        """Cut the file and its log back to what they hold, with the reserve if it takes that."""
+        """Truncate the file and its log to their content, with the reserve if necessary."""
         if not self._checkpoint("TRUNCATE") and self._use_reserve():
             self._checkpoint("TRUNCATE")
 
     def _checkpoint(self, mode: str) -> bool:
-        """Move the log's content into the file, so that the log begins anew; whether it could."""
+        """Move the log's content into the file, so that the log restarts; return whether that succeeded."""
         try:
             (busy, _, _) = self._connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         except sqlite3.OperationalError:
-            return False  # no room to grow the file
+            return False  # no space to grow the file
         if mode != "TRUNCATE":
             self._hold()
         return not busy
 
     def _hold(self) -> None:
-        """While there is no reserve: keep what is free for the next transitions."""
+        """Without a reserve: hold free blocks for the next transitions."""
         if self._disk.is_spent:
             self._disk.hold_again(self._path, self._log, self._used_bytes())
 
     def _used_bytes(self) -> int:
-        """How long the file is once it has taken in the log's content."""
+        """Return the file's length after it has taken in the log's content."""
         (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
         (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
         return int(pages * page_bytes)
 
     def _committed(self, group: list[_Request]) -> bool:
-        """Whether the group is on the disk; False when the disk is full and all of it was undone."""
+        """Return whether the group is on disk; False when the disk is full and all of it was rolled back."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for request in group:
@@ -174,7 +174,7 @@ class Writer:
             if is_disk_full(error):
                 return False
             raise
-        self._hold()  # the commit may have moved the log's content, and cut off what was held
+        self._hold()  # the commit may have moved the log's content, and truncated the held blocks
         return True
 
     def _perform(self, request: _Request) -> None:
@@ -184,7 +184,7 @@ class Writer:
             request.result = request.work(self._connection)
         except Exception as error:
             if is_disk_full(error) or not self._connection.in_transaction:
-                raise  # SQLite may have taken back the whole transaction: no part of it stands
+                raise  # SQLite may have rolled back the whole transaction
             self._connection.execute("ROLLBACK TO request")
             request.error = self._translated(error)
         self._connection.execute("RELEASE request")
@@ -207,7 +207,7 @@ def _answer(group: list[_Request]) -> None:
     for request in group:
         by_loop[request.loop].append(request)
     for loop, requests in by_loop.items():
-        # One wake-up for all that a loop asked; a loop that was closed has no caller left.
+        # One wake-up for all requests of a loop; a closed loop has no caller left.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_settle, requests)
 
@@ -215,7 +215,7 @@ def _answer(group: list[_Request]) -> None:
 def _settle(requests: list[_Request]) -> None:
     for request in requests:
         if request.future.done():
-            continue  # its caller was cancelled; the write stands
+            continue  # its caller was cancelled; the write remains
         if request.error is not None:
             request.future.set_exception(request.error)
         else:

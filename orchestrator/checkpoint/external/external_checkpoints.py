@@ -1,16 +1,16 @@
 """Checkpoints that a script writes by itself: found by a glob, registered with digests, verified, retained.
 
-A script's own files have no manifest and appear bit by bit, so two questions have careful answers here. *Is it whole?*
-When files of formats that can tell (safetensors, JSON, torch's zip) say yes, nothing in it has changed for a while, and it has
-the files that the one before had. A single file of such a format counts at once. What was still changing when its writer was
-killed, and cannot prove that it is whole, never counts. *Is it still what it was?* Sizes and SHA-256 of every file are noted
-when it is registered.
+A script's own files have no manifest and are written gradually, so two questions need care. *Is it complete?* It is
+when files of verifiable formats (safetensors, JSON, torch's zip) are complete, nothing in it has changed for a while,
+and it has the files that the previous one had. A single file of such a format counts at once. Files that were still
+changing when their writer was killed, and whose format cannot prove them complete, never count. *Is it unchanged?*
+Sizes and SHA-256 of every file are recorded at registration.
 
-A file whose name stays the same is overwritten by the next save, often in place. A copy of each whole one is kept beside the
-registry (file_copies.py), and put back where a killed writer has left a torn file. Otherwise the script's files are never
-renamed or marked: what is known about them lies in a registry of the job.
+A file with a fixed name is overwritten by the next save, often in place. A copy of each complete one is kept beside the
+registry (file_copies.py), and restored where a killed writer has left a torn file. Otherwise the script's files are
+never renamed or marked: the facts about them are in the job's registry.
 
-Links are neither followed nor counted, and only retention deletes: registered ones, never the newest good one.
+Links are neither followed nor counted, and only retention deletes files: registered ones, never the newest valid one.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.external.watched_glob import WatchSettings
 
 SETTLE_SECONDS = 2.0  # without a change before something counts as written
-QUIET_SECONDS = 0.02  # before a copy is begun: two ticks of the clock that file systems take times from
-_FEWER_FILES_SECONDS = 20.0  # before one that lacks files of the one before counts all the same
+QUIET_SECONDS = 0.02  # before a copy is begun: two ticks of the file systems' clock
+_FEWER_FILES_SECONDS = 20.0  # until one with fewer files than the previous one counts
 
 StepAt = Callable[[float], "int | None"]
 """The step that the script had reported at a time (seconds since the epoch); None where it reports none."""
@@ -51,7 +51,7 @@ StepAt = Callable[[float], "int | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something to tell about a job's own files; ``code`` says which kind of event."""
+    """A note about a job's own files; ``code`` is the kind of event."""
 
     code: str
     message: str
@@ -59,7 +59,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scan:
-    """The circumstances of one scan."""
+    """The parameters of one scan."""
 
     attempt: int
     gone_at: float | None
@@ -68,7 +68,7 @@ class _Scan:
 
 
 class ExternalCheckpoints:
-    """The checkpoints under one glob. Blocking; several processes may have one each, and take turns by a lock."""
+    """The checkpoints under one glob. Blocking; several processes may each have an instance, and a lock serialises them."""
 
     def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -79,22 +79,22 @@ class ExternalCheckpoints:
         self._seen: dict[str, Facts] = {}
         self.problems: list[str] = []
         self.notes: list[Note] = []
-        """What was done about files that are not whole, or that none is used."""
+        """Notes about files that are incomplete, or that none is used."""
         self.is_waiting = False
-        """Whether a file that will have a copy is being written."""
+        """Whether a file that needs a copy is being written."""
 
     @property
     def has_fixed_name(self) -> bool:
-        """Whether each save overwrites the one before, as far as the glob tells."""
+        """Whether each save overwrites the previous one, as far as the glob tells."""
         return self._glob.has_fixed_name
 
     @property
     def copy_failure(self) -> str:
-        """Why the newest whole file has no copy; empty when it has one, or needs none."""
+        """Why the newest complete file has no copy; empty when it has one, or needs none."""
         return self._copies.failure
 
     def adopt_none(self) -> None:
-        """What is there now was there before the job: it is no checkpoint of the job's unless it is written again."""
+        """Exclude the existing files: they are older than the job and count only when written again."""
         with self._registry.lock():
             registry = self._registry.read()
             registry["foreign"] = {path: file_facts.text(facts_of(path)) for path in self._glob.matches()}
@@ -109,10 +109,10 @@ class ExternalCheckpoints:
         ended_well: bool = False,
         step_at: StepAt | None = None,
     ) -> list[CheckpointInfo]:
-        """Register what has become whole; the new ones, oldest first.
+        """Register what has become complete; return the new ones, oldest first.
 
-        ``writer_gone_at`` (seconds since the epoch): nothing is written any more, since then; ``ended_well``: the writer
-        finished. ``step_at`` gives the step of a file whose name does not.
+        ``writer_gone_at`` (seconds since the epoch): when the writer ended; ``ended_well``: it finished. ``step_at``
+        gives the step of a file whose name does not contain it.
         """
         look = _Scan(attempt=attempt, gone_at=writer_gone_at, ended_well=ended_well, step_at=step_at)
         with self._registry.lock():
@@ -132,7 +132,7 @@ class ExternalCheckpoints:
             if entry is not None:
                 registry["known"][path] = entry
                 fresh.append(_info(path, entry))
-            elif look.gone_at is not None:  # it stays half-written, and must not look settled to the next attempt
+            elif look.gone_at is not None:  # it stays incomplete, and must not look settled to the next attempt
                 registry["foreign"][path] = file_facts.text(facts)
             else:
                 self.is_waiting = self.is_waiting or self._is_overwritten(path, facts, registry)
@@ -141,9 +141,9 @@ class ExternalCheckpoints:
         return fresh
 
     def newest_good(self, *, attempt: int) -> str | None:
-        """The newest that still is what it was, the same for every call of one attempt; None when there is none.
+        """Return the newest unchanged one, the same for every call of one attempt; None when there is none.
 
-        Each that is not is marked in the registry, and told of in ``problems``. Where only a copy is left, it is put back.
+        Each changed one is marked in the registry, with a note in ``problems``. Where only a copy is left, it is restored.
         """
         with self._registry.lock():
             registry = self._registry.read()
@@ -171,17 +171,17 @@ class ExternalCheckpoints:
         return None
 
     def newest_info(self) -> CheckpointInfo | None:
-        """The newest that is registered as good."""
+        """Return the newest that is registered as valid."""
         return next((info for info in self.infos() if info.status is CheckpointStatus.COMPLETE), None)
 
     def infos(self) -> list[CheckpointInfo]:
-        """Everything registered that is still there, newest first. Reads no content."""
+        """Return everything registered that still exists, newest first. Reads no content."""
         return self._infos(self._registry.read())
 
     def verify(self, info: CheckpointInfo) -> CheckpointInfo:
-        """Compare every byte with what was registered; the same entry with its status. Changes nothing.
+        """Compare every byte with the registered digests; return the entry with its status. Changes nothing.
 
-        Of one that its script has begun to overwrite, the copy is what counts, and the path is the copy's.
+        For one that its script has begun to overwrite, the copy counts, and the path is the copy's.
         """
         entry = self._registry.read()["known"].get(info.path)
         if entry is None:
@@ -192,9 +192,9 @@ class ExternalCheckpoints:
         return _info(info.path, {**entry, "why": why})
 
     def retain(self) -> list[str]:
-        """Delete what is older than the ``keep`` newest good ones; what was deleted.
+        """Delete what is older than the ``keep`` newest valid ones; return what was deleted.
 
-        Nothing goes unless the newest of those that stay verifies.
+        Nothing is deleted unless the newest remaining one verifies.
         """
         with self._registry.lock():
             registry = self._registry.read()
@@ -215,7 +215,7 @@ class ExternalCheckpoints:
     # -- finding
 
     def _unregistered(self, registry: Mapping[str, Any]) -> Iterator[str]:
-        """Matches that are new, or were written again since they were registered; of those only copies still count."""
+        """Return matches that are new, or were written again since they were registered; of those only copies still count."""
         for path in self._glob.matches():
             text = file_facts.text(facts_of(path))
             if path in registry["removing"] or registry["foreign"].get(path) == text:
@@ -229,7 +229,7 @@ class ExternalCheckpoints:
                 yield path
 
     def _is_overwritten(self, path: str, facts: Facts, registry: Mapping[str, Any]) -> bool:
-        """Whether the next save goes to the same single file: its name has no number, or that was seen to happen."""
+        """Whether the next save overwrites the same file: its name has no number, or an overwrite was seen."""
         if facts.keys() != {""}:
             return False
         return self.has_fixed_name or path in registry["rewritten"] or not re.search(r"\d", Path(path).name)
@@ -237,7 +237,7 @@ class ExternalCheckpoints:
     # -- registering
 
     def _register(self, path: str, facts: Facts, registry: dict[str, Any], look: _Scan) -> dict[str, Any] | None:
-        """The registry's entry; None where it is not whole, or changed while it was read."""
+        """Return the registry's entry; None when it is incomplete, or changed while it was read."""
         overwritten = self._is_overwritten(path, facts, registry)
         try:
             proofs = [file_formats.check(member(path, name)) for name in facts]
@@ -250,7 +250,7 @@ class ExternalCheckpoints:
                 return None
             files = digests(str(self._registry.storage.root / copy), facts) if copy else digests(path, facts)
         except (OSError, CorruptCheckpointError):
-            return None  # it is looked at again; what stays like that never counts
+            return None  # checked again later; while it stays so, it does not count
         if not copy and facts_of(path) != facts:
             return None
         return {
@@ -264,7 +264,7 @@ class ExternalCheckpoints:
         }
 
     def _is_settled(self, path: str, facts: Facts, look: _Scan, *, quick: bool, copied: bool) -> bool:
-        """``quick``: a single file that is whole by its own account; ``copied``: a copy is made before it can change."""
+        """``quick``: a single file that its format proves complete; ``copied``: it is copied before it can change."""
         if look.ended_well:
             return True
         at = changed_at(path, facts)
@@ -277,7 +277,7 @@ class ExternalCheckpoints:
         return before == facts and self._clock() - at >= SETTLE_SECONDS
 
     def _lacks_files(self, path: str, facts: Facts, registry: Mapping[str, Any]) -> bool:
-        """Whether files are missing that the newest registered one has, and may still come."""
+        """Whether files are missing that the newest registered one has, and that may still be written."""
         others = [info for info in self._infos(registry) if info.status is CheckpointStatus.COMPLETE]
         if not others or self._clock() - changed_at(path, facts) >= _FEWER_FILES_SECONDS:
             return False
@@ -285,7 +285,7 @@ class ExternalCheckpoints:
         return any(file_facts.kind(name) not in kinds for name in registry["known"][others[0].path]["files"])
 
     def _step(self, path: str, facts: Facts, look: _Scan, *, overwritten: bool) -> int:
-        """The last number in the name, as in ``ckpt-120``; of a name that stays, the step reported when it was saved."""
+        """Return the last number in the name, as in ``ckpt-120``; for a fixed name, the step reported at the time of saving."""
         numbers = re.findall(r"\d+", Path(path).name)
         if numbers and not (overwritten or self.has_fixed_name):
             return int(numbers[-1])
@@ -295,7 +295,7 @@ class ExternalCheckpoints:
     # -- copies of files that are overwritten
 
     def _copy_what_has_none(self, registry: dict[str, Any]) -> None:
-        """Files that counted after their writer's death, when there was no time for a copy."""
+        """Copy files that were registered after their writer's death, when there was no time for a copy."""
         for path, entry in registry["known"].items():
             facts = facts_of(path)
             if entry.get("copy") or entry["why"] or file_facts.text(facts) != entry["facts"]:
@@ -305,7 +305,7 @@ class ExternalCheckpoints:
                     entry["copy"] = self._copies.take(path, facts, registry) or ""
 
     def _restored(self, path: str, registry: dict[str, Any], why: str, attempt: int) -> str:
-        """Where the copy of a file can be read: in the file's place, unless what is there may be whole, too."""
+        """Return where the file's copy is readable: in the file's place, unless the present file may be complete, too."""
         entry = registry["known"][path]
         which = f"the copy of step {entry['step']}" if entry["step"] else "its newest copy"
         if is_torn(path) and self._put_back(path, registry):
@@ -317,7 +317,7 @@ class ExternalCheckpoints:
         return str(self._copies.path(entry))
 
     def _put_others_back(self, registry: dict[str, Any]) -> None:
-        """A script may read others of its files than the newest."""
+        """Restore older files too: a script may read others than the newest."""
         for path, entry in registry["known"].items():
             if entry.get("copy") and os.path.lexists(path) and is_torn(path) and self._copies.is_good(entry):
                 self._put_back(path, registry)
@@ -331,7 +331,7 @@ class ExternalCheckpoints:
         return True
 
     def _note_unused(self, registry: Mapping[str, Any], attempt: int) -> None:
-        """The job has files of its own, and begins without one."""
+        """Add a note that the job has files of its own, and begins without one."""
         own = [
             path
             for path in self._glob.matches()

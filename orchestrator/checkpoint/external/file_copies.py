@@ -1,8 +1,8 @@
-"""Copies of files that their script overwrites, so that a whole one is there while the next is being written.
+"""Copies of files that their script overwrites, so that a complete one exists while the next is being written.
 
-A hard link costs nothing, but shares what is written into the file: it protects only from scripts that put a new file in
-the old one's place. Until a script has been seen to do that, the file is cloned (where the file system shares blocks between
-files) or copied.
+A hard link costs nothing, but shares later writes to the file: it protects only from scripts that replace the file by a
+new one. Until a script is known to do that, the file is cloned (where the file system can share blocks between files)
+or copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.E
 
 
 def take(source: str, target: Path, *, link: bool) -> None:
-    """Make ``target`` hold what ``source`` holds now, durably; by a hard link if it may be one. Raises OSError."""
+    """Copy the present content of ``source`` to ``target``, durably; by a hard link if allowed. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     if link:
@@ -32,7 +32,7 @@ def take(source: str, target: Path, *, link: bool) -> None:
 
 
 def put_back(copy: Path, path: str) -> None:
-    """Put a copy into its file's place, whole or not at all. The copy stays. Raises OSError."""
+    """Restore a copy to its file's place, atomically. The copy stays. Raises OSError."""
     draft = Path(f"{path}.orch-{os.getpid()}")
     try:
         _copy(str(copy), draft)

@@ -1,4 +1,4 @@
-"""What is there of a checkpoint that a script writes by itself: its files, their sizes and times, their content."""
+"""Facts about a checkpoint that a script writes by itself: its files, their sizes and times, their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Facts = dict[str, tuple[int, int]]
-"""Size and modification time (ns) of each file, by its path in the checkpoint; of a single file, by the empty path."""
+"""Size and modification time (ns) of each file, by its path in the checkpoint; a single file has the empty path."""
 
 
 def facts_of(path: str) -> Facts:
@@ -41,7 +41,7 @@ def facts_of(path: str) -> Facts:
 
 
 def changed_at(path: str, facts: Facts) -> float:
-    """When anything of it was last written, a file made or removed."""
+    """Return when any part of it was last written, a file created or removed."""
     times = [mtime for _, mtime in facts.values()]
     for folder in (path, *(os.path.join(path, os.path.dirname(name)) for name in facts if name)):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def text(facts: Facts) -> str:
 
 
 def member(path: str, name: str) -> str:
-    """Where a file of a checkpoint lies."""
+    """Return the path of a checkpoint's file."""
     return os.path.join(path, name) if name else path
 
 
@@ -65,7 +65,7 @@ def digests(path: str, names: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def damage(path: str, files: Mapping[str, Sequence[Any]]) -> str:
-    """How a checkpoint differs from the sizes and digests of ``files``; empty when it does not."""
+    """Return how a checkpoint differs from the sizes and digests of ``files``; empty when it does not."""
     facts = facts_of(path)
     for name, (size, digest) in files.items():
         shown = name or Path(path).name
@@ -84,7 +84,7 @@ def damage(path: str, files: Mapping[str, Sequence[Any]]) -> str:
 
 def delete(path: str) -> None:
     """Delete a file or a tree. Links are left alone."""
-    if os.path.islink(path):  # never followed, and not ours
+    if os.path.islink(path):  # never followed, and not orch's
         return
     if os.path.isdir(path):
         shutil.rmtree(path)
@@ -93,5 +93,5 @@ def delete(path: str) -> None:
 
 
 def kind(name: str) -> str:
-    """A file's name without its numbers."""
+    """Return a file's name without its numbers."""
     return re.sub(r"\d+", "#", name)

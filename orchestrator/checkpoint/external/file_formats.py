@@ -1,8 +1,8 @@
-"""Whether a file that a script has written is whole, by its format's own account. Reads no more than it must.
+"""Checks whether a script's file is complete, by its format. Reads no more than necessary.
 
-A zip file (torch.save, npz) ends with its table of contents, a safetensors file begins with the length of all that follows,
-JSON ends where it ends. Other formats cannot tell. The files are those of others: only regular ones are opened, links are
-not followed, and nothing is read without a bound.
+A zip file (torch.save, npz) ends with its table of contents, a safetensors file begins with the length of its content,
+JSON has a definite end. Other formats cannot tell. The files are untrusted: only regular ones are opened, links are not
+followed, and every read is bounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IN_ZIP64 = 0xFFFFFFFF
 
 
 def open_regular(path: str) -> BinaryIO:
-    """Open a regular file to read. Raises OSError for anything else, links included; never waits."""
+    """Open a regular file for reading. Raises OSError for anything else, links included; never waits."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -47,9 +47,9 @@ def digest(path: str) -> tuple[int, str]:
 
 
 def check(path: str) -> bool:
-    """Whether the format proves the file to be whole; False where it cannot tell.
+    """Whether the format proves the file complete; False where it cannot tell.
 
-    Raises CorruptCheckpointError when it proves the opposite, OSError for what is no regular file.
+    Raises CorruptCheckpointError when the file is incomplete, OSError when it is not a regular file.
     """
     suffix = path.rpartition(".")[2]
     with open_regular(path) as file:
@@ -60,7 +60,7 @@ def check(path: str) -> bool:
             return _judge(path, _safetensors, file, size)
         if suffix == "json" and size <= HEADER_LIMIT:
             return _judge(path, _json, file, size)
-        if file.read(2) == b"PK":  # whatever its name is
+        if file.read(2) == b"PK":  # whatever its name
             return _judge(path, _zip, file, size)
         return False
 
@@ -90,7 +90,7 @@ def _safetensors(file: BinaryIO, size: int) -> bool:
 
 
 def _zip(file: BinaryIO, size: int) -> bool:
-    """Whether the file ends with a table of contents that lies in it: it is written last."""
+    """Whether the file ends with a table of contents that fits it: it is written last."""
     tail_at = max(0, size - _ZIP_END.size - _LONGEST_COMMENT)
     file.seek(tail_at)
     tail = _read(file, size - tail_at)

@@ -1,4 +1,4 @@
-"""The copies of a job's files that each save overwrites: taken while a file is whole, put back where a torn one is left."""
+"""Copies of a job's files that each save overwrites: taken of complete files, restored in place of torn ones."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.external.file_facts import Facts
     from orchestrator.checkpoint.storage.storage import LocalStorage
 
-_SURE_REPLACEMENTS = 2  # new files in the old one's place, in a row, before a script is trusted to write no other way
+_SURE_REPLACEMENTS = 2  # replacements by new files, in a row, after which a script counts as always replacing
 _FOLDER = "copies"
 
 
 class OverwrittenFiles:
-    """Keeps copies in ``storage``, beside the registry. ``entry`` is a file's entry of that."""
+    """Keeps copies in ``storage``, beside the registry. ``entry`` is a file's registry entry."""
 
     def __init__(self, storage: LocalStorage) -> None:
         self._storage = storage
         self.failure = ""
-        """Why the newest whole file has no copy; empty when it has one, or needs none."""
+        """Why the newest complete file has no copy; empty when it has one, or needs none."""
 
     def take(self, path: str, facts: Facts, registry: dict[str, Any]) -> str | None:
-        """The name of a fresh, whole copy, below the registry; empty where none can be made, None where it changed."""
+        """Return the name of a new, complete copy, below the registry; empty if copying fails, None if the file changed."""
         inode = os.lstat(path).st_ino
         known, replaced = registry["inodes"].get(path, (inode, 0))
         replaced = replaced + 1 if inode != known else 0
@@ -41,7 +41,7 @@ class OverwrittenFiles:
         name = f"{_FOLDER}/{folder}-{facts[''][1]}/{Path(path).name}"
         target = self._storage.root / name
         try:
-            for directory in (target.parents[1], target.parent):  # the rank actor has no umask of its own
+            for directory in (target.parents[1], target.parent):  # the rank actor has the job's umask
                 make_private(directory)
             file_copies.take(path, target, link=replaced >= _SURE_REPLACEMENTS)
         except OSError as error:
@@ -55,11 +55,11 @@ class OverwrittenFiles:
         return None
 
     def path(self, entry: Mapping[str, Any]) -> Path:
-        """Where the entry's copy lies."""
+        """Return the path of the entry's copy."""
         return self._storage.root / str(entry["copy"])
 
     def is_good(self, entry: Mapping[str, Any]) -> bool:
-        """Whether there is a copy, with the content that was registered."""
+        """Whether there is a copy with the registered content."""
         if not entry.get("copy"):
             return False
         try:
@@ -68,16 +68,16 @@ class OverwrittenFiles:
             return False
 
     def put_back(self, path: str, registry: dict[str, Any]) -> None:
-        """Put the copy in the file's place. Raises OSError."""
+        """Restore the copy to the file's place. Raises OSError."""
         entry = registry["known"][path]
         file_copies.put_back(self.path(entry), path)
         entry["facts"] = file_facts.text(facts_of(path))
         registry["foreign"].pop(path, None)
-        with contextlib.suppress(OSError):  # this new file is not the script's doing, and says nothing of how it writes
+        with contextlib.suppress(OSError):  # this new file is orch's, and is no evidence of how the script writes
             registry["inodes"][path] = [os.lstat(path).st_ino, 0]
 
     def clear(self, registry: Mapping[str, Any]) -> None:
-        """Remove the copies that no entry names. What cannot be removed now is tried again."""
+        """Remove the copies that no entry names. A later call retries failed removals."""
         named = {entry.get("copy", "").rpartition("/")[0] for entry in registry["known"].values()}
         for name in self._storage.names(_FOLDER):
             if f"{_FOLDER}/{name}" not in named:
@@ -86,7 +86,7 @@ class OverwrittenFiles:
 
 
 def is_torn(path: str) -> bool:
-    """Whether the file is missing, or its format says that it is not whole."""
+    """Whether the file is missing, or its format proves it incomplete."""
     try:
         file_formats.check(path)
     except (FileNotFoundError, CorruptCheckpointError):

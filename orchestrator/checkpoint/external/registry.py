@@ -1,4 +1,4 @@
-"""The registry of a job's own files: what is known about each, in one file of the job's directory."""
+"""The registry of a job's own files: the facts about each, in one file of the job's directory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RegistryFile:
         self.storage = LocalStorage(directory, private=True)
 
     def lock(self) -> AbstractContextManager[object]:
-        """One process at a time reads, changes and writes."""
+        """Hold the lock under which one process at a time reads, changes and writes."""
         return self.storage.lock()
 
     def read(self) -> dict[str, Any]:
-        """What is registered; an empty registry where there is none, or it cannot be read."""
+        """Return the registered files; an empty registry where there is none, or it is unreadable."""
         try:
             registry: dict[str, Any] = json.loads(bytes(self.storage.read(_FILE)))
         except (FileNotFoundError, ValueError):
@@ -43,7 +43,7 @@ class RegistryFile:
         return {**blank, "adopted": dict(registry.get("foreign", {})), **registry}
 
     def write(self, registry: Mapping[str, Any]) -> None:
-        """Write it durably."""
+        """Write the registry durably."""
         Path(self._directory).mkdir(parents=True, exist_ok=True, mode=0o700)
         self.storage.replace(_FILE, json.dumps(registry).encode())
         self.storage.keep_spare()

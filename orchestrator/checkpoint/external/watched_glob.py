@@ -1,4 +1,4 @@
-"""Where a script's own checkpoints are looked for: one glob, and what matches it."""
+"""The glob under which a script's own checkpoints are searched, and its matches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """What to watch: a glob (relative to ``directory`` unless absolute), where the registry is, how many to keep."""
+    """What to watch: a glob (relative to ``directory`` unless absolute), the registry's path, how many to keep."""
 
     pattern: str
     directory: str
@@ -27,11 +27,11 @@ class WatchedGlob:
 
     @property
     def has_fixed_name(self) -> bool:
-        """Whether each save overwrites the one before, as far as the glob tells."""
+        """Whether each save overwrites the previous one, as far as the glob tells."""
         return not glob.has_magic(self._pattern)
 
     def matches(self) -> list[str]:
-        """What is there now; of nested matches only the outermost."""
+        """Return the present matches; of nested ones only the outermost."""
         base = os.path.realpath(self._fixed())
         found: list[str] = []
         for match in sorted(glob.glob(self._pattern, root_dir=self._directory, recursive=True)):
@@ -42,7 +42,7 @@ class WatchedGlob:
         return found
 
     def _fixed(self) -> str:
-        """The directory that the glob's matches must lie in: the job's, or an absolute glob's part without wildcards."""
+        """Return the directory that must contain the matches: the job's, or an absolute glob's part without wildcards."""
         if not self._pattern.startswith("/"):
             return os.path.normpath(self._directory)
         before = re.split(r"[*?\[]", self._pattern)[0]

@@ -1,4 +1,4 @@
-"""Looks after the checkpoints that a running script writes by itself, beside it: in the process of rank 0's actor."""
+"""Watches the checkpoints that a running script writes by itself, in the process of rank 0's actor."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ COPY_FAILED = "copy"
 """The kind of failure where a file that each save overwrites could not be copied."""
 
 ReportedStep = Callable[[], "tuple[float, int] | None"]
-"""The newest step that the script has reported, and when; None where it reports none."""
+"""The newest step that the script has reported, and its time; None where it reports none."""
 
 
 class FileWatcher:
-    """Registers and retains in a background thread; ``status`` tells what became of it, as a persister does.
+    """Registers and retains in a background thread; ``status`` gives the result, as for a persister.
 
-    ``reported`` tells which step a file belongs to whose name does not.
+    ``reported`` gives the step of a file whose name does not contain one.
     """
 
     def __init__(self, settings: WatchSettings, *, reported: ReportedStep = lambda: None) -> None:
@@ -50,7 +50,7 @@ class FileWatcher:
         self.status = PersisterStatus()
 
     def start(self, attempt: int) -> None:
-        """Look every second until ``close``; what is registered from now on belongs to ``attempt``."""
+        """Scan every second until ``close``; files registered from now on belong to ``attempt``."""
         with self._lock:
             self._attempt, self._gone_at, self._well = attempt, None, False
             self._samples.clear()
@@ -59,18 +59,18 @@ class FileWatcher:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop, after the look that it is busy with."""
+        """Stop after the scan in progress."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def ended(self, at: float, *, well: bool) -> None:
-        """The writer has ended at ``at`` (seconds since the epoch): what is whole by now counts, nothing else will."""
+        """Record the writer's end at ``at`` (seconds since the epoch): only files complete by now count."""
         self._gone_at, self._well = at, well
 
     def look(self) -> None:
-        """Register what has become whole, and delete what is not kept. Bad storage shows in ``status``."""
+        """Register what has become complete, and delete what is not kept. Storage errors appear in ``status``."""
         with self._lock:
             try:
                 self._sample()
@@ -82,7 +82,9 @@ class FileWatcher:
                     self._files.retain()
                 elif self._files.copy_failure and self._files.copy_failure != self.status.failure:
                     self._fail(self._files.copy_failure, COPY_FAILED)
-            except Exception as error:  # the files are those of others; a thread that ends would register none any more
+            except (
+                Exception
+            ) as error:  # the files are the script's; after an end of the thread none would be registered
                 known = isinstance(error, OSError | CheckpointError)
                 shown = str(error) if known else f"{type(error).__name__}: {error}"
                 self._fail(f"what checkpoint.watch names could not be looked after: {shown}", failure_kind(error))
@@ -108,10 +110,10 @@ class FileWatcher:
             self._samples.append(newest)
 
     def _step_at(self, at: float) -> int | None:
-        """The step that had been reported at ``at``: between two samples, as if steps took equally long."""
+        """Return the step at time ``at``, interpolated between two reports."""
         index = bisect_right(self._samples, (at, sys.maxsize))
         if index == 0:
-            return self._samples[0][1] if self._samples else None  # it was not looked at before
+            return self._samples[0][1] if self._samples else None  # there was no earlier report
         before = self._samples[index - 1]
         if index == len(self._samples):
             return before[1]

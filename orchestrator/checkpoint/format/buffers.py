@@ -1,4 +1,4 @@
-"""Writable memory for what is loaded."""
+"""Writable memory for loaded tensors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _HUGE_FROM_BYTES = 4 * 1024 * 1024
 
 
 def writable(size: int) -> memoryview:
-    """``size`` writable bytes.
+    """Allocate ``size`` writable bytes.
 
-    Large ones are on huge pages where the kernel offers them: filling 84 MB takes a tenth of the time it takes on
+    Large ones use huge pages where the kernel offers them: filling 84 MB then takes a tenth of the time it takes on
     20,000 small pages, each of which is zeroed and mapped one by one.
     """
     if size < _HUGE_FROM_BYTES:
         return memoryview(bytearray(size))
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError, AttributeError):  # a kernel without them
+    with contextlib.suppress(OSError, AttributeError):  # the kernel has none
         pages.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(pages)

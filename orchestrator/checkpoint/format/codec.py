@@ -1,8 +1,8 @@
-"""Nested training state <-> a JSON tree and named tensors, without pickle.
+"""Converts nested training state to a JSON tree and named tensors and back, without pickle.
 
-Owns the meaning of the tree. Plain JSON values stand for themselves; everything else is an object with a "$" key that
-names its type (docs/checkpoints.md lists them). What cannot be restored to the same type is refused with the path to
-it and the conversion to write instead: a checkpoint never comes back as something else than what was saved.
+Defines the meaning of the tree. Plain JSON values stand for themselves; everything else is an object with a "$" key
+that names its type (docs/checkpoints.md lists them). A value that cannot be restored to the same type is refused with
+its path and the conversion to write instead.
 
 Neither torch nor numpy is imported unless a state holds their values.
 """
@@ -36,7 +36,7 @@ _MAX_INT_BITS = 4096  # Python refuses to parse much longer decimal numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """Bytes that go to the tensor file: name, safetensors type, stored shape, and the object that holds them."""
+    """Bytes for the tensor file: name, safetensors type, stored shape, and the object that holds them."""
 
     name: str
     dtype: str
@@ -66,9 +66,9 @@ class Encoded:
 
 
 def encode(state: Any) -> Encoded:
-    """Take ``state`` apart. Tensors are referred to, not copied.
+    """Encode ``state``. Tensors are referred to, not copied.
 
-    Raises UnsupportedStateError, naming the place, for values that only pickle could store.
+    Raises UnsupportedStateError, with the path, for values that only pickle could store.
     """
     encoder = _Encoder()
     try:
@@ -79,9 +79,9 @@ def encode(state: Any) -> Encoded:
 
 
 def decode(tree: Any, entries: Sequence[TensorEntry], data: memoryview) -> Any:
-    """Put a state together again. Tensors and arrays share the writable memory of ``data``; tensors are on the CPU.
+    """Decode a state. Tensors and arrays share the writable memory of ``data``; tensors are on the CPU.
 
-    Raises CorruptCheckpointError when tree and tensors do not fit together.
+    Raises CorruptCheckpointError when tree and tensors do not match.
     """
     try:
         return _Decoder({entry.name: entry for entry in entries}, data).value(tree)
@@ -90,7 +90,7 @@ def decode(tree: Any, entries: Sequence[TensorEntry], data: memoryview) -> Any:
 
 
 def packed_ints(value: Sequence[Any]) -> array[int] | None:
-    """A long sequence of nothing but 64-bit integers as an array; None for any other."""
+    """Return a long sequence of 64-bit integers as an array; None for any other sequence."""
     if len(value) < _PACK_INTS or set(map(type, value)) != {int}:
         return None
     try:
@@ -136,7 +136,7 @@ class _Encoder:
     def encode_ordered_dict(self, value: OrderedDict[Any, Any], path: str) -> Any:
         self._enter(value, path)
         node = {TAG: "odict", "v": self._pairs(value, path)}
-        extra = getattr(value, "_metadata", None)  # the versions that Module.state_dict() hides in an attribute
+        extra = getattr(value, "_metadata", None)  # the versions that Module.state_dict() stores in an attribute
         if extra is not None:
             node["m"] = self.value(extra, f"{path}._metadata")
         self._open.discard(id(value))
@@ -220,7 +220,7 @@ class _Encoder:
         self._open.add(id(value))
 
 
-# Not bound methods in __init__: that cycle would keep a state's tensors alive until the garbage collector comes by.
+# Not bound methods in __init__: that cycle would keep a state's tensors alive until the next garbage collection.
 _ENCODERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
     dict: _Encoder.encode_dict,
     list: _Encoder.encode_list,
@@ -265,7 +265,7 @@ class _Decoder:
     def ordered_dict(self, node: Mapping[str, Any]) -> OrderedDict[Any, Any]:
         restored: Any = OrderedDict(self.pairs(node))
         if "m" in node:
-            restored._metadata = self.value(node["m"])  # noqa: SLF001  (torch's own hiding place)
+            restored._metadata = self.value(node["m"])  # noqa: SLF001  (torch's own attribute)
         return restored  # type: ignore[no-any-return]  # what was taken apart is put together
 
     def raw(self, node: Mapping[str, Any]) -> memoryview:

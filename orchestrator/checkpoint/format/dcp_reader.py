@@ -1,4 +1,4 @@
-"""Pieces of tensors as torch.distributed.checkpoint wants to read them. Imports torch: for use while loading only."""
+"""Pieces of tensors in the form that torch.distributed.checkpoint reads. Imports torch: use only while loading."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class PieceReader(StorageReader):
         self._pieces = pieces
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """There is one checkpoint only."""
+        """Do nothing: there is one checkpoint only."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """There is nothing to name."""
+        """Accept any id: the checkpoint has no name."""
         return checkpoint_id is None
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Shape, type and pieces of each tensor."""
+        """Return shape, type and pieces of each tensor."""
         return Metadata(state_dict_metadata={key: _described(pieces) for key, pieces in self._pieces.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:  # noqa: FBT001 - torch's signature
-        """Nothing to set up."""
+        """Do nothing: the reader needs no setup."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Every plan will do."""
+        """Accept the plan."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Every plan will do."""
+        """Accept the plan."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Copy each wanted block."""
+        """Copy each requested block."""
         for item in plan.items:
             piece = next(
                 piece

@@ -1,4 +1,4 @@
-"""The types of tensors that checkpoints hold, by name: a closed table, so that a name in a file never leads anywhere else."""
+"""Names of the tensor types that checkpoints hold: a closed table, so that a name in a file has no other meaning."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ TORCH_TYPES: Mapping[str, str] = {
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
-"""The types that safetensors has, by torch's names."""
+"""The types of safetensors, by torch's names."""
 OTHER_TORCH_TYPES = frozenset({
     "complex128", "complex32", "float8_e4m3fnuz", "float8_e5m2fnuz", "float4_e2m1fn_x2",
     "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
 })  # fmt: skip
-"""Types of torch that safetensors lacks. What is in neither table is neither stored nor restored."""
+"""Types of torch that safetensors lacks. A type in neither table is neither stored nor restored."""
 
 
 def torch_type(name: Any) -> Any:
-    """The type of torch with that name. Raises ValueError for any other name."""
+    """Return the torch type with that name. Raises ValueError for any other name."""
     import torch
 
     if not isinstance(name, str) or not (name in TORCH_TYPES or name in OTHER_TORCH_TYPES) or not hasattr(torch, name):

@@ -1,4 +1,4 @@
-"""How values of torch and numpy look in a checkpoint's tree, and back. Imports neither until a value needs it.
+"""Converts values of torch and numpy to nodes of a checkpoint's tree and back. Imports neither until a value needs it.
 
 Tensors come back on the CPU, contiguous, with the same type, shape, dtype, values and ``requires_grad``; two views of
 the same memory with the same shape come back as one tensor (tied weights stay tied). Overlapping views that differ are
@@ -34,7 +34,7 @@ _NUMPY_TYPE = re.compile(r"[<>|=][biufcSUmM]\d+(?:\[\w+\])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A foreign value: its node in the tree and, unless ``dtype`` is None, what goes to the tensor file."""
+    """A foreign value: its node in the tree and, unless ``dtype`` is None, its data for the tensor file."""
 
     node: dict[str, Any]
     dtype: str | None = None
@@ -44,7 +44,7 @@ class Described:
 
 
 def describe(value: Any, path: str) -> Described:
-    """How to store a value that is neither JSON nor a container. Raises UnsupportedStateError with the remedy."""
+    """Describe how to store a value that is neither JSON nor a container. Raises UnsupportedStateError with the remedy."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if type(value) is ShardedLeaf:
         return Described(node={"$": "sharded", "k": value.key, "s": list(value.shape), "d": value.dtype})
@@ -68,7 +68,7 @@ def describe(value: Any, path: str) -> Described:
 
 
 def memory(source: Any) -> memoryview:
-    """The contiguous bytes of a tensor, an array or a buffer. Copies from a device, or when not contiguous."""
+    """Return the contiguous bytes of a tensor, an array or a buffer. Copies from a device, or when not contiguous."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(source, torch.Tensor):
         flat = source.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -80,7 +80,7 @@ def memory(source: Any) -> memoryview:
 
 
 def restore(node: Mapping[str, Any], entry: TensorEntry | None, data: memoryview) -> Any:
-    """The inverse of ``describe``. Raises KeyError or ValueError for what no version ever wrote."""
+    """Restore a described value. Raises KeyError or ValueError for invalid input."""
     kind = node["$"]
     if kind in ("tensor", "parameter") and entry is not None:
         return _restore_tensor(node, entry, data)
@@ -107,7 +107,7 @@ def restore(node: Mapping[str, Any], entry: TensorEntry | None, data: memoryview
 
 
 def _view(owner: Any, address: int, size: int) -> memoryview:
-    """A memory view of a foreign object's bytes that keeps the object alive."""
+    """Return a memory view of a foreign object's bytes that keeps the object alive."""
     if size == 0:
         return memoryview(b"")
     box: Any = (ctypes.c_ubyte * size).from_address(address)
@@ -132,7 +132,7 @@ def _describe_tensor(torch: Any, value: Any, path: str) -> Described:
     stored = shape
     if dtype is None and name not in OTHER_TORCH_TYPES:
         raise UnsupportedStateError(f"{path}: tensors of type {name} cannot be stored; convert it with .to()")
-    if dtype is None:  # a type that safetensors lacks travels as bytes
+    if dtype is None:  # a type that safetensors lacks is stored as bytes
         node.update(d=name, s=list(shape))
         dtype, stored = "U8", (value.numel() * value.element_size(),)
     if value.requires_grad:

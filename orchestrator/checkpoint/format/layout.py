@@ -1,4 +1,4 @@
-"""The one place that owns the names of files and directories of a checkpoint directory (docs/checkpoints.md)."""
+"""Names of files and directories of a checkpoint directory (docs/checkpoints.md); no other module defines them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MANIFEST = "manifest.json"
 FENCE = "fence.json"
 LOCK = ".lock"
 QUARANTINE_NOTE = "quarantine.json"
-SMALL_BYTES = 16 * 1024 * 1024  # at most, of a file that describes others; a rank could leave one of any size
+SMALL_BYTES = 16 * 1024 * 1024  # limit for a file that describes others: a rank could write any size
 STATE = "state"
 _STAGING = ".staging-"
 _REMOVING = ".removing-"
@@ -19,7 +19,7 @@ _BROKEN = re.compile(r"(step-\d{12,}-a\d+)\.broken(?:-\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Version:
-    """What a checkpoint is the checkpoint of. Orders by attempt first: a newer attempt's line of work wins."""
+    """The attempt and step of a checkpoint. Ordered by attempt first: a newer attempt takes precedence."""
 
     attempt: int
     step: int
@@ -31,29 +31,29 @@ class Version:
 
 
 def parse_name(name: str) -> Version | None:
-    """The version of a committed checkpoint's directory name, None for any other name."""
+    """Return the version in a committed checkpoint's directory name, None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else Version(step=int(match[1]), attempt=int(match[2]))
 
 
 def parse_broken(name: str) -> Version | None:
-    """The version of a quarantined checkpoint's directory name."""
+    """Return the version in a quarantined checkpoint's directory name."""
     match = _BROKEN.fullmatch(name)
     return None if match is None else parse_name(match[1])
 
 
 def broken_name(name: str, number: int) -> str:
-    """Where a bad checkpoint goes; ``number`` tells several of one name apart, from 1."""
+    """Return the name for a quarantined checkpoint; ``number``, from 1, makes names unique."""
     return f"{name}.broken" if number == 1 else f"{name}.broken-{number}"
 
 
 def staging_name(version: Version, token: str) -> str:
-    """The directory in which the ranks of one run (``token``) put a checkpoint together."""
+    """Return the directory in which the ranks of one run (``token``) write a checkpoint."""
     return f"{_STAGING}{version.name}-{token}"
 
 
 def parse_staging(name: str) -> tuple[Version, str] | None:
-    """Version and run token of a staging directory's name."""
+    """Return version and run token of a staging directory's name."""
     if not name.startswith(_STAGING):
         return None
     base, _, token = name.removeprefix(_STAGING).rpartition("-")
@@ -62,12 +62,12 @@ def parse_staging(name: str) -> tuple[Version, str] | None:
 
 
 def removing_name(name: str) -> str:
-    """What a directory is called while its files are deleted, so that it is never taken for a damaged one."""
+    """Return a directory's name while its files are deleted, so that it does not count as damaged."""
     return f"{_REMOVING}{name}"
 
 
 def is_removing(name: str) -> bool:
-    """Whether deletion of this directory was begun."""
+    """Whether deletion of this directory has begun."""
     return name.startswith(_REMOVING)
 
 
@@ -77,45 +77,45 @@ def removed_name(name: str) -> str:
 
 
 def ticket_name(attempt: int, token: str, number: int) -> str:
-    """Where the ranks of a run agree on what their ``number``-th load() returns."""
+    """Return the note in which the ranks of a run agree on the result of their ``number``-th load()."""
     return f"{ticket_prefix(attempt, token)}{number}.json"
 
 
 def ticket_prefix(attempt: int, token: str) -> str:
-    """How the names of all such notes of one run begin."""
+    """Return the prefix of all such notes of one run."""
     return f".resume-a{attempt}-{token}-"
 
 
 def is_ticket(name: str) -> bool:
-    """Whether this file is such an agreement."""
+    """Whether this file is such a note."""
     return name.startswith(".resume-a")
 
 
 def rank_part(rank: int) -> str:
-    """The base name of a rank's own files."""
+    """Return the base name of a rank's own files."""
     return f"rank-{rank:05d}"
 
 
 def shard_part(rank: int) -> str:
-    """The base name of the files with a rank's pieces of the sharded tensors."""
+    """Return the base name of the files with a rank's pieces of the sharded tensors."""
     return f"shard-{rank:05d}"
 
 
 def done_marker(rank: int) -> str:
-    """Written last by each rank: its files and their digests."""
+    """Return the name of the file that each rank writes last: its files and their digests."""
     return f"{rank_part(rank)}.done.json"
 
 
 def is_done_marker(name: str) -> bool:
-    """Whether a file in a staging directory says that a rank has finished."""
+    """Whether a file in a staging directory marks a rank as finished."""
     return name.endswith(".done.json")
 
 
 def tree_file(part: str) -> str:
-    """The JSON file of a part (``state`` or a rank's)."""
+    """Return the JSON file of a part (``state`` or a rank's)."""
     return f"{part}.json"
 
 
 def tensor_file(part: str) -> str:
-    """The safetensors file of a part; absent when it holds no tensor."""
+    """Return the safetensors file of a part; absent when it holds no tensor."""
     return f"{part}.safetensors"

@@ -1,7 +1,7 @@
-"""The manifest: what a checkpoint consists of, written last. Pure: text in, values out.
+"""The manifest: the files of a checkpoint, written last. Pure: text in, values out.
 
-A manifest vouches for every other file by size and SHA-256, and for itself by a digest over its own body. Its text is
-canonical: a file that does not read exactly as it would be written is damaged, whichever byte it is.
+A manifest holds size and SHA-256 of every other file, and a digest of its own body. Its text is canonical: a file that
+differs in any byte from what would be written is damaged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A complete checkpoint. ``ranks`` lists those that stored a part of their own; ``created_at`` is a wall time."""
+    """A complete checkpoint. ``ranks`` lists the ranks with a part of their own; ``created_at`` is a wall time."""
 
     step: int
     attempt: int
@@ -50,7 +50,7 @@ class Manifest:
 
 
 def render(manifest: Manifest) -> bytes:
-    """The manifest as canonical JSON text."""
+    """Return the manifest as canonical JSON text."""
     body = {
         "format": FORMAT,
         "version": FORMAT_VERSION,
@@ -67,7 +67,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def parse(raw: bytes | bytearray | memoryview) -> Manifest:
-    """The inverse of ``render``. Raises CorruptCheckpointError for anything that ``render`` did not write."""
+    """Parse what ``render`` wrote. Raises CorruptCheckpointError for anything else."""
     try:
         body = json.loads(bytes(raw))
         claimed = body.pop("sha256")
@@ -108,12 +108,12 @@ def _check_types(body: Mapping[str, Any]) -> None:
 
 
 def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:
-    """File records as JSON values."""
+    """Return file records as JSON values."""
     return {name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in sorted(files.items())}
 
 
 def parse_files(body: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """The inverse of ``render_files``."""
+    """Parse what ``render_files`` wrote."""
     return {name: FileRecord(bytes=value["bytes"], sha256=value["sha256"]) for name, value in body.items()}
 
 

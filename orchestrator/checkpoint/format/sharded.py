@@ -1,10 +1,10 @@
-"""States whose tensors are spread over ranks (FSDP2, DTensor): each rank stores its own pieces, any number loads them.
+"""States whose tensors are sharded over ranks (FSDP2, DTensor): each rank stores its own pieces, any number loads them.
 
-``split`` leaves a ``ShardedLeaf`` in the shared state where a DTensor was, and gives the pieces that this rank is to
-store; they travel as one more part of the checkpoint, so digests, fencing and "complete when every rank's part is in"
-hold for them too. ``join`` puts the pieces together again: as whole tensors on the CPU, or straight into the DTensors of
-another run, whose layout may differ. What goes where is planned by torch.distributed.checkpoint; its own file format
-pickles its metadata, so only the planning is used, and the files stay safetensors and JSON.
+``split`` replaces each DTensor in the shared state by a ``ShardedLeaf``, and returns the pieces that this rank stores;
+they are one more part of the checkpoint, so digests, fencing and "complete when every rank's part is in" apply to them
+too. ``join`` assembles the pieces: as whole tensors on the CPU, or directly into the DTensors of another run, whose
+layout may differ. torch.distributed.checkpoint plans which block goes where; its own file format pickles its metadata,
+so only its planner is used, and the files stay safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CONTAINERS = frozenset({dict, OrderedDict, list, tuple})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedLeaf:
-    """Stands in the shared state for a tensor that ranks store in pieces under ``key``."""
+    """Replaces in the shared state a tensor that ranks store in pieces under ``key``."""
 
     key: str
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class ShardedLeaf:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What ``split`` found: whether there is any DTensor at all, and this rank's own pieces."""
+    """The result of ``split``: whether there is any DTensor, and this rank's own pieces."""
 
     found: bool
     own: list[dict[str, Any]]
@@ -50,9 +50,9 @@ class _Pieces:
 
 
 def parts_of(state: Any, rank_state: Any, rank: int) -> tuple[dict[str, Any], bool]:
-    """The parts of a checkpoint that ``rank`` stores, by name, and whether every rank has a part in it.
+    """Return the parts of a checkpoint that ``rank`` stores, by name, and whether every rank has a part in it.
 
-    Raises UnsupportedStateError for a DTensor that is not the same on all ranks once put together (Partial).
+    Raises UnsupportedStateError for a DTensor that differs between ranks when assembled (Partial).
     """
     shared, pieces = _split(state)
     parts: dict[str, Any] = {layout.STATE: shared} if rank == 0 else {}
@@ -64,11 +64,11 @@ def parts_of(state: Any, rank_state: Any, rank: int) -> tuple[dict[str, Any], bo
 
 
 def join(state: Any, read_pieces: Callable[[], Iterable[Mapping[str, Any]]], into: Any = None) -> Any:
-    """A stored state with its sharded tensors in place; ``read_pieces`` gives those of all ranks.
+    """Return a stored state with its sharded tensors in place; ``read_pieces`` returns those of all ranks.
 
-    ``into`` is a state of the same structure: its DTensors are filled, and stand in the result; the rest of the sharded
-    tensors are put together whole. Raises CorruptCheckpointError when pieces are missing, IncompatibleStateError when
-    ``into`` has other shapes.
+    ``into`` is a state of the same structure: its DTensors are filled and used in the result; the other sharded tensors
+    are assembled whole. Raises CorruptCheckpointError when pieces are missing, IncompatibleStateError when ``into`` has
+    other shapes.
     """
     leaves: dict[str, ShardedLeaf] = {}
     _visit(state, "", lambda leaf, _: leaves.setdefault(leaf.key, leaf), ShardedLeaf)
@@ -113,7 +113,7 @@ def _split(state: Any) -> tuple[Any, _Pieces]:
 
 
 def _holds(state: Any, kind: type) -> bool:
-    """Whether there is a ``kind`` anywhere in the state. Looks at types, a container at a time: every save asks this."""
+    """Whether the state contains a ``kind``. Checks types, a container at a time: every save calls this."""
     found, seen = [state], set()
     while found:
         value = found.pop()
@@ -132,7 +132,7 @@ def _holds(state: Any, kind: type) -> bool:
 
 
 def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:
-    """What this rank stores of a DTensor; None when it has nothing of it, or another rank has the same."""
+    """Return what this rank stores of a DTensor; None when it has no part of it, or another rank stores the same."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
@@ -150,7 +150,7 @@ def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:
 
 
 def _visit(value: Any, path: str, replace: Callable[[Any, str], Any], kind: Any) -> Any:
-    """``value`` with every instance of ``kind`` in it replaced; what holds none is returned as it is, not copied."""
+    """Replace every instance of ``kind`` in ``value``; a value without any is returned as it is, not copied."""
     if isinstance(value, kind):
         return replace(value, path)
     inside = f"{path}." if path else ""
@@ -160,7 +160,7 @@ def _visit(value: Any, path: str, replace: Callable[[Any, str], Any], kind: Any)
             return value
         copied: Any = type(value)(made)
         if hasattr(value, "_metadata"):
-            copied._metadata = value._metadata  # noqa: SLF001  (torch's own hiding place)
+            copied._metadata = value._metadata  # noqa: SLF001  (torch's own attribute)
         return copied
     if type(value) in (list, tuple):
         items = [_visit(item, f"{inside}{number}", replace, kind) for number, item in enumerate(value)]
@@ -185,14 +185,14 @@ def _whole(leaf: ShardedLeaf, pieces: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def pieces_of(part: Any) -> list[Any]:
-    """The pieces that one rank has stored. Raises CorruptCheckpointError for what is no list."""
+    """Return the pieces that one rank has stored. Raises CorruptCheckpointError for an invalid list."""
     if not isinstance(part, list):
         raise CorruptCheckpointError("a rank's pieces of sharded tensors are malformed")
     return part
 
 
 def _checked(piece: Any) -> Mapping[str, Any]:
-    """A piece as it is stored. Raises CorruptCheckpointError for anything else."""
+    """Validate a stored piece. Raises CorruptCheckpointError."""
     import torch
 
     if (

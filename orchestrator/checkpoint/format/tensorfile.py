@@ -1,8 +1,8 @@
 """The safetensors file format, read and written with the standard library alone.
 
-Own code instead of the safetensors package, because a training script's interpreter has only torch for certain, because
-the rank actor writes tensors of any type without importing torch, and because reading and hashing in one pass is what
-makes loading fast. The tests check both directions against the package.
+Not the safetensors package, because only torch is certain to exist in a training script's interpreter, because the rank
+actor writes tensors of any type without importing torch, and because reading and hashing in one pass makes loading
+fast. The tests compare both directions with the package.
 
 Format: 8 bytes little-endian header length, JSON header ``{name: {dtype, shape, data_offsets}}`` padded with spaces,
 then the data without gaps. Entries are ordered by falling item size, so that every tensor is aligned.
@@ -34,7 +34,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor's place: its name, safetensors type name, shape, and bytes [begin, end) of the data section."""
+    """A tensor's position: its name, safetensors type name, shape, and bytes [begin, end) of the data section."""
 
     name: str
     dtype: str
@@ -44,7 +44,7 @@ class TensorEntry:
 
 
 def plan(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[TensorEntry, ...]:
-    """Places for tensors given as (name, type name, shape), in the order of the file."""
+    """Assign positions to tensors given as (name, type name, shape), in the order of the file."""
     entries = []
     at = 0
     for name, dtype, shape in sorted(tensors, key=lambda item: -ITEM_BYTES[item[1]]):
@@ -55,7 +55,7 @@ def plan(tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[TensorEnt
 
 
 def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, most_bytes: int = MAX_HEADER_BYTES) -> bytes:
-    """Everything before the data: length and padded JSON. Raises ValueError above ``most_bytes``, the format's 100 MB."""
+    """Return everything before the data: length and padded JSON. Raises ValueError above ``most_bytes`` (100 MB)."""
     body: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     for entry in entries:
         body[entry.name] = {
@@ -73,7 +73,7 @@ def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str], *, most_
 def parse(
     raw: bytes | bytearray | memoryview, *, data_bytes: int | None = None
 ) -> tuple[tuple[TensorEntry, ...], memoryview]:
-    """The entries of a whole file, and its data section. Raises CorruptCheckpointError when they do not fit.
+    """Return the entries of a whole file, and its data section. Raises CorruptCheckpointError when they do not match.
 
     ``data_bytes``: ``raw`` is only the head of a file with that much data.
     """

@@ -1,7 +1,7 @@
-"""How often to save: the interval that loses the least time, from what saving, recovering and failing cost. Pure.
+"""Computes how often to save: the interval that loses the least time, by the costs of saves, recoveries and failures. Pure.
 
 Saving too often costs the saves, too rarely the steps since the last one. With a save that takes Ts, a recovery that
-takes Tr, and failures that come every Tf on average, the share of time that moves training forward is greatest when
+takes Tr, and a mean time Tf between failures, the share of time that moves training forward is greatest when
 saves start every Ts + sqrt(2 (Tf + Tr) Ts + Ts^2) (arXiv 2410.18124; for small Ts this is Young's sqrt(2 Tf Ts)).
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PRIOR_FAILURE_SECONDS = 4 * 3600.0  # what is believed of a job that has not failed yet
-PRIOR_WEIGHT = 1.0  # in failures: how many seen failures that belief is worth
+PRIOR_FAILURE_SECONDS = 4 * 3600.0  # assumed for a job that has not failed yet
+PRIOR_WEIGHT = 1.0  # weight of the assumption, in observed failures
 DEFAULT_RECOVERY_SECONDS = 1.0
 _SHORTEST_STEP_SECONDS = 1e-6
-CHEAP_SHARE = 0.005  # of the time: saves that cost no more are made even if failures are believed to be rarer than that
-LONGEST_SECONDS = 600.0  # an estimate may be wrong; ten minutes of work are the most that it may cost
+CHEAP_SHARE = 0.005  # of the time: cheaper saves are made even if failures seem rarer
+LONGEST_SECONDS = 600.0  # a wrong estimate costs at most ten minutes of work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalChoice:
-    """A chosen interval: in seconds, in whole steps as long as they are now, and in words."""
+    """A chosen interval: in seconds, in whole steps of the present length, and as a sentence."""
 
     seconds: float
     steps: int
@@ -28,10 +28,10 @@ class IntervalChoice:
 
 
 def optimal_interval(*, save_seconds: float, recovery_seconds: float, failure_seconds: float) -> float:
-    """Seconds between the starts of two saves that keep most of the time productive.
+    """Return the seconds between the starts of two saves that keep the most time productive.
 
     ``save_seconds`` is how long a save stalls training, ``recovery_seconds`` how long it takes from a failure to the
-    next step, ``failure_seconds`` the mean time between failures. Raises ValueError for values that are no durations.
+    next step, ``failure_seconds`` the mean time between failures. Raises ValueError for invalid durations.
     """
     if not (save_seconds >= 0 and recovery_seconds >= 0 and failure_seconds > 0):
         raise ValueError(f"no durations: save {save_seconds}, recovery {recovery_seconds}, failure {failure_seconds}")
@@ -45,9 +45,9 @@ def mean_time_between_failures(
     prior_seconds: float = PRIOR_FAILURE_SECONDS,
     prior_weight: float = PRIOR_WEIGHT,
 ) -> float:
-    """The mean time between failures after ``failures`` in ``uptime_seconds``, starting from a prior belief.
+    """Return the mean time between failures after ``failures`` in ``uptime_seconds``, starting from a prior.
 
-    The mean of a gamma-distributed rate: with nothing seen it is the prior, with much seen the plain quotient.
+    The mean of a gamma-distributed rate: without data it is the prior, with much data the plain quotient.
     """
     return (prior_weight * prior_seconds + uptime_seconds) / (prior_weight + failures)
 
@@ -55,11 +55,11 @@ def mean_time_between_failures(
 def choose_interval(
     *, save_seconds: float, step_seconds: float, recovery_seconds: float, failure_seconds: float
 ) -> IntervalChoice:
-    """The best interval, in words for people. A ``step_seconds`` of 0 means that it is not known yet.
+    """Return the best interval, with a sentence for users. A ``step_seconds`` of 0 means unknown.
 
-    How often a job fails is the least known of all: a job that fails every minute has no history yet when it fails first.
-    So the interval is never longer than at which saves take ``CHEAP_SHARE`` of the time. What goes to storage has a pace
-    of its own and is no more for it.
+    The failure rate is the least known input: a job that fails every minute has no history before its first failure. So
+    the interval is never longer than that at which saves take ``CHEAP_SHARE`` of the time. Writes to storage have their
+    own pace and do not become more frequent.
     """
     best = optimal_interval(
         save_seconds=save_seconds, recovery_seconds=recovery_seconds, failure_seconds=failure_seconds

@@ -1,14 +1,14 @@
-"""Brings snapshots from shared memory to storage, in the background, in the process of the rank actor.
+"""Writes snapshots from shared memory to storage, in the background, in the process of the rank actor.
 
 Snapshots that are wanted on storage (an explicit interval, the best scores) are written one after the other, the oldest
-first, and stay in memory until then: training waits when their slots are full. Of all others the newest is written next, at
-most every few seconds, and training never waits for them. It copies bytes and needs neither torch nor numpy.
+first, and stay in memory until then: training waits when their slots are full. Of all others the newest is written
+next, at most every few seconds, and training never waits for them. Bytes are copied without torch or numpy.
 
-Each rank actor has one. All ranks want the same versions (rank 0 says which scores are the best), and each persister brings
-its own rank's parts to storage. For what is not wanted, the one of rank 0 coordinates: it sets the hold word (snapshot_file.py) to the version that is
-due, every rank leaves its first snapshot from there on alone, and each persister writes its own rank's. As ranks save
-the same steps, the parts belong together; should they ever differ, the checkpoint never becomes complete, the round
-is given up after a while, and nothing wrong was stored.
+Each rank actor has one. All ranks want the same versions (rank 0 publishes which scores are the best), and each
+persister writes its own rank's parts. For unwanted snapshots rank 0's persister coordinates: it sets the hold word
+(snapshots/file.py) to the due version, every rank keeps its first snapshot from that version on, and each persister
+writes its own rank's. As ranks save the same steps, the parts belong together; should they ever differ, the checkpoint
+never becomes complete, the round is abandoned after a while, and nothing wrong is stored.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.checkpoint.storage.storage import Storage
 
-POLL_SECONDS = 0.05  # while a flush is waited for
-LOOK_SECONDS = 0.25  # otherwise: a look costs a core 0.1 to 0.3 ms, for as long as a job runs
-INTERVAL_SECONDS = 5.0  # between the starts of two writes: what the loss of a node costs at most, beside the write
+POLL_SECONDS = 0.05  # during a flush
+LOOK_SECONDS = 0.25  # otherwise: each look costs 0.1 to 0.3 ms of a core
+INTERVAL_SECONDS = 5.0  # between the starts of two writes: most that a lost node costs, beside the write
 BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
 RETRY_SECONDS = 2.0  # after a failed write
 SOON_SECONDS = 0.002  # the first look after a wanted snapshot was written; then twice as long each time
 _CLEARED_AGAIN = 3  # how often an older attempt's half-written checkpoint may be cleared away by the next one's ranks
-PATIENCE_SECONDS = 30.0  # after which a version that not every rank has stored is given up for a newer one
+PATIENCE_SECONDS = 30.0  # until a version that some rank has not stored is abandoned for a newer one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where and how checkpoints are kept; the rest is written in the snapshots themselves.
+    """Where and how checkpoints are kept; the snapshots themselves hold the other settings.
 
     ``environ`` holds the job's own credentials for a storage behind a URL.
     """
@@ -60,7 +60,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much of the time writes take, and how long what fails or does not come is waited for."""
+    """How much of the time writes take, and how long to wait after failures and for missing parts."""
 
     busy_share: float = BUSY_SHARE
     retry_seconds: float = RETRY_SECONDS
@@ -69,9 +69,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersisterStatus:
-    """What became of this rank's snapshots. ``at`` is a wall time, ``seconds`` how long the last write took.
+    """The result for this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
 
-    ``path`` is empty until this rank's write made a checkpoint complete.
+    ``path`` is empty until this rank's write completes a checkpoint.
     """
 
     step: int | None = None
@@ -83,14 +83,14 @@ class PersisterStatus:
     persisted: int = 0
     failures: int = 0
     failure: str = ""
-    failure_kind: str = ""  # as `errors.failure_kind` has it: the same for every save that fails of one cause
+    failure_kind: str = ""  # see `errors.failure_kind`: equal for all saves with one cause
     watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
-    digest: str = ""  # of its content
+    digest: str = ""  # of the content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RegionPart:
-    """A part in a slot, as the checkpoint writer takes it."""
+    """A part in a slot, as the checkpoint writer reads it."""
 
     slot: FileSlot
     region: PartRegion
@@ -111,7 +111,7 @@ class SnapshotPersister:
     """Persists the snapshots of one rank.
 
     ``start`` does so in a background thread; ``poll`` does what is due now; ``flush`` persists the newest at once: call
-    it on every rank actor when the training processes have ended, or before an actor goes away.
+    it on every rank actor when the training processes have ended, or before an actor ends.
     ``on_persisted`` is called from whichever thread completed a checkpoint.
     """
 
@@ -134,7 +134,7 @@ class SnapshotPersister:
         self._hold: HeldVersion | None = None
         self._store_state: StoreState | None = None
         self._leader: StoreState | None = None
-        self._lease = 0  # the newest attempt that this process holds the ranks of
+        self._lease = 0  # the newest attempt whose ranks this process supervises
         self._lock = threading.Lock()  # one write at a time, from whichever thread
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -147,11 +147,11 @@ class SnapshotPersister:
 
     @property
     def status(self) -> PersisterStatus:
-        """What became of this rank's snapshots so far."""
+        """Return the status of this rank's snapshots so far."""
         return self._status
 
     def hold_lease(self, attempt: int) -> None:
-        """The ranks of ``attempt`` run below this process: what an attempt before it left in memory may be stored."""
+        """Record that this process supervises the ranks of ``attempt``: it may store what older attempts left in memory."""
         self._lease = max(self._lease, attempt)
 
     def start(self) -> None:
@@ -162,7 +162,7 @@ class SnapshotPersister:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the background thread, after the write that it is busy with. Does not flush."""
+        """Stop the background thread after the write in progress. Does not flush."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -176,14 +176,14 @@ class SnapshotPersister:
                 self._hold = None
 
     def poll(self) -> bool:
-        """Persist this rank's snapshot if one is due; whether one was written. Bad storage shows in ``status``."""
+        """Persist this rank's snapshot if one is due; return whether one was written. Storage errors appear in ``status``."""
         with self._lock:
             return self._step(flushing=False)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Persist the newest snapshot that all of its ranks have; whether it is in storage, or there is none.
+        """Persist the newest snapshot that all of its ranks have; return whether it is in storage, or there is none.
 
-        On other ranks than 0 this waits for rank 0's persister to say which one. Bad storage shows in ``status``.
+        On ranks other than 0 this waits for rank 0's persister to choose it. Storage errors appear in ``status``.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -223,20 +223,20 @@ class SnapshotPersister:
             if word in (0, self._done) or (time.monotonic() < self._retry_at and not flushing):
                 return False
             return self._persist(*next(found for found in mine if identity(found[0].version) == word))
-        except Exception as error:  # a thread that ends would leave training waiting, and checkpoints in memory
+        except Exception as error:  # without this thread training would wait, and checkpoints stay in memory
             known = isinstance(error, CheckpointError | OSError)
             self._failed(str(error) if known else f"{type(error).__name__}: {error}", failure_kind(error))
             return False
 
     def _oldest_pending(self) -> tuple[SnapshotMeta, FileSlot] | None:
-        """The rank's oldest snapshot that has to reach storage and has not."""
+        """Return the rank's oldest snapshot that must reach storage and has not."""
         wanted = frozenset[int]() if self._leader is None else self._leader.wanted()
         pending = [(word, slot) for slot in self._directory.slots(self._rank) if (word := slot.pending(wanted))]
         for word, slot in sorted(pending, key=lambda item: item[0]):
             meta = slot.meta()
             if meta is not None:
                 return meta, slot
-            if slot.identity() == word:  # nothing will ever make sense of it
+            if slot.identity() == word:  # it is unreadable for good
                 slot.mark_stored(word)
                 self._failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
         return None
@@ -254,7 +254,7 @@ class SnapshotPersister:
         return f"the snapshot of {which} was not on storage after {seconds:g} s{why}"
 
     def _coordinate(self, hold: HeldVersion, mine: list[tuple[SnapshotMeta, FileSlot]], *, flushing: bool) -> None:
-        """Rank 0: end the round when it is over, and begin the next one when it is due."""
+        """Rank 0: end a finished round, and begin the next one when it is due."""
         now = time.monotonic()
         word = hold.get()
         if word and not flushing:
@@ -269,13 +269,13 @@ class SnapshotPersister:
         if flushing and self._is_stored(whole):
             return
         if any(slot.pending() == identity(whole.version) for slot in self._directory.slots(0)):
-            return  # every rank brings it to storage without being asked
+            return  # every rank writes it without being asked
         hold.set(identity(whole.version))
         self._round_since = now
         self._not_before = max(self._not_before, now + self._interval)
 
     def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, FileSlot]]) -> bool:
-        """Whether the held checkpoint is in storage; or ranks hold different ones, and it never will be."""
+        """Whether the held checkpoint is in storage, or can never be because ranks hold different ones."""
         chosen = held([identity(meta.version) for meta, _ in mine], word)
         meta = next((meta for meta, _ in mine if identity(meta.version) == chosen), None)
         if meta is None:
@@ -286,7 +286,7 @@ class SnapshotPersister:
         return self._is_stored(meta)
 
     def _newest_whole(self) -> SnapshotMeta | None:
-        """The newest snapshot of rank 0 that every rank of its gang has as well."""
+        """Return the newest snapshot of rank 0 that every rank of its gang has too."""
         for meta, _ in self._directory.snapshots(0):
             if self._directory.is_whole(meta):
                 return meta
@@ -304,7 +304,7 @@ class SnapshotPersister:
             return False
 
     def _is_stored(self, meta: SnapshotMeta) -> bool:
-        """Whether storage has this checkpoint; or a newer attempt has taken over, and it is not needed."""
+        """Whether storage has this checkpoint, or a newer attempt makes it unnecessary."""
         if identity(meta.version) == self._done and not meta.gang:
             return True
         return meta.version.name in self._store_for(meta).storage.names()
@@ -314,10 +314,10 @@ class SnapshotPersister:
         try:
             with self._directory.storing(self._rank) as alone:
                 if not alone:
-                    return False  # the rank itself stores what is newer, and is about to end
+                    return False  # the rank itself stores newer ones, and is about to end
                 info = self._write(meta, slot)
         except StaleAttemptError:
-            self._done = word  # a newer attempt has taken over elsewhere
+            self._done = word  # a newer attempt writes elsewhere
             slot.mark_stored(word)
             return False
         except OvertakenError:
@@ -337,7 +337,7 @@ class SnapshotPersister:
     def _write(self, meta: SnapshotMeta, slot: FileSlot) -> CheckpointInfo | None:
         parts = {region.name: _RegionPart(slot=slot, region=region) for region in meta.parts}
         for _ in range(_CLEARED_AGAIN if meta.attempt < self._lease else 0):
-            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks clear away what is half written
+            with contextlib.suppress(FileNotFoundError):  # the next attempt's ranks remove incomplete checkpoints
                 return self._save(meta, slot, parts)
         return self._save(meta, slot, parts)
 

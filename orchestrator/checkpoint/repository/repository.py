@@ -1,8 +1,8 @@
-"""The store of one job's checkpoints, as one rank of one attempt sees it: save, load, list, verify, retain.
+"""The repository of one job's checkpoints, as one rank of one attempt sees it: save, load, list, verify, retain.
 
 Guarantees (docs/checkpoints.md): a checkpoint counts only when it is complete; a damaged one is never loaded, and the
-newest good one is found; the last good one is never removed; a writer of an older attempt is refused. Works without
-any communication between ranks: they meet in the storage alone.
+newest valid one is found; the last valid one is never removed; a writer of an older attempt is refused. Ranks do not
+communicate: they share only the storage.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory 
 class CheckpointRepository:
     """The checkpoints of one job.
 
-    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts the newest seen, for
-    runs without attempt numbers. ``token`` tells the runs of one attempt apart: equal on all ranks of a run, and None
-    where nothing can promise that (then each rank verifies everything and decides alone what to load).
-    ``snapshots`` are looked at as well when loading. ``environ``: see open_storage; ``lease``: see Fence.
+    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts
+    the newest seen, for runs without attempt numbers. ``token`` identifies a run within an attempt: equal on all ranks
+    of a run, and None where that cannot be ensured (then each rank verifies everything and decides alone what to load).
+    ``snapshots`` are also searched when loading. ``environ``: see open_storage; ``lease``: see Fence.
     Not thread-safe; the caller serialises.
     """
 
@@ -83,24 +83,24 @@ class CheckpointRepository:
 
     @property
     def attempt(self) -> int:
-        """The attempt that this store writes as."""
+        """The attempt that this repository writes as."""
         return self._fence.attempt
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """A sentence for each checkpoint that this store found bad and set aside."""
+        """A sentence for each checkpoint that this repository found damaged and quarantined."""
         return tuple(self._directory.quarantined)
 
     def save(
         self, state: Any, *, step: int, rank_state: Any = None, metrics: Mapping[str, float] | None = None
     ) -> CheckpointInfo | None:
-        """Store a checkpoint of ``step``; return it once it is complete, None while other ranks are outstanding.
+        """Store a checkpoint of ``step``; return it once it is complete, None while parts of other ranks are missing.
 
-        ``state`` is stored by rank 0 and ignored elsewhere, but for its DTensors: of those every rank stores its own
-        pieces, so every rank passes them. ``rank_state`` is each rank's own: when used, every rank
-        passes it. A step that this attempt has stored already is left as it is. Raises OSError or
-        InsufficientSpaceError when the storage fails (earlier checkpoints are untouched), StaleAttemptError when a
-        newer attempt has taken over, UnsupportedStateError for a state that cannot be stored.
+        ``state`` is stored by rank 0 and ignored elsewhere, except for its DTensors: every rank stores its own pieces,
+        so every rank passes them. ``rank_state`` is each rank's own: when used, every rank passes it. A step that this
+        attempt has already stored is left unchanged. Raises OSError or InsufficientSpaceError when the storage fails
+        (earlier checkpoints are untouched), StaleAttemptError when a newer attempt has taken over,
+        UnsupportedStateError for a state that cannot be stored.
         """
         states, gang = sharded.parts_of(state, rank_state, self.rank)
         if not states:
@@ -123,20 +123,18 @@ class CheckpointRepository:
         metrics: Mapping[str, float] | None = None,
         still_valid: Callable[[], bool] = lambda: True,
     ) -> CheckpointInfo | None:
-        """As ``save``, for parts that are encoded already. ``gang``: every rank contributes.
+        """As ``save``, for encoded parts. ``gang``: every rank contributes.
 
-        ``still_valid`` is asked once the parts were read; when it says no, OvertakenError is raised.
+        ``still_valid`` is called once the parts were read; when it returns False, OvertakenError is raised.
         """
         self.hold_fence()
         version = Version(attempt=self.attempt, step=step)
         draft = Draft(version=version, parts=parts, gang=gang, metrics=metrics or {}, still_valid=still_valid)
         info = self._writer.write(draft)
         if info is not None:
-            with contextlib.suppress(OSError):  # what cannot be removed now is removed after the next save
+            with contextlib.suppress(OSError):  # the next save retries the removal
                 self._directory.retain(self.retention)
-                if (
-                    self._fence.lease == self.attempt
-                ):  # a newer attempt's work in progress is not this one's to clear away
+                if self._fence.lease == self.attempt:  # a newer attempt's work in progress must stay
                     self._directory.clean(version, self._run)
             self.storage.keep_spare()
         return info
@@ -148,9 +146,9 @@ class CheckpointRepository:
             self.storage.keep_spare()
 
     def load_latest(self, into: Any = None) -> Checkpoint | None:
-        """Load the newest good checkpoint, from memory or storage, None when there is none; bad ones are set aside.
+        """Load the newest valid checkpoint from memory or storage, None when there is none; quarantine damaged ones.
 
-        ``into``: a state whose DTensors are filled in place, see sharded.join; without it they come whole, on the CPU.
+        ``into``: a state whose DTensors are filled in place, see sharded.join; without it they are whole, on the CPU.
         All ranks of a run get the same one: the first to decide leaves a note that the others follow. Raises
         ResumeMismatchError when this rank cannot read what they agreed on, OSError when the storage is out of reach.
         """
@@ -160,7 +158,7 @@ class CheckpointRepository:
     def load_path(self, path: str, into: Any = None) -> Checkpoint:
         """Load one named checkpoint, by path or URL, of this job or of another.
 
-        Raises CorruptCheckpointError when it is damaged or no checkpoint: what was asked for by name has no substitute.
+        Raises CorruptCheckpointError when it is damaged or no checkpoint: a named checkpoint has no substitute.
         """
         folder, _, name = path.rstrip("/").rpartition("/")
         try:
@@ -170,7 +168,7 @@ class CheckpointRepository:
             raise CorruptCheckpointError(f"cannot resume from {path}: {error}; name another checkpoint") from error
 
     def latest_good(self) -> CheckpointInfo | None:
-        """The newest checkpoint that verifies; bad ones are set aside on the way."""
+        """Return the newest checkpoint that verifies; quarantine damaged ones on the way."""
         for name in self._directory.candidates():
             reader = CheckpointReader(self.storage, name)
             try:
@@ -183,15 +181,15 @@ class CheckpointRepository:
         return None
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """Everything there is, newest first: complete, broken (and why), incomplete. Reads manifests only."""
+        """List everything, newest first: complete, broken (and why), incomplete. Reads manifests only."""
         return self._directory.infos()
 
     def verify(self, info: CheckpointInfo) -> CheckpointInfo:
-        """Read a checkpoint completely; the same entry with its status brought up to date. Changes nothing."""
+        """Read a checkpoint completely; return its entry with the present status. Changes nothing."""
         return self._directory.verified(info)
 
     def retain(self) -> tuple[str, ...]:
-        """Remove what retention does not keep; the names of the complete checkpoints that went."""
+        """Remove what retention does not keep; return the names of the removed complete checkpoints."""
         return self._directory.retain(self.retention)
 
 

@@ -1,7 +1,7 @@
-"""Chooses what a run resumes from: the newest of what memory and storage hold, the same on every rank.
+"""Chooses what a run resumes from: the newest in memory and storage, the same on every rank.
 
-Ranks do not talk to each other here. The first one that has decided leaves a note in the checkpoint directory, and
-the others follow it; so they agree even when a checkpoint is found bad, or becomes complete, between their looks.
+Ranks do not communicate here. The first one that has decided leaves a note in the checkpoint directory, and the others
+follow it; so they agree even when a checkpoint is found damaged, or becomes complete, between their reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING = ""
 
 
 class Resume:
-    """One rank's way to the checkpoint to start from. ``token`` None: no run to agree with."""
+    """Finds one rank's checkpoint to start from. ``token`` None: there is no run to agree with."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Resume:
         self._into: Any = None
 
     def load(self, into: Any = None) -> Checkpoint | None:
-        """The checkpoint to start from, None when there is none. See CheckpointRepository.load_latest for errors."""
+        """Return the checkpoint to start from, None when there is none. See CheckpointRepository.load_latest for errors."""
         self._into = into
         if self._world_size == 1 or self._token is None:
             return self._decide()
@@ -57,7 +57,7 @@ class Resume:
         self._loads += 1
         agreed = self._read(ticket)
         if agreed is None and self._rank != 0 and not self._storage.atomic_create:
-            agreed = self._wait_for(ticket)  # where two could create the note at once, rank 0 is the one that does
+            agreed = self._wait_for(ticket)  # where two ranks could create the note at once, only rank 0 does
         if agreed is not None:
             return self._follow(agreed)
         loaded = self._decide()
@@ -72,7 +72,7 @@ class Resume:
         for name in self._directory.candidates():
             version = layout.parse_name(name)
             if in_memory is not None and version is not None and version <= in_memory:
-                break  # a copy in memory is quicker than a file that has to be verified
+                break  # a copy in memory is faster than a file, which must be verified
             try:
                 return CheckpointReader(self._storage, name).load(
                     self._rank, self._world_size, verify_all=True, into=self._into

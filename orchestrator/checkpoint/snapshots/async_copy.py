@@ -1,10 +1,10 @@
-"""What a copy beside training needs: which tensors stay unchanged meanwhile, and whether they did.
+"""Supports copies during training: which tensors stay unchanged meanwhile, and whether they did.
 
 Between a save and the next step of an optimizer, forward and backward passes only read parameters and optimizer state. A
-copy in that window stalls nothing (CheckFreq, FAST 2021, overlaps snapshots in the same way). Everything else in a state
-(batch norm's sums, random states) may change at once, and is copied at once.
+copy in that window stalls nothing (CheckFreq, FAST 2021, overlaps snapshots in the same way). Everything else in a
+state (batch norm's sums, random states) may change at once, and is copied at once.
 
-Owns the window, not the copying: snapshot_writer.py copies.
+Owns the window, not the copying, which writer.py does.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 WORTH_BYTES: Final = 1 << 20
-"""Less is copied at once: that takes as long as waking up a thread."""
+"""Less is copied at once: waking a thread takes as long."""
 TENSOR_BYTES: Final = 64 << 10
-"""Smaller tensors are copied at once: looking after each costs more."""
+"""Smaller tensors are copied at once: tracking each costs more."""
 SAMPLES: Final = 32
 REHEARSALS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Until the next step of an optimizer, what lies at ``addresses()`` is believed to stay as it is.
+    """Until the next step of an optimizer, the memory at ``addresses()`` is assumed to stay unchanged.
 
-    To ``rehearse`` is to copy it at once all the same, and to look at the end whether that was true.
+    A *rehearsal* copies it at once and checks at the end whether the assumption was true.
     """
 
     addresses: Callable[[], Collection[int]]
@@ -37,10 +37,10 @@ class Window:
 
 
 class AsyncCopyPolicy:
-    """Whether a process's saves overlap with its training: once that was rehearsed, until a state is seen to change.
+    """Whether a process's saves overlap with its training: after a successful rehearsal, until a state is seen to change.
 
-    A loop may swap in an average of its weights after each save, or change them without an optimizer. One that does so in
-    a rehearsal loses nothing: the snapshot was whole at once.
+    A loop may swap in averaged weights after each save, or change weights without an optimizer. One that does so in a
+    rehearsal loses nothing: the snapshot was copied at once.
     """
 
     def __init__(self) -> None:
@@ -48,22 +48,22 @@ class AsyncCopyPolicy:
         self._given = True
 
     def window(self, addresses: Callable[[], Collection[int]], *, asked: bool) -> Window | None:
-        """The next save's; None when all is to be copied at once. What is ``asked`` for needs no rehearsal."""
+        """Return the next save's window; None when everything is copied at once. With ``asked`` no rehearsal is needed."""
         if not self._given or (not asked and self._rehearsals < 0):
             return None
         return Window(addresses, rehearse=not asked and self._rehearsals > 0)
 
     def rehearsed(self, *, well: bool) -> None:
-        """A rehearsal is over."""
+        """Record the result of a rehearsal."""
         self._rehearsals = self._rehearsals - 1 if well else -1
 
     def end(self) -> None:
-        """A state was changed while it was being copied: no state is copied beside training from now on."""
+        """Stop overlapping: a state was changed while it was being copied."""
         self._given = False
 
 
 class OptimizerGuard:
-    """Knows the tensors of torch's optimizers, and has each step of any of them call ``before_step`` first."""
+    """Knows the tensors of torch's optimizers, and calls ``before_step`` before each step of any of them."""
 
     def __init__(self, before_step: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -77,7 +77,7 @@ class OptimizerGuard:
         self._before_step()
 
     def addresses(self) -> set[int]:
-        """Where the parameters and the state of every optimizer lie that has stepped since this began and still lives."""
+        """Return the addresses of parameters and state of every live optimizer that has stepped since this began."""
         from torch import Tensor
         from torch.nn import Parameter
 
@@ -92,15 +92,15 @@ class OptimizerGuard:
         return found
 
     def close(self) -> None:
-        """Let optimizers step as they like."""
+        """Stop intercepting optimizer steps."""
         self._handle.remove()
 
 
 class Watch:
-    """Tells whether tensors were changed since this was made: by torch's own count of changes, and by some of their numbers.
+    """Detects whether tensors were changed since its creation: by torch's version counters, and by samples of their values.
 
-    The count sees every change that torch is told of. It misses what is written through ``.data`` or another library's
-    view; that is seen where it changes one of 32 numbers of a tensor, as an average of weights that is swapped in does.
+    The counter includes every change that torch knows of. It misses writes through ``.data`` or another library's view;
+    the samples find those that change one of 32 numbers of a tensor, as a swapped-in average of weights does.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -109,11 +109,11 @@ class Watch:
         self._samples = _samples(tensors)
 
     def saw_change(self, copies: Sequence[Any]) -> bool:
-        """Whether ``copies``, made since, hold anything but what the tensors held when this was made."""
+        """Whether ``copies``, made since, differ from what the tensors held at creation."""
         return self._counted() or not all(map(_same, self._samples, _samples(copies)))
 
     def saw_any_change(self, copies: Sequence[Any]) -> bool:
-        """Whether the tensors now hold anything but ``copies``, made when this was: compares every byte."""
+        """Whether the tensors now differ from ``copies``, made at creation: compares every byte."""
         import torch
 
         with torch.no_grad():
@@ -126,9 +126,9 @@ class Watch:
 
 
 def may_wait(tensor: Any, addresses: Collection[int]) -> bool:
-    """Whether this tensor of a state may be copied later: an optimizer's own, large enough to be worth it, and not on a GPU.
+    """Whether this tensor may be copied later: an optimizer's own, large enough, and not on a GPU.
 
-    (What a GPU's streams would need for it could not be tried yet.)
+    (Overlap with a GPU's streams is untested.)
     """
     return (
         tensor.nbytes >= TENSOR_BYTES
@@ -140,7 +140,7 @@ def may_wait(tensor: Any, addresses: Collection[int]) -> bool:
 
 
 def _samples(tensors: Sequence[Any]) -> list[Any]:
-    """Of each tensor, large and contiguous, some numbers from all over it."""
+    """Return some values of each large, contiguous tensor, spread over it."""
     import torch
 
     with torch.no_grad():
@@ -154,11 +154,11 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _words(tensor: Any) -> Any:
-    """A tensor as whole numbers of the same bits: among these, what is no number equals itself."""
+    """Return a tensor as integers of the same bits, so that NaN equals itself."""
     import torch
 
     flat = tensor.reshape(-1)
     try:
         return flat.view(torch.int64)  # eight times as fast to compare as bytes
-    except RuntimeError:  # the size or the place is no multiple of 8
+    except RuntimeError:  # size or address is no multiple of 8
         return flat.view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How much memory new snapshots may take. Standard library only."""
+"""Computes how much memory new snapshots may take. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> int | None:
-    """Memory that new pages may take on this machine, and in this process's control group; None where the system does not tell."""
+    """Return the memory that new pages may take on this machine and in this process's control group; None if unknown."""
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
         lines = meminfo.read_text().splitlines()
@@ -19,7 +19,7 @@ def available_memory_bytes(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS) -> 
         group = cgroups / Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Pages of files are given back when something else wants them; those of shared memory are not among these.
+        # Page cache is freed on demand; pages of shared memory are not.
         found.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
     with contextlib.suppress(OSError, ValueError, LookupError, StopIteration):
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -1,9 +1,9 @@
-"""Prepares the copying of a state, so that the next state of the same structure is copied without thinking.
+"""Prepares the copying of a state, so that the next state of the same structure is copied without re-encoding.
 
 A training state has the same structure at every step: only numbers inside tensors and a few plain values change. The
 first state is encoded in full (codec.py); from then on ``update`` walks the state once, compares its structure with the
-remembered one, splices changed plain values into the prepared JSON text, and hands out the objects to copy from. What
-differs in structure is simply planned anew, so a plan can be slow but never wrong.
+remembered one, replaces changed plain values in the prepared JSON text, and returns the objects to copy from. A
+different structure only causes a new plan, so a plan can be slow but never wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unplannable(Exception):  # noqa: N818  (a signal, not an error)
 
 
 class _Walk:
-    """One pass over a state: structure tokens, plain values, and everything whose bytes go to the tensor file."""
+    """One pass over a state: structure tokens, plain values, and all objects whose bytes go to the tensor file."""
 
     __slots__ = ("plains", "sources", "tensor", "tokens")
 
@@ -52,7 +52,7 @@ class _Walk:
             extra = getattr(value, "_metadata", None)
             self.tokens.append(extra is None)
             if extra is not None:
-                self.tokens.append(extra)  # compared as a whole: it is not splice-able, and never changes
+                self.tokens.append(extra)  # compared as a whole: it cannot be replaced in the text, and never changes
         elif kind is list or kind is tuple:
             self._sequence(kind, value)
         elif kind is self.tensor:
@@ -112,7 +112,7 @@ class _Walk:
 
 
 class PartPlan:
-    """How to copy one part of a state: its JSON text, and the tensor file's header and entries.
+    """The plan for copying one part of a state: its JSON text, and the tensor file's header and entries.
 
     ``sources`` after ``__init__`` and ``update`` are the objects to copy, one for each of ``entries``.
     """
@@ -136,7 +136,7 @@ class PartPlan:
         return self.entries[-1].end if self.entries else 0
 
     def update(self, state: Any) -> bool:
-        """Take over ``state``; False when its structure differs and a new plan is needed."""
+        """Take ``state``; return False when its structure differs and a new plan is needed."""
         known = self._walk
         if known is None:
             return False
@@ -155,7 +155,7 @@ class PartPlan:
         return True
 
     def forget(self) -> None:
-        """Let go of the state's objects; the plan stays."""
+        """Release the state's objects; the plan stays."""
         if self._walk is not None:
             self._walk.sources = []
         self.sources = []
@@ -170,7 +170,7 @@ class PartPlan:
             raise Unplannable
 
     def _same_sharing(self, sources: list[Any]) -> bool:
-        """Whether what was stored once, because it shared its memory, still does."""
+        """Whether tensors that shared memory, and were stored once, still do."""
         return all(_alias(sources[first]) == _alias(sources[second]) for first, second in self._shared)
 
     def _splice(self, plains: list[Any], known: list[Any]) -> None:
@@ -183,7 +183,7 @@ class PartPlan:
 def _equal(left: list[Any], right: list[Any]) -> bool:
     try:
         return left == right
-    except (RuntimeError, ValueError):  # a tensor inside of what is compared as a whole
+    except (RuntimeError, ValueError):  # a tensor inside of a value that is compared as a whole
         return False
 
 
@@ -194,7 +194,7 @@ def _alias(source: Any) -> Any:
 def _match(
     sources: Sequence[Any], leaves: Sequence[codec.Leaf], names: Sequence[str]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """For each name the index of its source; and pairs of sources that are stored as one."""
+    """Return for each name the index of its source; and pairs of sources that are stored as one."""
     first_of: dict[Any, int] = {}
     index_of: dict[str, int] = {}
     shared: list[tuple[int, int]] = []
@@ -216,7 +216,7 @@ def _match(
 
 
 def _pieces(state: Any, tree: Any, count: int) -> list[bytes]:
-    """The JSON text cut around the plain values: even pieces are fixed, odd ones are the values."""
+    """Return the JSON text cut around the plain values: even pieces are fixed, odd ones are the values."""
     token = secrets.token_hex(8)
     values: list[Any] = []
     marked = _mark(state, tree, token, values)
@@ -230,7 +230,7 @@ def _pieces(state: Any, tree: Any, count: int) -> list[bytes]:
 
 
 def _mark(value: Any, node: Any, token: str, values: list[Any]) -> Any:
-    """A copy of the tree with a token in place of each plain value, in the order of the walk."""
+    """Return a copy of the tree with a token in place of each plain value, in the order of the walk."""
     kind = type(value)
     if kind is dict or kind is OrderedDict:
         return _mark_mapping(value, node, token, values)

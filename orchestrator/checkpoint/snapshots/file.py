@@ -1,12 +1,12 @@
-"""The files in shared memory that hold a rank's snapshots: format, opening, and how a torn one is told from a whole one.
+"""Files in shared memory that hold a rank's snapshots: format, opening, and the distinction of torn and complete ones.
 
 Each rank has up to three slots ``rank-00000.0.snap`` ... in the job's snapshot directory. A slot holds for each part of
-the state its JSON text and the image of its tensor file, byte for byte as they will lie in storage: what persists a
-snapshot copies memory to a file and needs to know nothing of tensors.
+the state its JSON text and the image of its tensor file, byte for byte as on storage: persisting a snapshot copies
+memory to a file and needs no knowledge of tensors.
 
-A slot's *identity* (attempt and step in one 64-bit word) is zero while it is being written and comes last. A process
-killed in the middle leaves zero; a reader checks that the identity is the same after reading as it was before. Only
-the standard library is used here.
+A slot's *identity* (attempt and step in one 64-bit word) is zero during a write and is set last. A process killed in
+the middle leaves zero; a reader checks that the identity is the same before and after reading. Only the standard
+library is used here.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MAGIC = b"ORCHSNAP"
 _FORMAT = 1
 _HEAD = struct.Struct("<8sII")
 _IDENTITY = struct.Struct("<Q")
-_IDENTITY_AT = 64  # on a cache line of its own
-_WANTED_AT = 72  # the identity of a snapshot that has to reach storage
-_STORED_AT = 80  # the identity of the snapshot that has reached it, or that storage will never take
+_IDENTITY_AT = 64  # on its own cache line
+_WANTED_AT = 72  # the identity of a snapshot that must reach storage
+_STORED_AT = 80  # the identity of the snapshot that has reached it, or never will
 _META = struct.Struct("<II")  # length and CRC-32 of the JSON that follows
 _META_AT = 128
 _MADV_POPULATE_READ = 22  # Linux 5.14; Python has no name for it yet
@@ -56,7 +56,7 @@ _MAX_ATTEMPT = 2**23
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRegion:
-    """Where one part lies in its slot: JSON text and tensor file image, each as offset and length in bytes."""
+    """The position of one part in its slot: JSON text and tensor file image, each as offset and length in bytes."""
 
     name: str
     tree_at: int
@@ -67,7 +67,7 @@ class PartRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMeta:
-    """What a snapshot is a snapshot of. ``gang``: every rank has one of the same step, only all together count."""
+    """Attempt, step and parts of a snapshot. ``gang``: every rank has one of the same step, and they only count together."""
 
     job_id: str
     attempt: int
@@ -87,7 +87,7 @@ class SnapshotMeta:
 
 
 def identity(version: Version) -> int:
-    """The word that names a snapshot; never zero, ordered as versions are.
+    """Return the word that names a snapshot; never zero, ordered as versions are.
 
     Raises SnapshotUnavailableError for numbers beyond what fits: steps of 2**40, attempts of 2**23.
     """
@@ -97,23 +97,23 @@ def identity(version: Version) -> int:
 
 
 def version_of(word: int) -> Version | None:
-    """The inverse of ``identity``; None for zero."""
+    """Return the version of an ``identity``; None for zero."""
     return None if word == 0 else Version(attempt=(word >> _STEP_BITS) - 1, step=word & _MAX_STEP)
 
 
 class Slot(ABC):
-    """What a slot says of itself, however its bytes are reached."""
+    """The header of a slot, independent of how its bytes are read."""
 
     path: Path
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """The bytes that the slot has now."""
+        """Return the slot's present size in bytes."""
 
     @abstractmethod
     def word(self, at: int) -> int:
-        """The word at this offset; 0 where the file ends before it."""
+        """Return the word at this offset; 0 where the file ends before it."""
 
     @abstractmethod
     def put_word(self, at: int, word: int) -> None:
@@ -121,20 +121,20 @@ class Slot(ABC):
 
     @abstractmethod
     def header(self) -> bytes:
-        """The first ``HEADER_BYTES``, or what there is of them."""
+        """Return the first ``HEADER_BYTES``, or fewer in a shorter file."""
 
     def identity(self) -> int:
-        """The identity of the snapshot in here; 0 when there is none, or it is being written."""
+        """Return the identity of the snapshot in the slot; 0 when there is none, or it is being written."""
         return self.word(_IDENTITY_AT)
 
     def mark_stored(self, word: int) -> None:
-        """The rank's part of the snapshot of this identity is on storage, or storage will never take it."""
+        """Record that the rank's part of the snapshot of this identity is on storage, or never will be."""
         self.put_word(_STORED_AT, word)
 
     def pending(self, wanted: Container[int] = ()) -> int:
-        """The identity of the snapshot in here if it still has to reach storage, else 0.
+        """Return the identity of the snapshot in the slot if it must still reach storage, else 0.
 
-        ``wanted`` holds identities that have to reach storage because rank 0 says so.
+        ``wanted`` holds identities that must reach storage because rank 0 says so.
         """
         word = self.identity()
         if word == 0 or self.word(_STORED_AT) == word:
@@ -142,7 +142,7 @@ class Slot(ABC):
         return word if word in wanted or self.word(_WANTED_AT) == word else 0
 
     def meta(self) -> SnapshotMeta | None:
-        """What is in here; None when it does not count or changed while it was read."""
+        """Return the snapshot's metadata; None when it does not count or changed while it was read."""
         before = self.identity()
         if before == 0:
             return None
@@ -157,7 +157,7 @@ class Slot(ABC):
         try:
             meta = _meta_from(json.loads(raw), self.size)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            return None  # no version has ever written that
+            return None  # no version writes that
         return meta if identity(meta.version) == before else None
 
     def holds(self, meta: SnapshotMeta) -> bool:
@@ -169,9 +169,9 @@ S = TypeVar("S", bound=Slot)
 
 
 class SnapshotSlot(Slot):
-    """One mapped slot. Its memory stays mapped for as long as anything refers to it.
+    """One mapped slot. Its memory stays mapped while anything refers to it.
 
-    Only for the job's own processes: a map of a file that was cut short kills its reader. Others use unmapped.py.
+    Only for the job's own processes: reading the map of a truncated file kills the reader. Others use unmapped.py.
     """
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
@@ -179,7 +179,7 @@ class SnapshotSlot(Slot):
 
     @property
     def size(self) -> int:
-        """The bytes that are mapped."""
+        """Return the number of mapped bytes."""
         return len(self.memory)
 
     def word(self, at: int) -> int:
@@ -196,10 +196,11 @@ class SnapshotSlot(Slot):
 
     @classmethod
     def create(cls, path: Path, size: int) -> Self:
-        """A blank slot of ``size`` bytes in place of whatever was there.
+        """Create a blank slot of ``size`` bytes in place of any existing one.
 
-        Its pages are reserved at once: running out of shared memory is an error here, not a SIGBUS later. Neither may it
-        take what the machine's processes need: shared memory is memory, and the kernel would kill one of them.
+        Its pages are reserved at once, so that missing shared memory is an error here, not a SIGBUS later. The
+        reservation also leaves the memory that the machine's processes need: the kernel would otherwise kill one of
+        them.
         """
         left = available_memory_bytes()
         if left is not None and size > left * MOST_OF_AVAILABLE:
@@ -222,7 +223,7 @@ class SnapshotSlot(Slot):
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """An existing slot; None when there is none or it is not one of this format."""
+        """Open an existing slot; None when there is none or it has another format."""
         try:
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -241,21 +242,21 @@ class SnapshotSlot(Slot):
         return slot
 
     def prefault(self) -> None:
-        """Map all pages at once, where the kernel can: before reading everything, not for a look at the header."""
+        """Map all pages at once, where the kernel can: before reading everything, not before reading the header."""
         with contextlib.suppress(OSError, ValueError):
             self.memory.madvise(_MADV_POPULATE_READ)
 
     def begin(self) -> None:
-        """What is in here no longer counts."""
+        """Invalidate the slot's content."""
         _IDENTITY.pack_into(self.memory, _IDENTITY_AT, 0)
         _IDENTITY.pack_into(self.memory, _WANTED_AT, 0)
 
     def want(self, word: int) -> None:
-        """The snapshot of this identity has to reach storage before the slot is used again; 0: none has to."""
+        """Require the snapshot of this identity to reach storage before the slot is used again; 0: none."""
         _IDENTITY.pack_into(self.memory, _WANTED_AT, word)
 
     def describe(self, meta: SnapshotMeta) -> None:
-        """Say of what this is to be a snapshot. Raises SnapshotUnavailableError when that takes too much room."""
+        """Write the snapshot's metadata. Raises SnapshotUnavailableError when it does not fit."""
         raw = json.dumps(_meta_body(meta), separators=(",", ":")).encode()
         if _META_AT + _META.size + len(raw) > HEADER_BYTES:
             raise SnapshotUnavailableError(f"the description of the snapshot has {len(raw)} bytes; pass fewer metrics")
@@ -264,36 +265,36 @@ class SnapshotSlot(Slot):
         _META.pack_into(self.memory, _META_AT, len(raw), zlib.crc32(raw))
 
     def commit(self, word: int) -> None:
-        """Everything is written, and described: from now on it counts, under this identity."""
+        """Make the completely written snapshot count, under this identity."""
         _IDENTITY.pack_into(self.memory, _IDENTITY_AT, word)
 
 
 def is_slot(header: bytes) -> bool:
-    """Whether a file that begins like this is a slot of this format."""
+    """Whether a file with this beginning is a slot of this format."""
     return len(header) == HEADER_BYTES and _HEAD.unpack_from(header) == (_MAGIC, _FORMAT, HEADER_BYTES)
 
 
 class SlotDirectory(ABC, Generic[S]):
-    """The snapshots of one job on one node, in a directory that all of its ranks and rank actors see."""
+    """The snapshots of one job on one node, in a directory shared by all of its ranks and rank actors."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._open: dict[Path, tuple[int, S]] = {}  # by inode: a slot is replaced when it gets too small
+        self._open: dict[Path, tuple[int, S]] = {}  # by inode: a slot that becomes too small is replaced
 
     def slot_path(self, rank: int, index: int) -> Path:
-        """The file of a rank's slot."""
+        """Return the file of a rank's slot."""
         return self.path / f"{layout.rank_part(rank)}.{index}.snap"
 
     @abstractmethod
     def _slot_at(self, path: Path) -> S | None:
-        """The slot in this file; None when there is none."""
+        """Return the slot in this file; None when there is none."""
 
     @abstractmethod
     def _words_at(self, path: Path) -> Words:
-        """The page of words in this file, which is made where there is none."""
+        """Return the page of words in this file, created if missing."""
 
     def slots(self, rank: int) -> list[S]:
-        """The slots that a rank has."""
+        """Return a rank's slots."""
         found = (self._slot(self.slot_path(rank, index)) for index in range(SLOTS))
         return [slot for slot in found if slot is not None]
 
@@ -312,7 +313,7 @@ class SlotDirectory(ABC, Generic[S]):
         return slot
 
     def snapshots(self, rank: int) -> list[tuple[SnapshotMeta, S]]:
-        """A rank's snapshots that count, newest first."""
+        """Return a rank's valid snapshots, newest first."""
         found = [(meta, slot) for slot in self.slots(rank) if (meta := slot.meta()) is not None]
         return sorted(found, key=lambda item: item[0].version, reverse=True)
 
@@ -324,18 +325,18 @@ class SlotDirectory(ABC, Generic[S]):
         return all(any(slot.identity() == word for slot in self.slots(rank)) for rank in range(1, meta.world_size))
 
     def writer_lock(self, rank: int) -> WriterLock:
-        """The lock of the process that writes a rank's slots."""
+        """Return the lock of the process that writes a rank's slots."""
         return WriterLock(self.path / f"{layout.rank_part(rank)}.lock")
 
     def store_state(self, rank: int) -> StoreState:
-        """The words by which a rank and its persister tell each other how storage keeps up."""
+        """Return the words by which a rank and its persister share the state of storage."""
         return StoreState(self._words_at(self.path / f"{layout.rank_part(rank)}.store"))
 
     @contextlib.contextmanager
     def storing(self, rank: int) -> Iterator[bool]:
-        """Whether this process, and no other, brings the rank's state to storage until the end of the block.
+        """Yield whether this process, and no other, writes the rank's state to storage until the end of the block.
 
-        Its persister does, and the rank itself before it leaves: two writers of one checkpoint would spoil each other's files.
+        The persister does, and the rank itself before it ends: two writers of one checkpoint would damage each other's files.
         """
         lock = WriterLock(self.path / f"{layout.rank_part(rank)}.storing")
         try:
@@ -349,12 +350,12 @@ class SlotDirectory(ABC, Generic[S]):
             lock.release()
 
     def hold(self) -> HeldVersion:
-        """The word by which the persisters ask that a snapshot be left alone."""
+        """Return the word by which the persisters ask ranks to keep a snapshot."""
         return HeldVersion(self._words_at(self.path / "hold"))
 
 
 class SnapshotDirectory(SlotDirectory[SnapshotSlot]):
-    """The snapshots of a job, for its ranks: slots and words are mapped."""
+    """The snapshots of a job for its ranks: slots and words are mapped."""
 
     def _slot_at(self, path: Path) -> SnapshotSlot | None:
         return SnapshotSlot.open(path)
@@ -364,7 +365,7 @@ class SnapshotDirectory(SlotDirectory[SnapshotSlot]):
 
 
 def held(identities: list[int], word: int) -> int:
-    """Which of a rank's snapshots is held under ``word``: its first one from there on, of the same attempt; 0 if none."""
+    """Return which of a rank's snapshots ``word`` holds: its first one from there on, of the same attempt; 0 if none."""
     same_attempt = [found for found in identities if found >= word > 0 and found >> _STEP_BITS == word >> _STEP_BITS]
     return min(same_attempt, default=0)
 
@@ -377,7 +378,7 @@ def _meta_body(meta: SnapshotMeta) -> dict[str, Any]:
 
 
 def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
-    """The inverse of ``_meta_body``, for a slot of ``size`` bytes. What comes from a rank's memory names files: it is checked."""
+    """Parse ``_meta_body`` for a slot of ``size`` bytes. A rank's memory is untrusted and names files, so it is validated."""
     parts = tuple(
         PartRegion(name=name, tree_at=tree_at, tree_bytes=tree, image_at=image_at, image_bytes=image)
         for name, tree_at, tree, image_at, image in body.pop("parts")

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.format.layout import Version
 
-MEMORY = "memory"  # stands for a path where a checkpoint was not on storage
+MEMORY = "memory"  # the path of a checkpoint that is not on storage
 
 
 class SnapshotReader:
-    """The snapshots of one job on this node, as a source of checkpoints."""
+    """Reads the snapshots of one job on this node, as a source of checkpoints."""
 
     def __init__(self, path: str | os.PathLike[str], *, job_id: str) -> None:
         self._directory = SnapshotDirectory(path)
         self._job_id = job_id
 
     def newest(self) -> Version | None:
-        """The newest snapshot that is whole on every rank that has a part in it."""
+        """Return the newest snapshot that is complete on every rank with a part in it."""
         for meta, _ in self._directory.snapshots(0):
             if meta.job_id == self._job_id and self._directory.is_whole(meta):
                 return meta.version
@@ -38,7 +38,7 @@ class SnapshotReader:
     def load(self, version: Version, rank: int, world_size: int, into: Any = None) -> Checkpoint:
         """Copy a snapshot out of shared memory, for ``rank`` of ``world_size``.
 
-        Raises CorruptCheckpointError when it is not there, or was overwritten meanwhile.
+        Raises CorruptCheckpointError when it is missing, or was overwritten meanwhile.
         """
         meta, slot = self._find(0, version)
         has_part = meta.gang and world_size == meta.world_size

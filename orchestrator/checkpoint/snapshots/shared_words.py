@@ -1,7 +1,7 @@
-"""Pages of 64-bit words that the ranks of a job and their persisters share: which version is held, what storage takes.
+"""Pages of 64-bit words shared by the ranks of a job and their persisters: the held version, the state of storage.
 
-Ranks map them: a save looks at them without a system call. A persister reads and writes them as files: a rank can cut a
-file short, and a process that reads a map of it would be killed (SIGBUS). Only the standard library is used here.
+Ranks map them: a save reads them without a system call. A persister reads and writes them as files, because a rank can
+truncate a file, and reading a map of it would kill the persister (SIGBUS). Only the standard library is used here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _WORD_BYTES = 8
 
 
 class Words(Protocol):
-    """A page of words. A word that the file does not have any more reads as 0."""
+    """A page of words. A word beyond the end of the file reads as 0."""
 
     def get(self, index: int) -> int:
-        """One word."""
+        """Return one word."""
         ...
 
     def some(self, first: int, count: int) -> Sequence[int]:
-        """Several words."""
+        """Return several words."""
         ...
 
     def put(self, index: int, word: int) -> None:
@@ -37,12 +37,12 @@ class Words(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the page; it cannot be used afterwards."""
+        """Close the page; it cannot be used afterwards."""
         ...
 
 
 class MappedWords:
-    """For the ranks: the page is mapped."""
+    """A mapped page, for the ranks."""
 
     def __init__(self, path: Path) -> None:
         handle = _page(path)
@@ -71,7 +71,7 @@ class MappedWords:
 
 
 class FileWords:
-    """For other processes: each access is a system call, which no length of the file can end the process by."""
+    """A page for other processes: each access is a system call, which is safe for a file of any length."""
 
     def __init__(self, path: Path) -> None:
         self._handle = _page(path)
@@ -96,7 +96,7 @@ class FileWords:
 
 
 def _page(path: Path) -> int:
-    """A descriptor of the page, which is made where there is none. Raises OSError."""
+    """Return a descriptor of the page, created if missing. Raises OSError."""
     make_private(path.parent)
     handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -110,31 +110,30 @@ def _page(path: Path) -> int:
 class HeldVersion:
     """A 64-bit word that all ranks and rank actors of a node share.
 
-    It holds an identity: every rank leaves its first snapshot from that version on alone until the word changes. So
-    the persisters of all ranks find snapshots of the same step, although no rank waits for another.
+    It holds an identity: every rank keeps its first snapshot from that version on until the word changes. So the
+    persisters of all ranks find snapshots of the same step, although no rank waits for another.
     """
 
     def __init__(self, words: Words) -> None:
         self._words = words
 
     def get(self) -> int:
-        """The identity held, 0 for none."""
+        """Return the held identity, 0 for none."""
         return self._words.get(0)
 
     def set(self, word: int) -> None:
-        """Hold another identity; 0 releases."""
+        """Hold another identity; 0 releases it."""
         self._words.put(0, word)
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Close the page."""
         self._words.close()
 
 
 class StoreState:
-    """What a rank's persister tells the rank, and rank 0 the persisters of all ranks. A page of 64-bit words.
+    """A page of 64-bit words by which a rank's persister informs the rank, and rank 0 the persisters of all ranks.
 
-    A rank waits for storage only while its persister says that it brings all wanted snapshots there, and that storage
-    takes them.
+    A rank waits for storage only while its persister reports that it writes all wanted snapshots and that storage works.
     """
 
     _SERVED, _FAILING, _WANTED, _WANTED_WORDS = 0, 1, 8, 64
@@ -149,27 +148,27 @@ class StoreState:
 
     @property
     def serves(self) -> bool:
-        """Whether a persister looks after this rank's snapshots."""
+        """Whether a persister handles this rank's snapshots."""
         return self._words.get(self._SERVED) == 1
 
     def serve(self, *, serving: bool) -> None:
-        """Say that a persister looks after this rank's snapshots, or no longer does."""
+        """Record whether a persister handles this rank's snapshots."""
         self._words.put(self._SERVED, int(serving))
 
     def fail(self, *, failing: bool) -> None:
-        """Say whether the last write to storage failed."""
+        """Record whether the last write to storage failed."""
         self._words.put(self._FAILING, int(failing))
 
     def wanted(self) -> frozenset[int]:
-        """The identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
+        """Return the identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
         return frozenset(self._words.some(self._WANTED, self._WANTED_WORDS)) - {0}
 
     def publish_wanted(self, words: Iterable[int]) -> None:
-        """Say which identities every rank of the gang has to bring to storage."""
+        """Publish the identities that every rank of the gang must write to storage."""
         newest = sorted(words)[-self._WANTED_WORDS :]
         for index in range(self._WANTED_WORDS):
             self._words.put(self._WANTED + index, newest[index] if index < len(newest) else 0)
 
     def close(self) -> None:
-        """Let go of the page."""
+        """Close the page."""
         self._words.close()

@@ -1,7 +1,7 @@
-"""Copies a rank's tensors to the same places again and again, side by side on several threads.
+"""Copies a rank's tensors to the same addresses again and again, in parallel on several threads.
 
-One core alone does not fill the memory bus, and training stands still meanwhile. The interpreter's lock is free while torch
-copies. Tensors of a device are copied by the calling thread: its stream is the one that computed them.
+One core cannot use the full memory bandwidth, and training waits for the copy. torch releases the interpreter's lock
+while it copies. The calling thread copies tensors of a device: its stream computed them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 _Part: TypeAlias = tuple[list[Any], list[Any]]  # targets and sources
 MOST_THREADS: Final = 4
 WORTH_BYTES: Final = 32 << 20
-"""Less is copied by one thread: measured, two were no faster at 25 MB (the other one has to wake up), faster from 85 MB on."""
+"""One thread copies less than this: measured, two were no faster at 25 MB (the second must wake up), faster from 85 MB on."""
 SPLIT_BYTES: Final = 1 << 20
-"""A tensor is cut in two only if both halves have at least this many bytes."""
+"""A tensor is split only if both halves have at least this many bytes."""
 
 
 def copy_threads(local_world_size: int) -> int:
-    """How many threads a rank copies with: its share of the processors that this process may use, four at most."""
+    """Return a rank's number of copy threads: its share of the processors that this process may use, four at most."""
     return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, local_world_size)))
 
 
@@ -36,15 +36,15 @@ class Piece:
     end: int | None = None
 
     def of(self, tensors: Sequence[Any]) -> Any:
-        """What the piece is of ``tensors``."""
+        """Return the piece of ``tensors``."""
         tensor = tensors[self.index]
         return tensor if self.end is None else tensor[self.begin : self.end]
 
 
 def shares(sizes: Sequence[tuple[int, int]], threads: int) -> list[list[Piece]]:
-    """Cut tensors of these (bytes, rows) into parts of about the same number of bytes, one for each thread, none empty.
+    """Split tensors of these (bytes, rows) into parts of about equal bytes, one per thread, none empty.
 
-    A tensor of 0 rows (a single number) is never cut.
+    A tensor of 0 rows (a single number) is never split.
     """
     total = sum(size for size, _ in sizes)
     found: list[list[Piece]] = [[]]
@@ -66,7 +66,7 @@ def shares(sizes: Sequence[tuple[int, int]], threads: int) -> list[list[Piece]]:
 
 
 class TensorCopy:
-    """Copies into ``targets``, tensors of torch on the CPU, with up to this many threads; with one below ``worth_bytes``."""
+    """Copies into ``targets``, torch tensors on the CPU, with up to this many threads; with one below ``worth_bytes``."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class TensorCopy:
         self._pieces = [[piece.of(self.targets) for piece in share] for share in self._shares]
 
     def copy(self, sources: Sequence[Any]) -> None:
-        """Copy one source for each target, of the same type and shape; all are copied when this returns."""
+        """Copy one source to each target of the same type and shape; return when all are copied."""
         import torch
 
         if not sources:
@@ -112,7 +112,7 @@ class TensorCopy:
 
 
 def _submitted(pool: ThreadPoolExecutor, parts: Sequence[_Part]) -> tuple[list[Future[None]], Sequence[_Part]]:
-    """Have ``parts`` copied; what is under way, and what no thread took because the interpreter is about to end."""
+    """Start ``parts``; return those in progress, and those that no thread takes because the interpreter is ending."""
     under_way: list[Future[None]] = []
     for part in parts:
         try:

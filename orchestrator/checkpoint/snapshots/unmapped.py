@@ -1,7 +1,7 @@
-"""Slots as files, for a process that is not the job's own: the rank actor.
+"""Slots read as files, for a process that is not the job's own: the rank actor.
 
-A rank can cut its slot short at any moment. Reading a map of it would kill the reader (SIGBUS); a read that ends early is
-an error that can be told. Only the standard library is used here.
+A rank can truncate its slot at any moment. Reading a map of it would kill the reader (SIGBUS); a short read is an
+ordinary error. Only the standard library is used here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.snapshots.shared_words import Words
 
-PIECE_BYTES = 256 * 1024  # stays in a core's cache while it is hashed and written
+PIECE_BYTES = 256 * 1024  # fits a core's cache while it is hashed and written
 _WORD = struct.Struct("<Q")
 
 
 class FileSlot(Slot):
-    """One slot, read and written by system calls. Its file stays open for as long as anything refers to it."""
+    """One slot, read and written by system calls. Its file stays open while anything refers to it."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path, self._handle = path, handle
@@ -34,7 +34,7 @@ class FileSlot(Slot):
 
     @classmethod
     def open(cls, path: Path) -> Self | None:
-        """An existing slot; None when there is none or it is not one of this format."""
+        """Open an existing slot; None when there is none or it has another format."""
         try:
             slot = cls(path, os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
             return slot if is_slot(slot.header()) else None
@@ -43,7 +43,7 @@ class FileSlot(Slot):
 
     @property
     def size(self) -> int:
-        """The bytes that the file has at this moment."""
+        """Return the file's present size in bytes."""
         return os.fstat(self._handle).st_size
 
     def word(self, at: int) -> int:
@@ -59,7 +59,7 @@ class FileSlot(Slot):
         return os.pread(self._handle, HEADER_BYTES, 0)
 
     def pieces(self, start: int, size: int) -> Iterator[memoryview]:
-        """These bytes of the slot, piece by piece, each in the memory of the one before.
+        """Yield these bytes of the slot, piece by piece, reusing one buffer.
 
         Raises CorruptCheckpointError when the file ends before.
         """

@@ -1,15 +1,15 @@
-"""Copies a rank's state into shared memory: what ``context().save`` does under orch.
+"""Copies a rank's state into shared memory: the implementation of ``context().save`` under orch.
 
-Runs in the training process. After the first snapshot of a structure nothing is allocated and nothing is planned: the
-state is walked once, and its tensors are copied to where they lie in the tensor file's image. The snapshot that is
-newest, and the one that a persister works on, are never overwritten, so this waits for nothing.
+Runs in the training process. After the first snapshot of a structure nothing is allocated or planned: the state is
+walked once, and its tensors are copied to their places in the tensor file's image. The newest snapshot, and the one
+that a persister writes, are never overwritten, so the copy waits for nothing.
 
-A snapshot that is *wanted* on storage (an explicit interval, one of the best scores) is not overwritten before it is there:
-a save waits when all slots hold such snapshots, for as long as storage takes them. Where storage fails, training goes on and
-what was left out is told.
+A snapshot that is *wanted* on storage (an explicit interval, one of the best scores) is not overwritten before it is
+there: a save waits while all slots hold such snapshots and storage works. Where storage fails, training continues and
+the skipped snapshots are reported.
 
-In a window in which certain tensors do not change (async_copy.py), a thread copies them while training goes on, and the snapshot
-counts when they are copied: a process that dies before leaves the snapshot before.
+In a window in which certain tensors do not change (async_copy.py), a thread copies them while training continues, and
+the snapshot counts once they are copied: a process that dies before leaves the previous snapshot.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
 _PAGE = 4096
 _STORE_POLL_SECONDS = 0.002
-_TREE_SLACK = 1024  # room for plain values that get longer
+_TREE_SLACK = 1024  # space for plain values that become longer
 
 
 @dataclass(frozen=True, slots=True)
 class LateCopy:
-    """How the rest of a save went: why the snapshot does not count ("" when it does), and the processor time of its thread."""
+    """The result of a deferred copy: why the snapshot does not count ("" when it does), and the processor time of its thread."""
 
     failure: str
     seconds: float
@@ -59,7 +59,7 @@ class LateCopy:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """What may be copied while training goes on, after the rest of its snapshot; or was ``copied`` with it, in a rehearsal."""
+    """Tensors to copy while training continues, after the rest of the snapshot; or, in a rehearsal, ``copied`` with it."""
 
     copier: TensorCopy
     sources: Sequence[Any]
@@ -67,15 +67,15 @@ class Late:
     copied: bool
 
     def copy(self) -> bool:
-        """Copy it; whether it stayed unchanged meanwhile."""
+        """Copy the tensors; return whether they stayed unchanged meanwhile."""
         self.copier.copy(self.sources)
         return not self.watch.saw_change(self.copier.targets)
 
     def would_be_the_same(self) -> bool:
-        """Whether a copy made now would hold what was copied, and nothing has been written there since."""
+        """Whether a copy made now would equal the existing one, and the tensors were not written since."""
         try:
             return not self.watch.saw_any_change(self.copier.targets)
-        except Exception:  # of torch: a tensor is none of this kind any more; nothing here may end the training
+        except Exception:  # torch fails for a tensor that was replaced; no error here may end the training
             return False
 
 
@@ -115,7 +115,7 @@ class _Copier:
         self._now = self._later = self._copies(())
 
     def copy(self, window: Window | None) -> Late | None:
-        """Copy what the plans' sources hold now; what is left to be copied later, where that is worth it."""
+        """Copy the present content of the plans' sources; return what is left to copy later, where that is worthwhile."""
         memory = self.slot.memory
         for name, plan in self.plans.items():
             at = self._regions[name].tree_at
@@ -163,7 +163,7 @@ class SnapshotWriter:
         later: Executor | None = None,
         best: TopScores | None = None,
     ) -> None:
-        """Copy with up to ``threads`` threads; what may wait, on ``later`` (a thread of its own).
+        """Copy with up to ``threads`` threads; deferred tensors on ``later`` (another thread).
 
         ``best``: the saves with the best scores are wanted on storage.
 
@@ -178,18 +178,18 @@ class SnapshotWriter:
         self._pool = ThreadPoolExecutor(threads - 1, thread_name_prefix="orch-copy") if threads > 1 else None
         self._executor = later
         self.rest: Future[LateCopy] | None = None
-        """Of the last save, what is copied while training goes on. None: it was whole at once."""
+        """The deferred copy of the last save. None: it was complete at once."""
         self.rehearsed: Late | None = None
-        """Of the last save, what might have been copied later, when it is to be seen whether that is safe."""
+        """The rehearsal of the last save, to check whether deferring would be safe."""
         self._hold = self._directory.hold()
         self._best = best if rank == 0 else None
         self._store_state = self._directory.store_state(rank)
         self._leader = self._store_state if rank == 0 else self._directory.store_state(0)
         self._late_word = 0
         self.waited_seconds = 0.0
-        """Of the last save: how long it waited for storage to take an earlier one."""
+        """How long the last save waited for storage to take an earlier one."""
         self.left_out: list[int] = []
-        """Steps that were wanted on storage and were given up because storage failed."""
+        """Steps that were wanted on storage and were dropped because storage failed."""
         self._slots: dict[int, SnapshotSlot] = {}
         for index in range(SLOTS):
             slot = SnapshotSlot.open(self._directory.slot_path(rank, index))
@@ -211,13 +211,13 @@ class SnapshotWriter:
         wanted: bool = False,
         on_wait: Callable[[], None] | None = None,
     ) -> int:
-        """Snapshot ``parts`` (name to state) as of ``step``; the bytes taken, 0 when this step is there already.
+        """Snapshot ``parts`` (name to state) as of ``step``; return the bytes taken, 0 when this step already exists.
 
-        ``wanted``: it has to reach storage. ``on_wait`` is called when the save has to wait for storage first.
+        ``wanted``: it must reach storage. ``on_wait`` is called when the save must first wait for storage.
 
-        Large tensors of the ``window`` may be copied afterwards, until ``rest`` is done; if one is changed before, the
-        snapshot does not count. Raises SnapshotUnavailableError when shared memory cannot take it, UnsupportedStateError
-        as the codec does.
+        Large tensors of the ``window`` may be copied afterwards, until ``rest`` is done; if one changes before, the
+        snapshot does not count. Raises SnapshotUnavailableError when shared memory is insufficient,
+        UnsupportedStateError as the codec does.
         """
         self._finish()
         self.rehearsed = None
@@ -236,11 +236,11 @@ class SnapshotWriter:
 
     @property
     def memory_bytes(self) -> int:
-        """What this rank's snapshots take of memory once every slot is in use."""
+        """Return the memory that this rank's snapshots take once every slot is in use."""
         return SLOTS * max((len(slot.memory) for slot in self._slots.values()), default=0)
 
     def close(self) -> None:
-        """Let another process write; the snapshots stay."""
+        """Release the writer's lock; the snapshots stay."""
         self._finish()
         if self._executor is not None:
             self._executor.shutdown()
@@ -256,7 +256,7 @@ class SnapshotWriter:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="orch-late-copy")
         try:
             return self._executor.submit(_complete, slot, late, word)
-        except RuntimeError:  # the interpreter is about to end, and no thread begins any more
+        except RuntimeError:  # the interpreter is ending and starts no more threads
             done: Future[LateCopy] = Future()
             done.set_result(_complete(slot, late, word))
             return done
@@ -269,7 +269,7 @@ class SnapshotWriter:
             self.rest = None
 
     def _plan(self, parts: Mapping[str, Any]) -> None:
-        """Bring the plans up to date with the states; lay out anew when a part no longer fits where it was."""
+        """Update the plans for the states; lay out anew when a part no longer fits."""
         fresh = parts.keys() != self._plans.keys()
         plans: dict[str, PartPlan] = {}
         for name, state in parts.items():
@@ -345,9 +345,9 @@ class SnapshotWriter:
         return sum(region.tree_bytes + region.image_bytes for region in regions)
 
     def _choose(self, on_wait: Callable[[], None] | None) -> int:
-        """A slot that may be overwritten: not the newest, not one that is held or has yet to reach storage.
+        """Choose a slot that may be overwritten: not the newest, not one that is held or must still reach storage.
 
-        Rather a used one than a new one. Waits where there is none and storage keeps up.
+        Prefers a used one to a new one. Waits where there is none and storage works.
         """
         began = time.perf_counter()
         while (index := self._free()) is None:
@@ -373,7 +373,7 @@ class SnapshotWriter:
         return {max(identities.values(), default=0), held(list(identities.values()), self._hold.get())} - {0}
 
     def _given_up(self) -> int:
-        """The slot of the oldest snapshot that has to reach storage and cannot."""
+        """Return the slot of the oldest snapshot that must reach storage and cannot."""
         identities = {index: slot.identity() for index, slot in self._slots.items()}
         keep = self._in_use(identities)
         index = min((i for i, found in identities.items() if found not in keep), key=lambda i: identities[i])
@@ -400,7 +400,7 @@ def _complete(slot: SnapshotSlot, late: Late, word: int) -> LateCopy:
         failure = (
             "" if late.copy() else "the state was changed while it was being copied, and not by an optimizer's step"
         )
-    except Exception as error:  # whatever it is, it may not end the training
+    except Exception as error:  # no error here may end the training
         failure = f"the state could not be copied while training went on: {error}"
     if not failure:
         slot.commit(word)

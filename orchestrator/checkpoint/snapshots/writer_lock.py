@@ -17,9 +17,9 @@ class SnapshotUnavailableError(Exception):
 
 
 class WriterLock:
-    """Held for life by the process that writes a rank's slots.
+    """Held for its lifetime by the process that writes a rank's slots.
 
-    A POSIX record lock: the kernel frees it with the process, and forked children do not hold on to it.
+    A POSIX record lock: the kernel frees it with the process, and forked children do not inherit it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class WriterLock:
         self._handle: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or nothing can be made there."""
+        """Take the lock. Raises SnapshotUnavailableError when another live process has it, or its file cannot be created."""
         try:
             make_private(self._path.parent)
             handle = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -41,7 +41,7 @@ class WriterLock:
         self._handle = handle
 
     def release(self) -> None:
-        """Give it back; without effect when it is not held."""
+        """Release the lock. Idempotent."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -1,4 +1,4 @@
-"""A checkpoint directory as a whole: list it, verify, set damaged ones aside, remove what is not kept."""
+"""A checkpoint directory as a whole: lists, verifies, quarantines damaged checkpoints, removes what is not kept."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.storage.storage import Storage
 
-_LISTING_RETRIES = 20  # how often the directory may change under a reader before that is an error
+_LISTING_RETRIES = 20  # retries for a directory that changes during a listing
 _MOST_BROKEN = 1000  # of one name
 
 
 class CheckpointDirectory:
-    """The entries of one storage. ``quarantined`` collects a sentence for each checkpoint found bad."""
+    """The entries of one storage. ``quarantined`` collects a sentence for each damaged checkpoint."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.quarantined: list[str] = []
 
     def candidates(self) -> Iterator[str]:
-        """Committed names, newest first, looked up again after each: others may prune or quarantine meanwhile."""
+        """Yield committed names, newest first, listed again after each: other processes may prune or quarantine meanwhile."""
         tried: set[str] = set()
         for _ in range(_LISTING_RETRIES + len(self.storage.names())):
             found = (layout.parse_name(name) for name in self.storage.names())
@@ -47,12 +47,12 @@ class CheckpointDirectory:
             yield fresh[-1].name
 
     def infos(self) -> tuple[CheckpointInfo, ...]:
-        """Everything there is, newest first: complete, broken and why, incomplete. Reads manifests only."""
+        """List everything, newest first: complete, broken and why, incomplete. Reads manifests only."""
         infos = [info for name in self.storage.names() if (info := self._describe(name)) is not None]
         return tuple(sorted(infos, key=lambda info: (info.order, info.name), reverse=True))
 
     def verified(self, info: CheckpointInfo) -> CheckpointInfo:
-        """Read a checkpoint completely; the same entry with its status brought up to date. Changes nothing."""
+        """Read a checkpoint completely; return its entry with the present status. Changes nothing."""
         if info.status is not CheckpointStatus.COMPLETE:
             return info
         reader = CheckpointReader(self.storage, info.name)
@@ -65,10 +65,10 @@ class CheckpointDirectory:
         return reader.info(known)
 
     def quarantine(self, name: str, why: str) -> None:
-        """Rename a damaged checkpoint to ``*.broken``, with a note that says why. Never raises for bad storage."""
-        with contextlib.suppress(OSError):  # storage that cannot be written to is still read from
+        """Rename a damaged checkpoint to ``*.broken``, with a note of the reason. Never raises for storage errors."""
+        with contextlib.suppress(OSError):  # read-only storage is still read
             if name not in self.storage.names():
-                return  # pruned, or set aside by another rank
+                return  # pruned, or quarantined by another rank
             note = json.dumps({"checkpoint": name, "why": why, "at": time.time()})
             with contextlib.suppress(OSError):
                 self.storage.write(f"{name}/{layout.QUARANTINE_NOTE}", [note.encode()])
@@ -76,20 +76,20 @@ class CheckpointDirectory:
         self.quarantined.append(f"{name}: {why}")
 
     def retain(self, retention: Retention) -> tuple[str, ...]:
-        """Remove the complete checkpoints that are not kept, and old broken ones; return the names of the former."""
+        """Remove the complete checkpoints that are not kept, and old broken ones; return the names of the complete ones."""
         infos = self.infos()
         gone = removable(infos, retention)
         kept = [info for info in infos if info.status is CheckpointStatus.COMPLETE and info not in gone]
         if gone and len(kept) == 1 and self.verified(kept[0]).status is not CheckpointStatus.COMPLETE:
-            gone = ()  # what looks like the last good one is not: keep the others
+            gone = ()  # the seemingly last valid one is damaged: keep the others
         for info in (*gone, *removable_broken(infos)):
             self.storage.discard(info.name)
         return tuple(info.name for info in gone)
 
     def clean(self, before: Version, token: str) -> None:
-        """Clear away what runs that are over left: staging directories, agreements, half-deleted trees.
+        """Remove what ended runs left: staging directories, agreements, half-deleted trees.
 
-        Staging directories go when they are older than ``before``, or of its attempt but of another run.
+        Staging directories are removed when they are older than ``before``, or of its attempt but of another run.
         """
         for name in self.storage.names():
             if self._is_leftover(name, before, token):

@@ -1,7 +1,7 @@
 """Keeps writers of older attempts out of a checkpoint directory.
 
-The newest attempt writes its number into fence.json before it loads; every save looks there, and the commit looks again
-under the lock. Even where a share has no locks, a leftover's checkpoint does no harm: newer attempts sort first.
+The newest attempt writes its number into fence.json before it loads; every save reads it, and the commit reads it again
+under the lock. Even where a share has no locks, an old attempt's checkpoint does no harm: newer attempts sort first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOST = 2**63
 class Fence:
     """The fence of one directory, held for ``attempt``; None adopts the newest attempt seen.
 
-    ``lease``: this process supervises the ranks of that newer attempt. It may still commit what the ranks of ``attempt``,
-    which have ended, left in memory.
+    ``lease``: this process supervises the ranks of that newer attempt. It may still commit what the ended ranks of
+    ``attempt`` left in memory.
     """
 
     def __init__(self, storage: Storage, attempt: int | None, lease: int = 0) -> None:
@@ -32,7 +32,7 @@ class Fence:
         self._held = False
 
     def hold(self, *, announce: bool) -> bool:
-        """Check, and on the first call ``announce`` this attempt; whether this was that call."""
+        """Check the fence, and on the first call ``announce`` this attempt; return whether this was that call."""
         self.check(thorough=not self._held)
         first, self._held = not self._held, True
         if first and announce and self._value() < self.attempt:
@@ -42,7 +42,7 @@ class Fence:
         return first and announce
 
     def check(self, *, thorough: bool = False) -> None:
-        """Raise StaleAttemptError when a newer attempt was here; ``thorough`` looks at the directory's names as well."""
+        """Raise StaleAttemptError when a newer attempt was here; ``thorough`` also reads the directory's names."""
         newest = self.newest_seen() if thorough else self._value()
         if newest > self.lease:
             raise StaleAttemptError(
@@ -51,13 +51,13 @@ class Fence:
             )
 
     def newest_seen(self) -> int:
-        """The newest attempt that announced itself or left a checkpoint; 0 when there was none."""
+        """Return the newest attempt that announced itself or left a checkpoint; 0 when there was none."""
         names = self._storage.names()
         seen = [found.attempt for name in names if (found := layout.parse_name(name) or layout.parse_broken(name))]
         return max(self._value(), *seen, 0)
 
     def _value(self) -> int:
-        """The attempt of the fence; 0 where it is missing or damaged: checkpoints of newer attempts sort first all the same."""
+        """Return the attempt of the fence; 0 where it is missing or damaged: newer attempts still sort first."""
         try:
             attempt = json.loads(bytes(self._storage.read(layout.FENCE)))["attempt"]
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):

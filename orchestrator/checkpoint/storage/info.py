@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds, as values, and which of it retention removes. Pure."""
+"""Entries of a checkpoint directory as values, and the choice of those that retention removes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.checkpoint.format.layout import Version
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-KEEP_BROKEN = 2  # quarantined checkpoints kept for a look at what happened
+KEEP_BROKEN = 2  # quarantined checkpoints kept for inspection
 
 
 class CheckpointStatus(StrEnum):
@@ -25,7 +25,7 @@ class CheckpointStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """One entry of a checkpoint directory. ``bytes`` is what its manifest says; ``why`` explains a bad status."""
+    """One entry of a checkpoint directory. ``bytes`` is from its manifest; ``why`` explains a bad status."""
 
     name: str
     path: str
@@ -37,11 +37,11 @@ class CheckpointInfo:
     created_at: float | None = None
     world_size: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    digest: str = ""  # of the content, where names do not tell versions apart
+    digest: str = ""  # of the content, where versions share a name
 
     @property
     def order(self) -> tuple[int, int]:
-        """The newest checkpoint has the highest: a newer attempt's line of work wins over a higher step."""
+        """Sort key, highest for the newest checkpoint: a newer attempt takes precedence over a higher step."""
         return self.attempt, self.step
 
     @property
@@ -51,7 +51,7 @@ class CheckpointInfo:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it counts, as far as is known without reading it."""
+        """Whether it counts, as far as known without reading it."""
         return self.status is CheckpointStatus.COMPLETE
 
 
@@ -77,12 +77,12 @@ class Retention:
 
     @property
     def best_count(self) -> int | None:
-        """How many of the best are kept; None: all."""
+        """Return how many of the best are kept; None: all."""
         return self.keep if self.keep_best is None else self.keep_best
 
 
 def removable(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[CheckpointInfo, ...]:
-    """Which complete checkpoints go, oldest first. Never all of them."""
+    """Return which complete checkpoints to remove, oldest first. Never all of them."""
     complete = sorted((info for info in infos if info.status is CheckpointStatus.COMPLETE), key=lambda info: info.order)
     if retention.keep is None:
         return ()
@@ -92,12 +92,12 @@ def removable(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[Ch
 
 
 def best_by_score(infos: Sequence[CheckpointInfo], retention: Retention) -> CheckpointInfo | None:
-    """The best complete checkpoint that has a finite score; of equal ones the newest."""
+    """Return the complete checkpoint with the best finite score; of equal ones the newest."""
     return next(iter(best_infos(infos, retention)), None)
 
 
 def best_infos(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[CheckpointInfo, ...]:
-    """The complete checkpoints with the best finite scores, the best first; of equal ones the newest."""
+    """Return the complete checkpoints with the best finite scores, the best first; of equal ones the newest."""
     if retention.score_attribute is None:
         return ()
     sign = 1.0 if retention.score_order == "max" else -1.0
@@ -113,7 +113,7 @@ def best_infos(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[C
 
 
 def removable_broken(infos: Sequence[CheckpointInfo]) -> tuple[CheckpointInfo, ...]:
-    """Quarantined checkpoints that are not worth their space any more."""
+    """Return the quarantined checkpoints to remove."""
     broken = sorted(
         (info for info in infos if info.status is CheckpointStatus.BROKEN),
         key=lambda info: (info.order, info.name),

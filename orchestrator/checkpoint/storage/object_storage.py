@@ -1,9 +1,9 @@
 # ruff: noqa: D102 - Storage documents the methods
 """Checkpoints behind a URL: S3, and other stores that fsspec supports.
 
-An object store has no directories to rename, no locks and nothing to fsync: an object is there, whole, or it is not.
-So a checkpoint is committed by copying its objects to their final names with the manifest last. A name without a
-manifest is one whose commit or deletion was interrupted; it is never listed, and is removed later.
+An object store has no directories to rename, no locks and nothing to fsync: an object exists completely or not at all.
+A checkpoint is therefore committed by copying its objects to their final names, the manifest last. A name without a
+manifest belongs to an interrupted commit or deletion; it is never listed, and is removed later.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _CHUNK = 16 * 1024 * 1024
 class ObjectStorage:
     """A prefix of an object store, given as a URL such as ``s3://bucket/path``.
 
-    Credentials and endpoints come from where the store's own tools take them (``AWS_*``, ``FSSPEC_*``); for S3, what
-    ``environ`` has of them (a job's own variables) comes before this process's environment.
+    Credentials and endpoints are read as by the store's own tools (``AWS_*``, ``FSSPEC_*``); for S3, those in
+    ``environ`` (a job's own variables) take precedence over this process's environment.
     """
 
     atomic_create = False
@@ -43,7 +43,7 @@ class ObjectStorage:
                 f"checkpoints at {url} need the package fsspec; install it for this Python"
             ) from error
         try:
-            # What other processes have written must be seen, so no listing is ever remembered.
+            # Objects of other processes must be seen, so no listing is cached.
             self._fs, self._root = fsspec.core.url_to_fs(
                 url.rstrip("/"), use_listings_cache=False, **_options(url, environ or {})
             )
@@ -63,7 +63,7 @@ class ObjectStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def create(self, path: str, content: bytes) -> bool:
-        """Two calls in the same moment may both succeed."""
+        """Two concurrent calls may both succeed."""
         with _as_os_errors():
             if self._fs.exists(self._path(path)):
                 return False
@@ -75,7 +75,7 @@ class ObjectStorage:
             self._fs.pipe_file(self._path(path), content)
 
     def keep_spare(self) -> None:
-        """Reserve nothing: an object store has no room of its own."""
+        """Reserve nothing: an object store has no space of its own."""
 
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
@@ -111,13 +111,13 @@ class ObjectStorage:
         keys = self._keys(source)
         if not keys:
             raise FileNotFoundError(errno.ENOENT, "no such checkpoint", self.location(source))
-        self._delete(target)  # what an interrupted commit left
+        self._delete(target)  # left by an interrupted commit
         try:
             with _as_os_errors():
                 for key in sorted(keys, key=lambda key: key == layout.MANIFEST):  # the manifest last
                     self._fs.cp_file(self._path(f"{source}/{key}"), self._path(f"{target}/{key}"))
         except FileNotFoundError:
-            if self._is_there(target):  # another rank was faster, and has cleared the source away
+            if self._is_there(target):  # another rank was faster, and has removed the source
                 raise FileExistsError(errno.EEXIST, "exists already", self.location(target)) from None
             raise
         self.discard(source)
@@ -129,11 +129,11 @@ class ObjectStorage:
         staged = layout.parse_staging(path)
         half_done = staged[0].name if staged is not None else layout.removed_name(path)
         if half_done != path and not self._is_there(half_done):
-            self._delete(half_done)  # a commit, or a deletion, that was interrupted
+            self._delete(half_done)  # an interrupted commit or deletion
         self._delete(path)
 
     def discard(self, path: str) -> None:
-        """A note tells of a deletion that was interrupted: what is left has no manifest, and is hidden."""
+        """A note records an interrupted deletion: the rest has no manifest, and is hidden."""
         if layout.parse_name(path) is None:
             self._delete(path)
             return
@@ -143,7 +143,7 @@ class ObjectStorage:
         self._delete(note)
 
     def free_bytes(self) -> int | None:
-        """None: an object store does not tell."""
+        """None: unknown for an object store."""
         return None
 
     @contextlib.contextmanager
@@ -155,12 +155,12 @@ class ObjectStorage:
         return f"{self._url}/{path}" if path else self._url
 
     def _is_there(self, name: str) -> bool:
-        """Whether a directory counts: a checkpoint by its manifest, another by having anything in it."""
+        """Whether a directory counts: a checkpoint needs its manifest, another one any object."""
         keys = self._keys(name)
         return layout.MANIFEST in keys if layout.parse_name(name) is not None else bool(keys)
 
     def _keys(self, path: str) -> list[str]:
-        """The names of all objects below a path, relative to it."""
+        """Return the names of all objects below a path, relative to it."""
         prefix = self._path(path)
         with _as_os_errors():
             self._fs.invalidate_cache()
@@ -173,7 +173,7 @@ class ObjectStorage:
     def _delete(self, path: str) -> None:
         with _as_os_errors():
             try:
-                # The manifest first: from then on it is no checkpoint any more, however far the deletion comes.
+                # The manifest first: without it there is no checkpoint any more, however far the deletion gets.
                 for key in sorted(self._keys(path), key=lambda key: key != layout.MANIFEST):
                     self._fs.rm_file(self._path(f"{path}/{key}"))
                 if self._fs.isfile(self._path(path)):
@@ -186,7 +186,7 @@ class ObjectStorage:
 
 
 def _options(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What s3fs is told of a job's own variables; nothing for other stores."""
+    """Return s3fs options from a job's own variables; nothing for other stores."""
     if not url.startswith(("s3://", "s3a://")):
         return {}
     given = {
@@ -202,13 +202,13 @@ def _options(url: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Make every failure of the store an OSError, and none of them one that tells of a damaged file."""
+    """Turn every failure of the store into an OSError that does not count as damage of a file."""
     try:
         yield
     except (FileNotFoundError, FileExistsError):
         raise
     except OSError as error:
-        if error.errno == errno.EIO:  # fsspec's word for any answer it does not know
+        if error.errno == errno.EIO:  # fsspec's code for any unknown answer
             raise _remote(error) from error
         raise
     except Exception as error:

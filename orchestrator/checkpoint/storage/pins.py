@@ -1,7 +1,7 @@
-"""Keeps a checkpoint of another job for one that is to start from it, whatever becomes of the other.
+"""Keeps a checkpoint of another job for one that starts from it, even if the other job removes it.
 
-The other job goes on saving and its retention goes on removing, and the new one may wait in the queue for days. A
-committed checkpoint's files never change, so a hard link to each is as good as a copy and takes no space.
+The other job continues to save and its retention to remove, and the new job may wait in the queue for days. A committed
+checkpoint's files never change, so a hard link to each is as good as a copy and takes no space.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, 
 
 
 def pin(path: str, folder: str | os.PathLike[str]) -> str:
-    """Keep the checkpoint at ``path`` under ``folder``; where it is found from now on.
+    """Keep the checkpoint at ``path`` under ``folder``; return its new path.
 
-    What lies behind a URL, or on a file system that cannot be linked from ``folder``, stays where it is: its own job must
-    keep it. What the script of a job wrote itself may be rewritten in place, and is copied. Raises OSError when it is
-    gone, or the copy cannot be made.
+    A checkpoint behind a URL, or on a file system that cannot be linked from ``folder``, stays where it is: its own job
+    must keep it. Files that a job's script wrote itself may be rewritten in place, and are copied. Raises OSError when
+    it is gone, or the copy fails.
     """
     if "://" in path:
         return path
@@ -45,7 +45,7 @@ def pin(path: str, folder: str | os.PathLike[str]) -> str:
 
 
 def _cannot_link(error: OSError) -> bool:
-    """Whether linking failed for what the file systems are; copytree gathers errors of files as texts."""
+    """Whether linking failed because of the file systems; copytree collects errors of files as texts."""
     if not isinstance(error, shutil.Error):
         return error.errno in _NO_LINK
     return all(any(os.strerror(number) in str(each[2]) for number in _NO_LINK) for each in error.args[0])

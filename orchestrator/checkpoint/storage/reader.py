@@ -1,4 +1,4 @@
-"""Reading one committed checkpoint directory: verify it, decode it. Knows nothing of which one to choose."""
+"""Reads one committed checkpoint directory: verifies and decodes it. Knows nothing of which one to choose."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Checkpoint:
     """A loaded checkpoint.
 
-    ``state`` is the replicated state; ``rank_state`` is what this rank stored, or None when it stored nothing or the
+    ``state`` is the replicated state; ``rank_state`` is this rank's part, or None when it stored none or the
     number of ranks has changed (``rank_states(n)`` reads any rank's part). ``path`` is the directory or URL, or
     ``memory`` for a snapshot. Tensors are on the CPU.
     """
@@ -42,7 +42,7 @@ class Checkpoint:
     read_rank_state: Callable[[int], Any] = field(repr=False, compare=False)
 
     def rank_states(self, rank: int) -> Any:
-        """The part that ``rank`` of the saving run stored, None when there is none."""
+        """Return the part that ``rank`` of the saving run stored, None when there is none."""
         return self.read_rank_state(rank)
 
 
@@ -70,7 +70,7 @@ class CheckpointReader:
         return read
 
     def verify(self, known: Manifest, skip: Iterable[str] = ()) -> None:
-        """Read every file, but those in ``skip``, and compare it with the manifest. Raises CorruptCheckpointError."""
+        """Read every file, except those in ``skip``, and compare it with the manifest. Raises CorruptCheckpointError."""
         for name in sorted(set(known.files) - set(skip)):
             with _damage(name):
                 found = self._storage.digest(f"{self.name}/{name}")
@@ -103,7 +103,7 @@ class CheckpointReader:
         )
 
     def info(self, known: Manifest) -> CheckpointInfo:
-        """The listing entry of a checkpoint whose manifest is good."""
+        """Return the listing entry of a checkpoint whose manifest is valid."""
         return CheckpointInfo(
             name=self.name,
             path=self._storage.location(self.name),
@@ -146,9 +146,9 @@ class CheckpointReader:
 
 @contextlib.contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """Turn what tells of a damaged file into CorruptCheckpointError.
+    """Turn errors that prove a damaged file into CorruptCheckpointError.
 
-    Other trouble (permission, a share that is away) says nothing about the checkpoint, and must not quarantine it.
+    Other errors (permission, an unavailable share) are no evidence of damage, and must not quarantine it.
     """
     try:
         yield

@@ -1,10 +1,10 @@
-"""Room that a directory always has: a few small files of real blocks, for what must be written while the disk is full.
+"""Reserves space in a directory: a few small files of real blocks, for what must be written while the disk is full.
 
-A spare is written over in place, where its blocks are, and gets its new name by a link or a rename. The file that it
-replaces, and what is removed, becomes the next spare, without having been free in between: another program that writes
-all the time cannot take the room, and it is there again however often it is needed.
+A spare is overwritten in place, where its blocks are, and gets its new name by a link or a rename. The file that it
+replaces, or a removed one, becomes the next spare without having been free in between: another program that writes all
+the time cannot take the space, and it can be used again and again.
 
-Only for files of at most one block; a longer one takes what is free beyond the first.
+Only for files of at most one block; a longer one needs free space beyond the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPARE_BYTES: Final = 16 * 1024
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _LOCK_SECONDS: Final = 5.0
 _LOCK_POLL_SECONDS: Final = 0.005
-_EARLIER: Final = ".spare"  # one file that earlier versions gave up for good
+_EARLIER: Final = ".spare"  # single file of earlier versions, used only once
 
 
 class Spares:
@@ -41,11 +41,11 @@ class Spares:
 
     @property
     def exist(self) -> bool:
-        """There is a directory of spares, empty or not."""
+        """Whether there is a directory of spares, empty or not."""
         return self._directory.is_dir()
 
     def keep(self) -> None:
-        """Have ``COUNT`` spares of full size, as far as there is room. Never raises."""
+        """Create up to ``COUNT`` spares of full size, as space permits. Never raises."""
         with contextlib.suppress(OSError):
             self._directory.mkdir(mode=self._folder_mode, exist_ok=True)
             (self._root / _EARLIER).unlink(missing_ok=True)
@@ -56,9 +56,9 @@ class Spares:
                     self._add()
 
     def create(self, target: Path, content: bytes) -> bool:
-        """Create ``target`` out of a spare; False, and nothing changed, when it exists. ENOSPC when there is none."""
+        """Create ``target`` from a spare; False, and nothing changed, when it exists. ENOSPC when there is none."""
         with self._alone():
-            if target.exists():  # several may want the same file, and there are few spares
+            if target.exists():  # several processes may create the same file, and there are few spares
                 return False
             spare = self._written(content)
             try:
@@ -69,7 +69,7 @@ class Spares:
         return True
 
     def replace(self, target: Path, content: bytes) -> None:
-        """Create or replace ``target`` out of a spare; what it was before is one from then on. ENOSPC when there is none."""
+        """Create or replace ``target`` from a spare; the old file becomes a spare. ENOSPC when there is none."""
         with self._alone():
             spare = self._written(content)
             with contextlib.suppress(OSError):  # the first of its name, or a file system without links
@@ -77,7 +77,7 @@ class Spares:
             spare.replace(target)
 
     def take_in(self, path: Path) -> bool:
-        """Make a spare of a file that is to be removed, where one is missing; whether that was done."""
+        """Make a spare of a file that would be removed, where one is missing; return whether that was done."""
         try:
             found = path.lstat()
             if not stat.S_ISREG(found.st_mode) or not 0 < found.st_size <= SPARE_BYTES or found.st_nlink != 1:
@@ -93,9 +93,9 @@ class Spares:
         return True
 
     def _written(self, content: bytes) -> Path:
-        """The longest unused spare with this content. Raises OSError with ENOSPC."""
+        """Return the longest unused spare, with this content. Raises OSError with ENOSPC."""
         for path in self._paths():
-            if path.lstat().st_nlink != 1:  # a replacement was cut short: this is another name of a file in use
+            if path.lstat().st_nlink != 1:  # an interrupted replacement: this is another name of a file in use
                 path.unlink()
                 continue
             _overwrite(path, content)
@@ -103,7 +103,7 @@ class Spares:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._root))
 
     def _paths(self) -> list[Path]:
-        """The spares, the longest unused first: a reader of what it was before has long ended."""
+        """Return the spares, the longest unused first: readers of its former content have long ended."""
         try:
             return sorted(path for path in self._directory.iterdir() if stat.S_ISREG(path.lstat().st_mode))
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class Spares:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes out, as far as the file system can; a stopped one is not waited for for ever."""
+        """Exclude other processes, where the file system can; with a timeout, because a process may be stopped."""
         handle = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         deadline = time.monotonic() + _LOCK_SECONDS
         try:
@@ -151,7 +151,7 @@ def _allocate(path: Path) -> None:
 
 
 def _overwrite(path: Path, content: bytes) -> None:
-    """Write in place, never cutting the file first: another process could take the blocks in between."""
+    """Write in place without truncating the file first: another process could take the blocks in between."""
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         at = 0

@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - Storage documents the methods of LocalStorage
-"""Where checkpoint files live: a port with few operations, and its implementation on a local or shared file system.
+"""Storage of checkpoint files: a port with few operations, and its implementation on a local or shared file system.
 
-Paths are relative to the storage's root and separated by "/". Everything above this port is ignorant of disks, and
-tests put faults between the two.
+Paths are relative to the storage's root and separated by "/". Code above this port knows nothing of disks, and
+tests inject faults between the two.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from orchestrator.spec.plain_files import open_plain, refuse_larger
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; ordering by attempt still protects
+LOCK_TIMEOUT_SECONDS = 5.0  # a stopped process may hold the lock for ever; the order of attempts still protects
 _LOCK_POLL_SECONDS = 0.01
 DRAFT_PREFIX = ".draft-"
 _CHUNK = 4 * 1024 * 1024
@@ -56,22 +56,22 @@ class Storage(Protocol):
         ...
 
     def keep_spare(self) -> None:
-        """Set a little room aside, in which ``create`` and ``replace`` of small files of the root succeed when it is full.
+        """Reserve space in which ``create`` and ``replace`` of small files of the root succeed on a full disk.
 
-        The room is not used up by that. Never raises.
+        The space is reusable. Never raises.
         """
         ...
 
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
-        """The whole content, writable. Raises NotPlainFileError, and reads nothing, where there is more than ``most_bytes``."""
+        """Return the whole content, writable. Raises NotPlainFileError, without reading, above ``most_bytes``."""
         ...
 
     def digest(self, path: str) -> FileRecord:
-        """Size and SHA-256, in bounded memory."""
+        """Return size and SHA-256, in bounded memory."""
         ...
 
     def names(self, path: str = "") -> list[str]:
-        """What a directory holds, sorted; empty when it does not exist."""
+        """Return the entries of a directory, sorted; empty when it does not exist."""
         ...
 
     def rename(self, source: str, target: str) -> None:
@@ -83,30 +83,30 @@ class Storage(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Delete a file or a tree; one that is missing is fine."""
+        """Delete a file or a tree; a missing one is no error."""
         ...
 
     def discard(self, path: str) -> None:
-        """Delete a checkpoint such that one half deleted is never taken for a damaged one."""
+        """Delete a checkpoint so that a half deleted one never counts as damaged."""
         ...
 
     def free_bytes(self) -> int | None:
-        """The space left, None where that is not known."""
+        """Return the free space in bytes, None if unknown."""
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[bool]:
-        """Exclude other processes; yields False when that was not possible in time."""
+        """Exclude other processes; yields False after a timeout."""
         ...
 
     def location(self, path: str = "") -> str:
-        """The full path or URL, for people."""
+        """Return the full path or URL, for users."""
         ...
 
 
 def open_storage(root: str | os.PathLike[str], environ: Mapping[str, str] | None = None) -> Storage:
-    """The storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError when nothing can open it.
+    """Open the storage behind a path or a URL (``s3://bucket/path``). Raises CheckpointError for an unsupported one.
 
-    ``environ`` holds credentials and endpoints that go before those of this process.
+    ``environ`` holds credentials and endpoints that take precedence over this process's environment.
     """
     text = os.fspath(root)
     if "://" not in text:
@@ -130,7 +130,7 @@ class LocalStorage:
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
         private: bool = False,
     ) -> None:
-        """``private``: what is made here is this user's alone, whatever the umask."""
+        """``private``: files created here are readable by this user only, whatever the umask."""
         self.root = Path(root).absolute()
         self._file_mode, folder_mode = (0o600, 0o700) if private else (0o644, 0o755)
         self._folder_mode = 0o700 if private else 0o777
@@ -177,7 +177,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _draft(self, content: bytes) -> Iterator[Path]:
-        """A small file with ``content``, gone in the end."""
+        """A small file with ``content``, removed at the end."""
         draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
         try:
             self.write(draft, [content], durable=False)
@@ -211,7 +211,7 @@ class LocalStorage:
             return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
 
     def _opened(self, path: str) -> FileIO:
-        """Unbuffered. A FIFO or a device in a file's place is an error: who reads it would wait for ever."""
+        """Open a file unbuffered. A FIFO or a device in its place is an error: a read would block for ever."""
         return FileIO(open_plain(self.root / path, follow=True))
 
     def names(self, path: str = "") -> list[str]:
@@ -246,7 +246,7 @@ class LocalStorage:
     def discard(self, path: str) -> None:
         doomed = layout.removing_name(path)
         self.remove(doomed)
-        # Not fsynced: after a power cut the checkpoint is there again, whole, and goes with the next retention.
+        # Not fsynced: after a power cut the checkpoint exists again, complete, until the next retention.
         os.rename(self.root / path, self.root / doomed)
         self.remove(doomed)
 
@@ -259,7 +259,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """An flock: the kernel frees it when its holder dies."""
+        """Hold an flock, which the kernel frees when its holder dies."""
         handle = os.open(self._made(self.root) / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, self._file_mode)
         try:
             yield self._locked(handle)
@@ -292,7 +292,7 @@ class LocalStorage:
             return os.open(target, flags, self._file_mode)
 
     def _made(self, folder: Path) -> Path:
-        """The folder, made if missing; a root that was just made survives a power cut."""
+        """Return the folder, created if missing; a new root survives a power cut."""
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True, mode=self._folder_mode)
         for place in missing:

@@ -1,10 +1,10 @@
 # ruff: noqa: D102 - Part documents the methods
-"""Writes a checkpoint and commits it. Takes bytes, knows neither torch nor numpy: the rank actor uses it as well.
+"""Writes a checkpoint and commits it. Takes bytes, needs neither torch nor numpy: the rank actor uses it as well.
 
 Files are written and fsynced in a staging directory, the manifest comes last, and one atomic rename gives the
-checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the one that
-sees all the markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging
-directory that is never read.
+checkpoint its name. When ranks store parts of their own, each writes a done marker after its part, and the rank that
+sees all markers commits, under a lock. A kill at any moment leaves either a complete checkpoint or a staging directory
+that is never read.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Part(Protocol):
 
     @property
     def total_bytes(self) -> int:
-        """What the part takes on storage, about."""
+        """Return the approximate size of the part on storage, in bytes."""
         ...
 
     def tree_file(self) -> Iterable[bytes | memoryview]:
-        """The JSON tree, piece by piece; a piece may be overwritten by the next."""
+        """Yield the JSON tree, piece by piece; the next piece may overwrite the memory of the last."""
         ...
 
     def tensor_file(self) -> Iterator[bytes | memoryview] | None:
-        """The content of its tensor file in the same way; None when it has no tensors."""
+        """Yield the content of its tensor file in the same way; None when it has no tensors."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPart:
-    """A part straight from the codec."""
+    """A part directly from the codec."""
 
     tree: bytes
     leaves: Sequence[Leaf]
@@ -69,9 +69,9 @@ class EncodedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What one rank contributes to the checkpoint of ``version``.
+    """One rank's contribution to the checkpoint of ``version``.
 
-    ``gang``: every rank contributes a part. ``still_valid`` is asked after the parts were read: when it says no, they
+    ``gang``: every rank contributes a part. ``still_valid`` is called after the parts were read: False means that they
     changed meanwhile and are not used.
     """
 
@@ -93,9 +93,9 @@ class CheckpointWriter:
         self._rank, self._world_size, self._job_id, self._token = rank, world_size, job_id, token
 
     def write(self, draft: Draft) -> CheckpointInfo | None:
-        """Store the contribution; the checkpoint when that made it complete, None while others are outstanding.
+        """Store the contribution; return the checkpoint if that completed it, None while others are missing.
 
-        A version that is committed already is left as it is. Raises OSError, InsufficientSpaceError, OvertakenError or
+        A version that is already committed is left unchanged. Raises OSError, InsufficientSpaceError, OvertakenError or
         StaleAttemptError, and then leaves nothing behind that takes space; earlier checkpoints are never touched.
         """
         committed = self._committed(draft.version)
@@ -107,14 +107,14 @@ class CheckpointWriter:
             files = self._write_parts(staging, draft)
             if draft.gang:
                 marker = json.dumps(manifest.render_files(files)).encode()
-                # Whole or absent: a neighbour that sees the name reads it at once. The manifest is what must last.
+                # Atomic, because another rank that sees the name reads it at once. Only the manifest must be durable.
                 self._storage.replace(f"{staging}/{layout.done_marker(self._rank)}", marker)
                 return self._commit_gang(staging, draft)
             return self._commit(staging, draft, files, ranks=())
         except (OSError, OvertakenError):
             self._abandon(staging, draft)
             with contextlib.suppress(OSError):
-                self._fence.check()  # a newer attempt clears away what older ones have half written: then say that
+                self._fence.check()  # a newer attempt removes incomplete ones of older attempts: report that
             raise
 
     def _committed(self, version: Version) -> CheckpointInfo | None:
@@ -132,7 +132,7 @@ class CheckpointWriter:
         free = self._storage.free_bytes()
         if free is None or free >= needed:
             return
-        if self._rank == 0:  # half-written ones before this can never be completed once ranks have come to this step
+        if self._rank == 0:  # earlier incomplete ones can never be completed once ranks have reached this step
             self._directory.clean(draft.version, self._token)
             free = self._storage.free_bytes()
         if free is not None and free < needed:
@@ -163,7 +163,7 @@ class CheckpointWriter:
             for marker in markers:
                 raw = self._storage.read(f"{staging}/{marker}")
                 files.update(manifest.parse_files(json.loads(bytes(raw))))
-        except FileNotFoundError:  # another rank saw the same, and commits or has committed
+        except FileNotFoundError:  # another rank commits or has committed
             return None
         return self._commit(staging, draft, files, ranks=tuple(range(self._world_size)))
 
@@ -186,7 +186,7 @@ class CheckpointWriter:
             if version.name in self._storage.names():
                 return self._committed(version)
             for name in self._storage.names(staging):
-                if name not in files:  # done markers, and what a failed save of this step left
+                if name not in files:  # done markers, and files of a failed save of this step
                     self._storage.remove(f"{staging}/{name}")
             self._storage.write(f"{staging}/{layout.MANIFEST}", [manifest.render(made)])
             self._storage.sync(staging)

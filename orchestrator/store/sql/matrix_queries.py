@@ -1,4 +1,4 @@
-"""The questions about matrices that the store answers, on one connection and in one thread."""
+"""The store's queries about matrices, on one connection and in one thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class MatrixReader(Reader):
-    """The reader, which answers about matrices too."""
+    """The reader with queries about matrices."""
 
     def matrix_jobs(self, matrix_id: str) -> list[Job]:
-        """The jobs of a matrix, reruns included, in order of arrival."""
+        """Return the jobs of a matrix, reruns included, in order of arrival."""
         return [self._parsed.job(row) for row in self._connection.execute(STATEMENTS["jobs_of_matrix"], (matrix_id,))]
 
     def find_matrix(self, reference: str) -> str | None:
-        """The id of the matrix that a reference means; see ``port.Store.find_matrix``."""
+        """Return the id of the matrix that a reference means; see ``port.Store.find_matrix``."""
         if self._connection.execute(STATEMENTS["jobs_of_matrix"], (reference,)).fetchone() is not None:
             return reference
         if self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone() is not None:

@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class MatrixReads(ABC):
-    """What follows from the store's other parts."""
+    """What the class needs from the store's other parts."""
 
     _reader: MatrixReader
 
     @abstractmethod
     async def _read(self, question: Callable[[], T]) -> T:
-        """What a question answers, asked in the reading thread."""
+        """Run a query in the reading thread."""
 
     @abstractmethod
     async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
@@ -34,9 +34,9 @@ class MatrixReads(ABC):
         return job, created
 
     async def matrix_jobs(self, matrix_id: str) -> list[Job]:
-        """The jobs of a matrix, reruns included, in order of arrival."""
+        """Return the jobs of a matrix, reruns included, in order of arrival."""
         return await self._read(lambda: self._reader.matrix_jobs(matrix_id))
 
     async def find_matrix(self, reference: str) -> str | None:
-        """The id of the matrix that a reference means; see ``port.Store.find_matrix``."""
+        """Return the id of the matrix that a reference means; see ``port.Store.find_matrix``."""
         return await self._read(lambda: self._reader.find_matrix(reference))

@@ -1,4 +1,4 @@
-"""The questions that the store answers, each on one connection and in one thread."""
+"""The store's queries, each on one connection and in one thread."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
-_BEYOND = 2**62  # no sequence reaches it
+_BEYOND = 2**62  # above every sequence
 
 
 class Reader:
-    """Reads through ``connection``, and keeps the jobs that it read last."""
+    """Reads through ``connection``, and caches the jobs that it read last."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -43,18 +43,18 @@ class Reader:
         self._connection.close()
 
     def live(self) -> list[Job]:
-        """Every job that is not terminal, in order of arrival."""
+        """Return every job that is not terminal, in order of arrival."""
         return [job_of(record) for (record,) in self._connection.execute(STATEMENTS["live_jobs"])]
 
     def job(self, job_id: str) -> Job:
-        """One job. Raises JobNotFoundError."""
+        """Return one job. Raises JobNotFoundError."""
         row = self._connection.execute(STATEMENTS["job_by_id"], (job_id,)).fetchone()
         if row is None:
             raise JobNotFoundError(job_id)
         return self._parsed.job(row)
 
     def jobs(self, query: JobFilter) -> list[Job]:
-        """Jobs that match, newest first."""
+        """Return the jobs that match, newest first."""
         values: dict[str, Any] = {
             "user": query.user,
             "first": 0,
@@ -75,7 +75,7 @@ class Reader:
         return [self._parsed.job(row[1:]) for row in itertools.islice(merged, query.limit)]
 
     def events(self, job_id: JobId, after: int, limit: int) -> list[StoredEvent]:
-        """Events of a job with numbers above ``after``, oldest first. Raises JobNotFoundError."""
+        """Return a job's events with numbers above ``after``, oldest first. Raises JobNotFoundError."""
         row = self._connection.execute(STATEMENTS["sequence_of"], (job_id,)).fetchone()
         if row is None:
             raise JobNotFoundError(job_id)
@@ -87,7 +87,7 @@ class Reader:
         return None if row is None else job_of(row[0])
 
     def find(self, reference: str) -> Found:
-        """The job that a reference means; see ``port.Store.find``."""
+        """Return the job that a reference means; see ``port.Store.find``."""
         row = self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone()
         if row is not None:
             return Found(self._parsed.job(row), "id")
@@ -98,22 +98,22 @@ class Reader:
         return Found(self.job(self._only_id_with(reference)), "prefix")
 
     def state_counts(self) -> dict[JobState, int]:
-        """Jobs by state, every state present."""
+        """Return the number of jobs by state, every state present."""
         found = dict(self._connection.execute(STATEMENTS["count_states"]).fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
 
     def places(self) -> list[StoredPlace]:
-        """Everything that is held against nodes and GPUs."""
+        """Return every restriction of a node or a GPU."""
         rows = self._connection.execute(STATEMENTS["all_places"])
         return [StoredPlace(kind=kind, name=name, body=json.loads(body)) for kind, name, body in rows]
 
     def queue_changes(self) -> list[StoredQueueChange]:
-        """Every change of a queue, the oldest first."""
+        """Return every change of a queue, the oldest first."""
         rows = self._connection.execute(STATEMENTS["all_queue_changes"])
         return [StoredQueueChange(name=name, body=json.loads(body), by=by, at=at) for name, body, by, at in rows]
 
     def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
-        """Notices to be told by ``now``, and when the first of all waiting ones is due."""
+        """Return the notices due by ``now``, and the due time of the first waiting one."""
         due = [notice_of(row) for row in self._connection.execute(STATEMENTS["due_notices"], (now, limit))]
         (first,) = self._connection.execute(STATEMENTS["next_notice"]).fetchone()
         return due, first
@@ -124,11 +124,11 @@ class Reader:
         return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
 
     def untidied(self) -> list[JobId]:
-        """Terminal jobs whose leftovers were not told to be removed, in order of arrival."""
+        """Return the terminal jobs whose leftovers are not yet removed, in order of arrival."""
         return [job_id for (job_id,) in self._connection.execute(STATEMENTS["all_untidied"])]
 
     def ended_before(self, older_than: float, keep: Collection[JobId]) -> list[JobId]:
-        """Terminal jobs that ended before ``older_than`` but those to ``keep``, the oldest first."""
+        """Return the terminal jobs that ended before ``older_than``, except those in ``keep``, the oldest first."""
         values = (older_than, json.dumps(sorted(keep)), -1)
         return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], values)]
 
@@ -144,5 +144,5 @@ class Reader:
 
 
 def id_range(prefix: str) -> tuple[str, str]:
-    """From the prefix up to an end that no id with the prefix reaches."""
+    """Return the range from the prefix to an end above every id with the prefix."""
     return prefix, prefix[:-1] + chr(min(ord(prefix[-1]) + 1, 0x10FFFF))

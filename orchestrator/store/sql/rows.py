@@ -1,4 +1,4 @@
-"""Jobs and events as rows of the SQLite store, and back."""
+"""Converts jobs and events to rows of the SQLite store and back."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PARSED_JOBS = 1024  # about 10 MB; `orch status --watch` reads the same jobs aga
 
 
 class Parsed:
-    """Jobs by id and version, so that a row which did not change is not parsed again. For one thread."""
+    """A cache of jobs by id and version, so that an unchanged row is not parsed again. For one thread."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[tuple[str, int], Job] = OrderedDict()
 
     def job(self, row: tuple[str, int, str]) -> Job:
-        """The job of a row of id, version and record."""
+        """Return the job of a row of id, version and record."""
         key = row[:2]
         job = self._jobs.get(key)
         if job is None:
@@ -40,7 +40,7 @@ class Parsed:
 
 
 def job_row(job: Job) -> dict[str, Any]:
-    """The columns of a job's row. ``ended_at`` is set exactly when the state is terminal."""
+    """Return the columns of a job's row. ``ended_at`` is set exactly when the state is terminal."""
     return {
         "sequence": job.submission.sequence,
         "id": job.id,
@@ -59,31 +59,31 @@ def job_row(job: Job) -> dict[str, Any]:
 
 
 def job_of(record: str) -> Job:
-    """The job of a row's ``record``. Raises UnreadableRecordError."""
+    """Return the job of a row's ``record``. Raises UnreadableRecordError."""
     try:
         return job_from_dict(json.loads(record))
-    except Exception as error:  # a record of another shape can fail in any way
+    except Exception as error:  # an invalid record can raise any error
         raise UnreadableRecordError(f"{type(error).__name__}: {error}") from error
 
 
 def event_row(sequence: int, number: int, event: ev.Event) -> tuple[int, int, str, float, str, str]:
-    """The columns of an event's row."""
+    """Return the columns of an event's row."""
     return sequence, number, event.kind, event.at, event.cause, _dumps(event_body(event))
 
 
 def notice_row(notice: Notice) -> tuple[str, str, str, float, float]:
-    """The columns of a new notice; it is due at once."""
+    """Return the columns of a new notice; it is due at once."""
     return notice.job_id, notice.url, notice.body, notice.made_at, 0.0
 
 
 def notice_of(row: tuple[int, str, str, str, float, int]) -> StoredNotice:
-    """The notice of a row of ``due_notices``."""
+    """Return the notice of a row of ``due_notices``."""
     number, job_id, url, body, made_at, attempts = row
     return StoredNotice(number, Notice(job_id=JobId(job_id), url=url, body=body, made_at=made_at), attempts)
 
 
 def event_of(job_id: JobId, row: tuple[int, str, float, str, str]) -> StoredEvent:
-    """The event of a row of ``events_of``."""
+    """Return the event of a row of ``events_of``."""
     number, kind, at, cause, body = row
     return StoredEvent(number, event_from(kind, json.loads(body), job_id=job_id, at=at, cause=cause))
 

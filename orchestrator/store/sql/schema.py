@@ -1,7 +1,7 @@
-"""Opening the store's file: checked before it is touched, made in one step, brought up to date by numbered migrations.
+"""Opens the store's file: checks it before any change, creates it atomically, migrates it by numbered migrations.
 
-A file that is damaged, foreign or newer is refused as it lies. A fresh store is built beside its place and renamed, so
-that an empty or half-made file in that place is always a loss, never a beginning.
+A file that is damaged, foreign or newer is refused unchanged. A fresh store is built beside its place and renamed, so
+that an empty or incomplete file in that place is always a loss of data, never a new store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APPLICATION_ID = 0x6F726368  # "orch", in the file's header
-BUSY_TIMEOUT_MS = 5000  # the lock keeps other daemons away; a user's sqlite3 shell may still hold the file a moment
+BUSY_TIMEOUT_MS = 5000  # the lock excludes other daemons; a user's sqlite3 shell may still hold the file briefly
 CHECKED_WHOLE_BYTES = (
     64 * 1024 * 1024
 )  # up to here the whole file is checked at opening (0.1 s); beyond, orch doctor does
@@ -39,7 +39,7 @@ class Migration:
 
 
 def known_migrations() -> tuple[Migration, ...]:
-    """The migrations that this version carries, in order and without a gap."""
+    """Return the migrations of this version, in order and without a gap."""
     found = []
     for entry in resources.files("orchestrator.store.sql").joinpath("migrations").iterdir():
         match = _NUMBERED.fullmatch(entry.name)
@@ -52,12 +52,12 @@ def known_migrations() -> tuple[Migration, ...]:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection as the store wants it: full durability, foreign keys, no transactions but our own.
+    """Open a connection with full durability, foreign keys, and no implicit transactions.
 
-    ``read_only`` is for a file that is not written meanwhile; it is not changed by a byte.
+    ``read_only`` is for a file that no process writes; no byte of it changes.
     """
     mode = "rw"
-    if read_only:  # without a log nothing needs replaying, and nothing is left lying beside the file
+    if read_only:  # without a log nothing is replayed, and no file is left beside it
         mode = "ro" if _log_bytes(path) else "ro&immutable=1"
     connection = sqlite3.connect(
         f"file:{_escaped(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
@@ -73,7 +73,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 
 def prepare(path: Path, migrations: Sequence[Migration]) -> None:
-    """Make the store at ``path`` if there is nothing, check it and bring it up to date if there is.
+    """Create the store at ``path`` if there is none; otherwise check and migrate it.
 
     Raises StoreUnreadableError and StoreTooNewError, having changed nothing.
     """
@@ -90,7 +90,7 @@ def prepare(path: Path, migrations: Sequence[Migration]) -> None:
 
 
 def check(path: Path, *, known: int) -> int:
-    """The schema version of the store at ``path``, read without changing a byte of it.
+    """Return the schema version of the store at ``path``, read without changing a byte of it.
 
     Raises StoreUnreadableError and StoreTooNewError, and SQLite's own error when the disk is full.
     """
@@ -127,7 +127,7 @@ def _check_content(connection: sqlite3.Connection, path: Path, known: int) -> in
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> None:
-    """Apply what is missing, each step in a transaction of its own with its number."""
+    """Apply missing migrations, each in its own transaction with its number."""
     version = _pragma(connection, "user_version")
     for migration in migrations[version:]:
         connection.execute("BEGIN IMMEDIATE")
@@ -142,7 +142,7 @@ def migrate(connection: sqlite3.Connection, migrations: Sequence[Migration]) -> 
 
 
 def statements(text: str) -> Iterator[str]:
-    """The statements of an SQL file, one by one."""
+    """Yield the statements of an SQL file."""
     pending = ""
     for line in text.splitlines(keepends=True):
         pending += line
@@ -176,7 +176,7 @@ def _create(path: Path, migrations: Sequence[Migration]) -> None:
 
 
 def _keep_copy(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    """Keep the store as the older version left it, so that going back to that version is possible."""
+    """Keep a copy of the older version's store, so that going back to that version is possible."""
     draft = path.with_name(f"{path.name}.v{version}.new")
     draft.unlink(missing_ok=True)
     with contextlib.closing(sqlite3.connect(draft)) as copy:

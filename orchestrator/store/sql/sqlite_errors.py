@@ -1,10 +1,10 @@
-"""What SQLite's error codes mean to the store."""
+"""Classifies SQLite's error codes."""
 
 from __future__ import annotations
 
 import sqlite3
 
-# A limit or a quota on the file looks like a write error to SQLite; it is the same trouble, with the same remedy.
+# A limit or a quota on the file looks like a write error to SQLite; cause and remedy are the same.
 _FULL_CODES = frozenset(
     {
         sqlite3.SQLITE_FULL,
@@ -18,11 +18,11 @@ _DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """SQLite could not write for want of space."""
+    """Whether SQLite could not write for lack of space."""
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) in _FULL_CODES
 
 
 def is_damage(error: BaseException) -> bool:
-    """SQLite found the file damaged."""
+    """Whether SQLite found the file damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & 0xFF) in _DAMAGE_CODES

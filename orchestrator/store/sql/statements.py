@@ -13,7 +13,7 @@ _NAMED = re.compile(r"^-- name: (?P<name>\w+)\n(?P<text>(?:(?!^-- name: ).*\n?)*
 
 
 def parse(text: str) -> dict[str, str]:
-    """The statements of a file by name, comments left out. Raises ValueError for a name without a sentence or twice."""
+    """Return the statements of a file by name, without comments. Raises ValueError for a name without a sentence or twice."""
     found: dict[str, str] = {}
     for match in _NAMED.finditer(text):
         name, lines = match["name"], match["text"].splitlines()

@@ -1,4 +1,4 @@
-"""What the writer's thread does for each kind of request."""
+"""The work of the writer's thread for each kind of request."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from orchestrator.store.batch import JobChanges
     from orchestrator.store.port import StoredPlace, StoredQueueChange
 
-PRUNE_BATCH = 200  # jobs forgotten per transaction: transitions of running jobs wait for no more than that
-_PAGES_PER_JOB = 8  # given back to the disk; more than most jobs have
+PRUNE_BATCH = 200  # jobs deleted per transaction: running jobs' transitions wait for at most that
+_PAGES_PER_JOB = 8  # returned to the disk; more than most jobs have
 
 
 class Nothing:
-    """A turn of the writing thread that changes nothing."""
+    """A request to the writing thread that changes nothing."""
 
     essential = True
     shrinks = False
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class SubmitAll:
-    """Accept the jobs of one submission, or find those that their keys stand for. ``admit`` raises when there is no room for new ones."""
+    """Accept the jobs of one submission, or find those of their keys. ``admit`` raises when there is no space for new ones."""
 
     essential = False
     shrinks = False
@@ -52,7 +52,7 @@ class SubmitAll:
         self._admit = admit
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[list[Job], bool]:
-        """The jobs, and whether they are new."""
+        """Return the jobs, and whether they are new."""
         known = [_known(connection, event) for event in self._events]
         found = one_submission(self._events, known)
         if found is not None:
@@ -78,7 +78,7 @@ def _insert(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job:
 
 
 class Append:
-    """Write the changes of some jobs: their events, and the records that these were folded to."""
+    """Write the changes of some jobs: their events, and the records folded from these."""
 
     essential = True
     shrinks = False
@@ -87,7 +87,7 @@ class Append:
         self._batch = batch
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Do it; what is stored already is left as it is."""
+        """Write the changes; already stored ones are left as they are."""
         for of_job in self._batch:
             if not _write_record(connection, of_job):
                 continue
@@ -102,7 +102,7 @@ class Append:
 
 
 def _write_record(connection: sqlite3.Connection, of_job: JobChanges) -> bool:
-    """Replace the record, if it is at the version that the changes begin with; False when it is the new one already."""
+    """Replace the record if it has the version before the changes; False when it is already the new one."""
     version = of_job.before.version
     row = {**job_row(of_job.after), "read_version": version}
     if connection.execute(STATEMENTS["update_job"], row).rowcount == 1:
@@ -121,9 +121,9 @@ def _write_notices(connection: sqlite3.Connection, notices: Sequence[Notice]) ->
 
 
 class SettleNotice:
-    """Forget a notice that was told, or put it off."""
+    """Delete a delivered notice, or reschedule it."""
 
-    essential = True  # it gives room, or takes none
+    essential = True  # it frees space, or takes none
     shrinks = False
 
     def __init__(self, number: int, again_at: float | None) -> None:
@@ -131,7 +131,7 @@ class SettleNotice:
         self._again_at = again_at
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Do it."""
+        """Run the statement."""
         if self._again_at is None:
             connection.execute(STATEMENTS["delete_notice"], (self._number,))
         else:
@@ -139,16 +139,16 @@ class SettleNotice:
 
 
 class PutPlaces:
-    """Keep what is held against nodes and GPUs, or forget it."""
+    """Store restrictions of nodes and GPUs, or delete them."""
 
-    essential = True  # a few hundred bytes, and a bad node must not be trusted again for want of room
+    essential = True  # a few hundred bytes; a bad node must stay excluded even on a full disk
     shrinks = False
 
     def __init__(self, places: Sequence[StoredPlace]) -> None:
         self._places = tuple(places)
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Do it."""
+        """Run the statements."""
         for place in self._places:
             if place.body is None:
                 connection.execute(STATEMENTS["delete_place"], (place.kind, place.name))
@@ -158,39 +158,39 @@ class PutPlaces:
 
 
 class PutQueueChange:
-    """Keep what a queue is from now on."""
+    """Store a change of a queue."""
 
-    essential = False  # a person asked, and is told when there is no room
+    essential = False  # the user gets the error when there is no space
     shrinks = False
 
     def __init__(self, change: StoredQueueChange) -> None:
         self._change = change
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Do it."""
+        """Run the statement."""
         change = self._change
         body = json.dumps(change.body, separators=(",", ":"))
         connection.execute(STATEMENTS["insert_queue_change"], (change.name, body, change.by, change.at))
 
 
 class Tidied:
-    """Forget that jobs are to be tidied."""
+    """Record that jobs need no tidying any more."""
 
-    essential = True  # it gives room
+    essential = True  # it frees space
     shrinks = False
 
     def __init__(self, job_ids: Sequence[JobId]) -> None:
         self._job_ids = tuple(job_ids)
 
     def __call__(self, connection: sqlite3.Connection) -> None:
-        """Do it."""
+        """Run the statements."""
         connection.executemany(STATEMENTS["delete_untidied"], [(job_id,) for job_id in self._job_ids])
 
 
 class Prune:
-    """Forget some of the jobs that ended before a time."""
+    """Delete some of the jobs that ended before a time."""
 
-    essential = True  # it makes room
+    essential = True  # it frees space
     shrinks = True
 
     def __init__(self, older_than: float, limit: int, keep: Collection[JobId]) -> None:
@@ -199,10 +199,12 @@ class Prune:
         self._keep = json.dumps(sorted(keep))
 
     def __call__(self, connection: sqlite3.Connection) -> list[JobId]:
-        """The ids of the jobs that are forgotten; fewer than the limit when none are left."""
+        """Return the ids of the deleted jobs; fewer than the limit when none are left."""
         rows = connection.execute(STATEMENTS["ended_before"], (self._older_than, self._keep, self._limit)).fetchall()
         connection.executemany(STATEMENTS["delete_job"], [(sequence,) for sequence, _ in rows])
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         for _ in range(min(unused, _PAGES_PER_JOB * self._limit)):
-            connection.execute("PRAGMA incremental_vacuum(1)")  # Python takes but one step of it, whatever it is told
+            connection.execute(
+                "PRAGMA incremental_vacuum(1)"
+            )  # Python executes only one step of it, whatever the number
         return [job_id for _, job_id in rows]
