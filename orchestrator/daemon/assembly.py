@@ -1,7 +1,7 @@
-"""Assembles a daemon from its parts, whatever runtime they work on.
+"""Assembles a daemon from its parts, for any runtime.
 
-Parts get what they need when they are made, and functions where what they need is made after them. Nothing here decides
-anything, and no part knows this module.
+Parts get their collaborators in their constructors, and functions for collaborators that are created later. Nothing
+here decides anything, and no part imports this module.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What ``orch serve`` needs of a daemon that was made."""
+    """What ``orch serve`` needs of an assembled daemon."""
 
     daemon: Daemon
     service: Service
@@ -91,7 +91,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What every other part stands on."""
+    """Collaborators of every other part."""
 
     settings: Settings
     log: FilteringBoundLogger
@@ -110,7 +110,7 @@ class Ground:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What runs on nodes."""
+    """The parts that run on nodes."""
 
     cluster: Cluster
     exporters: Exporters
@@ -121,7 +121,7 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """What looks after nodes and their GPUs."""
+    """The parts that handle nodes and their GPUs."""
 
     known: LoopNodes
     care: NodeCare
@@ -134,7 +134,7 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
-    """What follows jobs."""
+    """The parts that follow jobs."""
 
     hangs: HangWatch
     findings: FindingWatch
@@ -146,7 +146,7 @@ class Jobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a runtime tells the daemon, and asks it.
+    """The daemon's functions that a runtime calls.
 
     ``decided`` gives the live jobs, ``post`` takes events, ``reported`` the newest report of a rank (job, attempt, rank),
     ``head_lost`` is called when the cluster's head has died.
@@ -159,9 +159,9 @@ class Hooks:
 
 
 def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
-    """A daemon on the runtime that ``make_runtime`` returns."""
+    """Return a daemon on the runtime that ``make_runtime`` returns."""
 
-    # What is made first hears of what is made later by these functions.
+    # Earlier parts call later ones through these functions.
     def changed(job: Job) -> None:
         jobs.observers.changed(job)
 
@@ -201,7 +201,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
     async def after_refresh() -> None:
         runtime.gangs.note_reach(loop.jobs.begun.values())
-        if not cluster.site.embedded:  # one slow node of many delays no other
+        if not cluster.site.embedded:  # a slow node must not delay others
             spawn(fork_servers.warm())
         if ground.ready.is_set():
             await exporters.refresh()

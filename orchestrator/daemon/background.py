@@ -1,4 +1,4 @@
-"""The daemon's background tasks. The failure of a supervised one ends the daemon; the others only have to end with it."""
+"""The daemon's background tasks. The failure of a supervised one ends the daemon; all end with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TASKS_END_SECONDS: Final = 10.0
 
 
 class Background:
-    """Starts tasks and ends them. ``on_failure`` is called once ``failure`` holds what a supervised task died of.
+    """Starts and ends tasks. ``on_failure`` is called once ``failure`` holds a supervised task's error.
 
     ``deaf`` are tasks that did not end when they were cancelled.
     """
@@ -34,7 +34,7 @@ class Background:
         self.deaf: set[asyncio.Task[Any]] = set()
 
     def supervise(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task for as long as the daemon lives."""
+        """Run a task for the daemon's lifetime."""
         task: asyncio.Task[Any] = asyncio.create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -46,7 +46,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     async def end(self) -> None:
-        """Cancel every task and wait for them; those that do not end in time are logged and left behind."""
+        """Cancel every task and wait for them; those that do not end in time are logged and abandoned."""
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

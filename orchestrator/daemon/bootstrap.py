@@ -1,6 +1,6 @@
-"""Makes the daemon of a home: the one place that picks implementations.
+"""Creates the daemon of a home; the only module that chooses implementations.
 
-Nothing here decides anything, and no part knows this module.
+Nothing here decides anything else, and no part imports this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def build(settings: Settings, options: ServeOptions, environ: Mapping[str, str], umask: int) -> Parts:
-    """A daemon of this home on Ray that has opened the store and begun nothing else. Ranks get ``umask``. Raises StoreError."""
+    """Return a daemon of this home on Ray that has only opened the store. Ranks get ``umask``. Raises StoreError."""
     ground = _ground(settings)
     return assemble(ground, lambda hooks: _runtime(ground, options, hooks, environ, umask))
 

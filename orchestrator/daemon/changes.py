@@ -1,4 +1,4 @@
-"""The change counter behind ``--watch``, ``--wait`` and ``--follow``: who waits is woken by what concerns him."""
+"""The change counter behind ``--watch``, ``--wait`` and ``--follow``: each waiter wakes only for its own jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Changes:
         self._waiters: set[asyncio.Future[None]] = set()
 
     def touch(self, job_id: JobId) -> None:
-        """A job changed."""
+        """Count a change of a job."""
         self.version += 1
         self._by_job[job_id] = self.version
         for waiter in self._waiters:

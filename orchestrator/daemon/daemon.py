@@ -1,4 +1,4 @@
-"""The daemon's life: it reads its record, connects, runs its tasks and stops. What it consists of: ``bootstrap.py``."""
+"""The daemon's life cycle: reads its record, connects, runs its tasks and stops. ``bootstrap.py`` chooses its parts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Runs one home. ``start`` returns when jobs are taken and placed; ``run`` when told to stop.
+    """Runs one home. ``start`` returns when jobs are accepted and placed; ``run`` when told to stop.
 
-    ``tasks`` are run from the moment when gangs can be placed, ``settle`` writes what is only in memory, ``close`` ends
-    the use of the home.
+    ``tasks`` run from the moment when gangs can be placed, ``settle`` writes what is only in memory, ``close`` releases the home.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Daemon:
         self._log.info("daemon.ready", seconds=round(time.monotonic() - began, 3), ray=self._runtime.address)
 
     async def start_unless_stopped(self) -> None:
-        """Like ``start``, but cut short by a request to stop. Nothing that a start which did not come up began is left.
+        """Like ``start``, but a request to stop interrupts it. A failed start leaves nothing behind.
 
         Raises ClusterError.
         """
@@ -75,7 +74,7 @@ class Daemon:
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done() and (self._deciding or self._request.stop_jobs):
-                await asyncio.wait({starting})  # gangs may be placed already: it stops as one that is ready does
+                await asyncio.wait({starting})  # gangs may be placed already: it stops like a ready daemon
             if not starting.done():
                 self._log.info("daemon.start_cut_short")
                 starting.cancel()
@@ -96,7 +95,7 @@ class Daemon:
         self._abandoned = True
 
     async def run(self) -> None:
-        """Until told to stop. Raises what a background task died of."""
+        """Run until told to stop. Raises a background task's error."""
         if self._abandoned:
             return
         await self._request.wait()
@@ -107,7 +106,7 @@ class Daemon:
             raise self._background.failure
 
     def stop(self) -> None:
-        """Stop; jobs run on."""
+        """Stop; jobs continue."""
         self._request.now()
 
     async def _stop(self) -> None:

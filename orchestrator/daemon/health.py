@@ -1,4 +1,4 @@
-"""The daemon's own state, for people and for probes."""
+"""The daemon's own state, for users and for probes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Endpoints:
-    """Where the daemon and what it started can be reached; filled as they come up."""
+    """Addresses of the daemon and of what it started; filled in as they come up."""
 
     home: str
     started_at: float
@@ -34,7 +34,7 @@ class Endpoints:
 
 
 class DaemonHealth:
-    """``known`` are problems that parts have noted, by part; ``ready`` is set when gangs can be placed."""
+    """``known`` are problems that parts have recorded, by part; ``ready`` is set when gangs can be placed."""
 
     def __init__(
         self,
@@ -58,25 +58,25 @@ class DaemonHealth:
         self._simulated_gpus = simulated_gpus
 
     def problems(self) -> list[str]:
-        """What is wrong with the daemon, for people."""
+        """Return what is wrong with the daemon, for users."""
         found = list(self._known.values())
         if self._loop.blocked_by_disk:
             found.append(f"decisions cannot be written: {self._loop.blocked_by_disk}")
         return found + self._pools.problems()
 
     def not_ready(self) -> list[str]:
-        """What is known to be in the way of jobs, without asking."""
+        """Return known obstacles to jobs, without asking the parts."""
         if self._ready.is_set():
             return self.problems()
         return [*self.problems(), "the daemon still starts"]
 
     async def loop_turns(self) -> None:
-        """Return once the loop that decides has made a round."""
+        """Return once the loop that decides has completed a round."""
         if self._ready.is_set():
             await self._loop.command(list)
 
     async def view(self) -> v.HealthView:
-        """All of it."""
+        """Return the whole state."""
         nodes, places = self._loop.nodes.values(), self._endpoints
         free = free_on(nodes, self._loop.jobs.begun.values())
         counts = await self._store.state_counts()

@@ -1,9 +1,9 @@
-"""The daemon's loop: facts come in, decisions come out, everything is written before it is carried out.
+"""The daemon's loop: takes facts, makes decisions, and writes everything before it is carried out.
 
-One task owns the live jobs. It is woken by facts, commands and deadlines, never by polling. In one round it folds what
-came in, asks ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
-records as they were folded here), and only then
-publishes it and hands the effects to the runtime: what a user was told is still so after a power cut.
+One task owns the live jobs. Facts, commands and deadlines wake it; it never polls. In one round it folds what arrived,
+calls ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
+records as folded here), and only then publishes it and passes the effects to the runtime: what a user was told stays
+true after a power cut.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def _ignore_failure() -> None:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What has come in since the last round: facts, and commands with what waits for them."""
+    """What has arrived since the last round: facts, and commands with their waiters."""
 
     events: list[Event] = field(default_factory=list)
     commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self) -> tuple[list[Event], list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]]]:
-        """All of it, for one round."""
+        """Return and clear the content, for one round."""
         self.wake.clear()
         taken = self.events, self.commands
         self.events, self.commands = [], []
@@ -75,7 +75,7 @@ class _Inbox:
 
 
 class Published(dict["JobId", "Job"]):
-    """Live jobs by id; ``begun`` are those of them that have had an attempt."""
+    """Live jobs by id; ``begun`` are those that have had an attempt."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         super().__init__()
@@ -94,10 +94,10 @@ class Published(dict["JobId", "Job"]):
 
 
 class Loop:
-    """Folds, decides and writes. ``on_change`` is told each job whose record changed; ``on_end`` those that became terminal.
+    """Folds, decides and writes. ``on_change`` is called with each changed job; ``on_end`` with those that became terminal.
 
-    ``jobs`` are the live jobs as they are written, for readers. ``decided`` are
-    the same with what the round under way has decided: what a command's new facts must follow from. ``shares`` has the queues, and what was used.
+    ``jobs`` are the live jobs as written, for readers. ``decided`` are the same with the decisions of the present
+    round: a command's new facts must follow from them. ``shares`` has the queues, and past use.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Loop:
         self._inbox = _Inbox()
 
     async def load(self) -> None:
-        """Read every live job; what was under way is ordered again by the first round."""
+        """Read every live job; the first round orders their pending effects again."""
         stored = await self._store.load_live()
         self.jobs = Published(replace(job, unusable=()) if job.unusable else job for job in stored)
         self.decided = LiveJobs(self.jobs.values())
@@ -150,26 +150,26 @@ class Loop:
         self._inbox.wake.set()
 
     def post(self, events: Sequence[Event]) -> None:
-        """Facts from the runtime. From the loop's thread."""
+        """Add facts from the runtime. Call in the loop's thread."""
         self._inbox.events.extend(events)
         self._inbox.wake.set()
 
     def add(self, job: Job, prerequisites: Mapping[JobId, JobState | None] | None = None) -> None:
-        """A job that was just accepted, and is in the store; how jobs ended that it depends on and that are not live."""
+        """Add a job that was just accepted, and is in the store, with the ends of its prerequisites that are not live."""
         self._ends.expect(job, prerequisites or {})
         self.jobs[job.id] = self.decided[job.id] = job
         self._on_change(job)
         self._inbox.wake.set()
 
     def set_nodes(self, nodes: dict[str, Node]) -> None:
-        """The cluster as it is now."""
+        """Set the present nodes of the cluster."""
         if nodes != self.nodes:
             self.nodes = nodes
             self._inbox.wake.set()
 
     @property
     def woken(self) -> bool:
-        """Something has come in that no round has seen yet."""
+        """Whether something has arrived that no round has seen yet."""
         return self._inbox.wake.is_set()
 
     def wake(self) -> None:
@@ -177,14 +177,14 @@ class Loop:
         self._inbox.wake.set()
 
     async def command(self, make: Callable[[], Sequence[Event]]) -> None:
-        """Events that a person's wish makes of the current state; returns when they are durable."""
+        """Run a user's command on the current state and wait until its events are durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._inbox.commands.append((make, done))
         self._inbox.wake.set()
         await done
 
     async def run(self) -> None:
-        """Rounds, until cancelled."""
+        """Run rounds until cancelled."""
         wake_at: float | None = None
         while True:
             if not self._inbox.wake.is_set():
@@ -197,7 +197,7 @@ class Loop:
             wake_at = await self.step()
 
     async def step(self) -> float | None:
-        """One round; when the next is due though nothing wakes it, as wall time. ``run`` does this until it is cancelled."""
+        """Run one round; return the wall time of the next one without a wake-up. ``run`` repeats this until it is cancelled."""
         inbox, commands = self._inbox.take()
         batch: list[Change] = []
         for number, event in enumerate(inbox, 1):
@@ -228,7 +228,7 @@ class Loop:
         return wake_at
 
     def _take(self, event: Event, batch: list[Change]) -> None:
-        """Fold a fact from outside. One that cannot be folded, for whatever reason, is left out and told, on its job alone."""
+        """Fold a fact from outside. A fact that cannot be folded is skipped, with a note on its job only."""
         unusable = misfits(event)
         if unusable:
             self._log.warning("loop.unusable_fact", job=event.job_id, fact=event.kind, fields=unusable)
@@ -238,7 +238,7 @@ class Loop:
             self._fold(event, batch)
         except Exception as error:
             self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
-            if not isinstance(error, CoreError):  # those are facts that come twice, or late
+            if not isinstance(error, CoreError):  # CoreError is for repeated or late facts
                 self._tell_dropped(DroppedFact(event=event.kind, error_type=type(error).__name__), event.job_id, batch)
 
     def _tell_dropped(self, note: DroppedFact, job_id: JobId, batch: list[Change]) -> None:
@@ -258,7 +258,7 @@ class Loop:
             batch.append(change)
 
     def _observe(self, job: Job, event: Event) -> None:
-        """Those that only count must not stop the loop for all jobs."""
+        """Call observers; their failure must not stop the loop for all jobs."""
         try:
             self._on_event(job, event)
         except Exception:
@@ -288,12 +288,12 @@ class Loop:
         )
 
     async def _write(self, batch: list[Change]) -> None:
-        """Until it is written: nothing is carried out before. A full disk holds decisions up, never training."""
+        """Write until it succeeds: nothing is carried out before. A full disk delays decisions, never training."""
         while True:
             try:
                 await self._store.append(batch)
             except (VersionConflictError, BrokenChainError):
-                raise  # memory and store disagree: stop loudly, and start again from the store
+                raise  # memory and store disagree: stop, and start again from the store
             except Exception as error:
                 self._on_write_failed()
                 if self.blocked_by_disk is None:
@@ -305,7 +305,7 @@ class Loop:
                 return
 
     def _tell(self, batch: Sequence[Change]) -> None:
-        """Publish what a round has written, and order the effects that records require; those under way are ordered again."""
+        """Publish what a round has written, and order the required effects, those in progress again."""
         before: dict[JobId, Job] = {}
         for change in batch:
             before.setdefault(change.after.id, change.before)
@@ -337,7 +337,7 @@ class Loop:
 
 
 def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
-    """A function that gives the jobs that have had an attempt: the loop replaces its dictionary when it has read the store."""
+    """Return a function that returns the jobs with an attempt: the loop replaces its dictionary after reading the store."""
 
     def live() -> Collection[Job]:
         return loop.jobs.begun.values()
@@ -346,7 +346,7 @@ def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
 
 
 def decided_jobs(loop: Loop) -> Callable[[], Collection[Job]]:
-    """A function that gives the jobs that may hold a gang, as the last decision left them."""
+    """Return a function that returns the jobs that may hold a gang, by the last decision."""
 
     def decided() -> Collection[Job]:
         return loop.decided.active.values()

@@ -1,4 +1,4 @@
-"""What the reading listener shows: the daemon's metrics, health, and the exporters to scrape."""
+"""Content of the reading listener: the daemon's metrics, health, and the exporters to scrape."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Reading:
         self._readiness = readiness
 
     async def metrics(self, accept: str) -> MetricsPage:
-        """Every metric of the daemon."""
+        """Return every metric of the daemon."""
         snapshot = await self._source.take()
         return MetricsPage(*await asyncio.to_thread(render, registry(lambda: snapshot), accept))
 
     async def targets(self) -> Sequence[TargetGroup]:
-        """The exporter of every GPU, with its node; those that fail to answer included: that is for Prometheus to see."""
+        """Return the exporter of every GPU, with its node; also those that do not answer, so that Prometheus sees them fail."""
         exporters = self._exporters
-        await exporters.ask()  # one that Ray has started again serves somewhere else
+        await exporters.ask()  # an exporter restarted by Ray has another address
         return [
             TargetGroup(
                 targets=(place.url.removeprefix("http://").partition("/")[0],),
@@ -43,5 +43,5 @@ class Reading:
         ]
 
     async def not_ready(self) -> Sequence[str]:
-        """Why no job can be taken and placed now."""
+        """Return why no job can be accepted and placed now."""
         return await self._readiness.problems()

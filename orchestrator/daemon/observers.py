@@ -1,4 +1,4 @@
-"""Tells the daemon's parts what became of jobs, once it is written."""
+"""Informs the daemon's parts of changes of jobs, once they are written."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class JobObservers:
         self._spawn = spawn
 
     def observed(self, job: Job, event: Event) -> None:
-        """An event was written."""
+        """Handle a written event."""
         for watch in self._watchers:
             watch(job, event)
 
     def changed(self, job: Job) -> None:
-        """A job's record changed."""
+        """Handle a changed record."""
         if job.spec.notify:
             self._notifier.wake()
         self._changes.touch(job.id)
@@ -58,7 +58,7 @@ class JobObservers:
         self.trackers.changed(job)
 
     def ended(self, job: Job) -> None:
-        """A job ended."""
+        """Handle a job's end."""
         self._idle_workers.ended(job.id)
         self._intake.ended(job.id)
         self.trackers.ended(job)  # before its secrets go

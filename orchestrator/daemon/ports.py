@@ -1,6 +1,6 @@
-"""What the daemon asks of a runtime. There are two: Ray (``runtime.gangs``), and the one in memory (``runtime.memory``).
+"""The daemon's ports of a runtime. There are two: Ray (``runtime.gangs``), and in memory (``runtime.memory``).
 
-``tests/contract`` holds both to what is written here.
+``tests/contract`` runs against both.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 
 class GangRuntime(Protocol):
-    """Carries out what jobs' records require, and posts what happens as events. Decides nothing."""
+    """Carries out the effects that jobs' records require, and posts events. Decides nothing."""
 
     def apply(self, job: Job, effect: Effect | None) -> None:
-        """Have ``effect`` done for ``job``; None ends what is under way. Returns at once.
+        """Start ``effect`` for ``job``; None cancels the one in progress. Returns at once.
 
-        Every effect is idempotent: it finds what an earlier daemon, or an earlier call, has made. One effect at a time
-        per job; a newer one replaces an older, and asking for the one under way changes nothing.
+        Every effect is idempotent: it finds what an earlier daemon or call has created. One effect at a time per job; a
+        newer one replaces an older one, and a repeated call changes nothing.
         """
         ...
 
     def note_reach(self, jobs: Iterable[Job]) -> None:
-        """Post which jobs have ranks on nodes that do not answer, and which no longer have any."""
+        """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         ...
 
     def forget_all(self) -> None:
-        """The control plane is gone, and every gang with it: post each gang as lost."""
+        """Post each gang as lost: the control plane has died, and every gang with it."""
         ...
 
     async def close(self) -> None:
-        """Stop watching. Gangs, ranks and their numbered events stay: the next daemon asks for them again."""
+        """Stop watching. Gangs, ranks and their numbered events stay: the next daemon requests them again."""
         ...
 
 
@@ -45,19 +45,19 @@ class NodeSource(Protocol):
 
     @property
     def connected(self) -> bool:
-        """The control plane can be asked."""
+        """Whether the control plane accepts calls."""
         ...
 
     async def refresh(self) -> dict[str, Node]:
-        """Every node that there is or was, by id, with what is free of it for this daemon."""
+        """Return every present or former node, by id, with what is free on it for this daemon."""
         ...
 
 
 class RankInspector(Protocol):
-    """Questions to the ranks of a running job that change nothing."""
+    """Requests to the ranks of a running job that change nothing."""
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """A look at the processes of each rank that can be reached, or of those in ``ranks``."""
+        """Inspect the processes of each rank that answers, or of those in ``ranks``."""
         ...
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:

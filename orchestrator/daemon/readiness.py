@@ -1,4 +1,4 @@
-"""Whether the daemon can do its work now: each part is asked for a turn, and one that gives none in time is named."""
+"""Checks whether the daemon can work now: each part must respond in time, and one that does not is named."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 PART_SECONDS: Final = 2.0
 FRESH_SECONDS: Final = 1.0
-"""So long an answer holds: any process of the machine may ask, as often as it likes."""
+"""How long an answer is cached: any process of the machine may ask, as often as it likes."""
 
 
 class Readiness:
-    """``known`` are problems that are known without asking; ``parts`` are named calls that return when the part works."""
+    """``known`` are problems known without asking; ``parts`` are named calls that return when the part works."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Readiness:
         self._asked_at = float("-inf")
 
     async def problems(self) -> list[str]:
-        """Why no job can be taken and placed now; nothing where one can."""
+        """Return why no job can be accepted and placed now; nothing where one can."""
         if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > self._fresh_seconds):
             self._asked_at = time.monotonic()
             self._asking = asyncio.create_task(self._ask(), name="readiness")
@@ -58,7 +58,7 @@ class Readiness:
 def readiness_of(
     known: Callable[[], Sequence[str]], store: Callable[[], Awaitable[Any]], loop: Callable[[], Awaitable[Any]]
 ) -> Readiness:
-    """The daemon's: its store, its loop, and the pool of threads that everything else is done in."""
+    """Return the daemon's readiness: its store, its loop, and the general thread pool."""
     parts: dict[str, Callable[[], Awaitable[Any]]] = {
         "the store": store,
         "the loop that decides": loop,

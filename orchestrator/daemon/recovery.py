@@ -1,4 +1,4 @@
-"""Brings the daemon's memory to where the daemon before it left the store."""
+"""Restores the daemon's memory from the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """``history`` are told every event of the live jobs, with the record after it."""
+    """``history`` are called with every event of the live jobs, and the record after it."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Recovery:
         self._log = log
 
     async def run(self) -> None:
-        """Read the live jobs and what belongs to them; remove what ended jobs left."""
+        """Read the live jobs and their data; remove what ended jobs left."""
         await self._loop.load()
         await self._tidying.at_start()
         await self._intake.resume()
         self._trust.restore(await self._store.places())
-        gc.freeze()  # a long queue is read once and stays: collections need not walk it again and again
+        gc.freeze()  # a long queue is read once and stays: collections need not walk it
         for job_id in list(self._loop.jobs):
             try:
                 async for record, event in every_record(self._store, job_id):

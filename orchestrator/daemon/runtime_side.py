@@ -1,4 +1,4 @@
-"""The runtime as the daemon's life sees it: connected, made ready for jobs, left."""
+"""The runtime in the daemon's life cycle: connected, prepared for jobs, disconnected."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class RuntimeSide:
 
     @property
     def address(self) -> str:
-        """Where the cluster is."""
+        """Return the cluster's address."""
         return self._cluster.address
 
     async def connect(self) -> None:
-        """Find or start the cluster; its nodes are known when this returns. Raises ClusterError."""
+        """Find or start the cluster; its nodes are known on return. Raises ClusterError."""
         await self._cluster.start()
         await self._nodes.refresh()
 
     async def prepare(self) -> None:
-        """Have the machine of an embedded cluster ready for its first job; on a shared one no node holds others up."""
+        """Prepare the machine of an embedded cluster for its first job; on a shared one no node delays others."""
         if self._cluster.site.embedded:
             await self._fork_servers.warm()
 
     async def settle(self) -> None:
-        """Start the exporters, then as many idle workers again as they took: the first job is to find some."""
+        """Start the exporters, then as many idle workers as they took, so that the first job finds some."""
         await self._exporters.refresh()
         await self._cluster.warm()
 
     async def abandon(self) -> None:
-        """Take back what a start that failed has begun."""
+        """End what a failed start has begun."""
         await self._gangs.close()
         await self._cluster.abandon()
 
     async def detach(self) -> None:
-        """Stop watching gangs; they run on."""
+        """Stop watching gangs; they continue to run."""
         await self._gangs.close()
 
     async def stop(self, *, stop_head: bool) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster."""
         await self._cluster.stop(stop_head=stop_head)

@@ -1,4 +1,4 @@
-"""The daemon as the API sees it: hands each request to the part that answers it."""
+"""The daemon's implementation of the API: passes each request to the part that answers it."""
 
 from __future__ import annotations
 
@@ -77,53 +77,53 @@ class Service(UsageService, SessionService, CurveService):
         return await self._submissions.submit(request, caller)
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Say what a submission would do; store nothing."""
+        """Return what a submission would do; store nothing."""
         return await self._submissions.plan(request, caller)
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
-        """Jobs that fit the filter, newest first."""
+        """Return the jobs that match the filter, newest first."""
         return await self._reader.jobs(query)
 
     async def resolve(self, ref: str) -> JobId:
-        """The id that ``ref`` means."""
+        """Return the id that ``ref`` means."""
         return await self._reader.resolve(ref)
 
     async def job(self, job_id: JobId) -> v.JobView:
-        """One job."""
+        """Return one job."""
         return await self._reader.job(job_id)
 
     async def events(
         self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
     ) -> Sequence[v.EventView]:
-        """The job's history."""
+        """Return the job's history."""
         return await self._reader.events(job_id, after, limit=limit, tail=tail)
 
     def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
-        """Lines of the job's log."""
+        """Return lines of the job's log."""
         return self._reader.logs(job_id, query)
 
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
-        """The job's checkpoints, newest first."""
+        """Return the job's checkpoints, newest first."""
         return await self._reader.checkpoints(job_id, verify=verify)
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """A torch.profiler trace of a running job's next steps."""
+        """Return a torch.profiler trace of a running job's next steps."""
         return await self._inspection.profile(job_id, request)
 
     async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
-        """Where the ranks of a running job stand."""
+        """Return the stacks of a running job's ranks."""
         return await self._inspection.stacks(job_id, rank)
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
-        """Do something to a job; durable once this returns."""
+        """Run a command on a job; durable once this returns."""
         return await self._actions.act(job_id, request, caller)
 
     async def nodes(self) -> Sequence[v.NodeView]:
-        """Every node of the cluster."""
+        """Return every node of the cluster."""
         return self._nodes.views()
 
     async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[dict[str, Any]]:
-        """Every GPU of every node, with its newest values and holders."""
+        """Return every GPU of every node, with its newest values and holders."""
         return [row.to_json() for row in await self._nodes.gpu_rows(max_age_seconds)]
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
@@ -131,15 +131,15 @@ class Service(UsageService, SessionService, CurveService):
         return await self._node_actions.act(node, verb, caller.user)
 
     def change_version(self) -> int:
-        """The change counter."""
+        """Return the change counter."""
         return self._changes.version
 
     async def wait_change(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
-        """The counter, once it differs by a change of one of the jobs, or at the time-out."""
+        """Return the counter after a change of one of the jobs, or at the timeout."""
         return await self._changes.wait(after, timeout_seconds, job_ids)
 
     async def health(self) -> v.HealthView:
-        """The daemon's own state."""
+        """Return the daemon's own state."""
         return await self._health.view()
 
     async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> v.ShutdownReply:
@@ -147,5 +147,5 @@ class Service(UsageService, SessionService, CurveService):
         return self._shutdown.begin(stop_jobs=stop_jobs, by=caller.user)
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> v.PruneReply:  # noqa: ARG002 - the port's signature
-        """Remove what is left in the home of jobs that ended long ago; see ``api.views.PruneReply``."""
+        """Remove files and records of jobs that ended long ago; see ``api.views.PruneReply``."""
         return await self._pruning.prune(older_than_seconds=older_than_seconds, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""The daemon's way out: the request to stop, the answer to it, and the end of the jobs' gangs where that is asked for."""
+"""Stops the daemon: the request, its answer, and the end of the jobs' gangs where requested."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER_FIRST_SECONDS: Final = 0.05
 
 
 class StopRequest:
-    """Whether the daemon is to stop, and whether its jobs go back to the queue before."""
+    """Whether the daemon must stop, and whether its jobs return to the queue first."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -34,30 +34,30 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether the daemon is on its way out."""
+        """Whether the daemon is stopping."""
         return self._requested.is_set()
 
     @property
     def drains(self) -> bool:
-        """Jobs go back to the queue now: nothing is placed any more."""
+        """Whether jobs return to the queue: nothing is placed any more."""
         return self.stop_jobs and self.requested
 
     def now(self) -> None:
-        """Stop."""
+        """Request the stop."""
         self._requested.set()
 
     async def wait(self) -> None:
-        """Return once the daemon is to stop."""
+        """Return once a stop is requested."""
         await self._requested.wait()
 
     def refuse(self) -> None:
-        """Raise DaemonStoppingError once the daemon is on its way out."""
+        """Raise DaemonStoppingError once the daemon is stopping."""
         if self.requested:
             raise DaemonStoppingError("the daemon is shutting down")
 
 
 class Shutdown:
-    """Answers a request to stop and has running jobs save first. ``failed`` says whether the daemon dies of a fault."""
+    """Answers a request to stop and makes running jobs save first. ``failed`` returns whether the daemon ends by an error."""
 
     def __init__(
         self, stop: StopRequest, loop: Loop, changes: Changes, failed: Callable[[], bool], log: FilteringBoundLogger
@@ -70,11 +70,11 @@ class Shutdown:
         self._begun = False
 
     def holding(self) -> tuple[JobId, ...]:
-        """The jobs that have a gang."""
+        """Return the jobs that have a gang."""
         return tuple(j.id for j in self._loop.decided.active.values() if j.gang_open)
 
     def begin(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
-        """Answer what will happen, then stop. Once that has begun, a second request changes nothing about it."""
+        """Answer what will happen, then stop. A second request changes nothing."""
         if self._begun or self._stop.requested:
             stop_jobs = self._stop.stop_jobs
         self._begun = True
@@ -85,7 +85,7 @@ class Shutdown:
         return v.ShutdownReply(running=() if stop_jobs else holding, stopped=holding if stop_jobs else ())
 
     async def drain(self) -> None:
-        """Have every running job save and go back to the queue; nothing new is placed meanwhile."""
+        """Make every running job save and return to the queue; nothing new is placed meanwhile."""
         self._loop.set_nodes({})
         for job_id in self.holding():
             await self._loop.command(lambda job_id=job_id: self._preempt(job_id))  # type: ignore[misc]  # mypy cannot infer a default's type

@@ -1,1 +1,1 @@
-"""Reads jobs' records (``metrics.jsonl``, telemetry) for drawing, a bounded part of them at once. Begin with ``desk.py``."""
+"""Reads jobs' records (``metrics.jsonl``, telemetry) for charts, with a bound on what is read. Begin with ``desk.py``."""

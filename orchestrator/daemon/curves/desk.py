@@ -1,4 +1,4 @@
-"""Answers what jobs and GPUs did over time, from jobs' records alone. Files are read in threads."""
+"""Answers queries about jobs and GPUs over time from jobs' records alone. Files are read in threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
 
 MOST_BYTES: Final = 1024 * 1024
-"""Read at once, of all records together: some milliseconds of a processor."""
+"""Bytes read at once, of all records together: some milliseconds of processor time."""
 
 MOST_METRICS: Final = 12
 MOST_USES: Final = 200
@@ -28,38 +28,38 @@ MOST_GPUS: Final = 1024
 
 
 class CurveDesk:
-    """``pool`` has the threads."""
+    """Answers the queries in threads of ``pool``."""
 
     def __init__(self, paths: Paths, pool: Pool) -> None:
         self._paths = paths
         self._pool = pool
 
     async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
-        """What the job recorded."""
+        """Return what the job recorded over time."""
         return await self._pool.run(job_curves, self._paths.job(job_id), job_id, query)
 
     async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-        """What these GPUs did, for whichever jobs."""
+        """Return what these GPUs did over time, for all jobs."""
         return await self._pool.run(gpu_history, self._paths.jobs, uuids, query)
 
 
 class CurveService:
-    """The part of the service that these questions come to."""
+    """The part of the service for these queries."""
 
     def __init__(self, desk: CurveDesk) -> None:
         self._desk = desk
 
     async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
-        """What the job recorded over time."""
+        """Return what the job recorded over time."""
         return await self._desk.curves(job_id, query)
 
     async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-        """What GPUs did over time, and for which jobs."""
+        """Return what GPUs did over time, and for which jobs."""
         return await self._desk.gpu_history(uuids, query)
 
 
 def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
-    """What the records in a job's directory say. Blocks."""
+    """Read the records in a job's directory. Blocks."""
     reported = [p for p in (directory / "metrics.jsonl.1", directory / "metrics.jsonl") if p.is_file()]
     sampled_gpus = [] if query.by_step else _telemetry(directory)
     spans = _extents(
@@ -85,7 +85,7 @@ def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
 
 
 def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-    """What telemetry in the directories of jobs says of these GPUs. Blocks."""
+    """Read the telemetry of these GPUs in the directories of jobs. Blocks."""
     wanted = {_file_name(uuid): uuid for uuid in uuids[:MOST_GPUS]}
     files = _newest(path for job in _entries(jobs) for path in _telemetry(job) if path.name in wanted)
     spans = {path: span for path, span in ((p, _extent(p, telemetry_rows.time_of)) for p in files) if span is not None}
@@ -109,7 +109,7 @@ def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHisto
 
 
 def gpu_charts(gpus: Sequence[GpuReadings], grid: Grid, *, most: int = MOST_CURVES) -> tuple[ChartView, ...]:
-    """A chart for each quantity that was measured."""
+    """Return a chart for each measured quantity."""
     indices = [gpu.index for gpu in gpus]
     labels = [_gpu_label(gpu, shared=indices.count(gpu.index) > 1) for gpu in gpus]
     made = (
@@ -158,7 +158,7 @@ def _ends(spans: Sequence[Extent], steps: progress_rows.Readings | None) -> tupl
 def _gpus(
     files: Sequence[Path], bounds: tuple[float | None, float | None], share: int
 ) -> tuple[list[GpuReadings], bool]:
-    """The readings of each GPU, by index; one GPU's files of several jobs follow each other."""
+    """Return the readings of each GPU, by index; one GPU's files of several jobs follow each other."""
     found: dict[str, GpuReadings] = {}
     sampled = False
     for path in files:
@@ -177,7 +177,7 @@ def _lines(
     for path in files:
         try:
             found, also = read_part(path, time_of, *bounds, share)
-        except OSError:  # it was removed, or is no record
+        except OSError:  # removed, or not a record
             continue
         lines += found
         sampled = sampled or also

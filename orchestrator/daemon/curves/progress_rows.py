@@ -1,4 +1,4 @@
-"""The lines of a job's ``metrics.jsonl`` as readings by name. What is not what orch writes is passed over."""
+"""Parses the lines of a job's ``metrics.jsonl`` into readings by name. Lines not written by orch are skipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST: Final = 2.0**53
 
 @dataclass(slots=True)
 class Readings:
-    """Readings over time or steps: of metrics by name, of the job's step, of ranks' steps, and what of those is their own work."""
+    """Readings over time or steps: metrics by name, the job's step, the ranks' step times, and the part of those that is work."""
 
     metrics: dict[str, list[tuple[float, float | None]]] = field(default_factory=dict)
     step_seconds: list[tuple[float, float | None]] = field(default_factory=list)
@@ -27,13 +27,13 @@ class Readings:
 
 
 def time_of(line: bytes) -> float | None:
-    """When a line was written; None for what is not a line of orch's."""
+    """Return when a line was written; None for a line that is not orch's."""
     row = parsed(line)
     return None if row is None else row["at"]
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """A line with a usable time and step."""
+    """Parse a line with a usable time and step."""
     if not line.startswith(b"{"):
         return None
     try:
@@ -46,7 +46,7 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def readings_of(lines: Iterable[bytes], *, by_step: bool) -> Readings:
-    """What the lines say, by time or by step."""
+    """Return the readings in the lines, by time or by step."""
     rows = [row for line in lines if (row := parsed(line)) is not None]
     key = "step" if by_step else "at"
     found = Readings()
@@ -61,7 +61,7 @@ def readings_of(lines: Iterable[bytes], *, by_step: bool) -> Readings:
 
 
 def _kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the steps that a later attempt did again."""
+    """Return the lines without steps that a later attempt repeated."""
     kept, least = [], float("inf")
     for row in reversed(rows):
         if row["step"] < least:

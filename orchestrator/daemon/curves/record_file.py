@@ -1,7 +1,7 @@
-"""Reads the part of a record that lies between two times, or evenly spread samples of it where it is long.
+"""Reads the part of a record between two times, or evenly spread samples of a long part.
 
-Records are only ever appended to, so their lines are in the order of time, and a time is found by halving. They lie where a
-job can write: every line is checked by the function that gives its time, and no more than a bound is read.
+Records are append-only, so their lines are in order of time, and a time is found by bisection. A job can write to its
+records: the function that returns a line's time also validates it, and reads are bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     TimeOf = Callable[[bytes], float | None]
 
 PROBE_BYTES: Final = 64 * 1024
-"""The longest line of a record is shorter."""
+"""Longest line of a record."""
 
 NEAR_BYTES: Final = 4096
 SAMPLES: Final = 256
@@ -34,7 +34,7 @@ class Extent:
 
 
 def extent(path: Path, time_of: TimeOf) -> Extent | None:
-    """From when to when the record is; None where it has no usable line. Raises OSError."""
+    """Return the times of a record's first and last line; None without a valid line. Raises OSError."""
     handle = open_plain(path)
     try:
         size = os.fstat(handle).st_size
@@ -49,7 +49,7 @@ def extent(path: Path, time_of: TimeOf) -> Extent | None:
 def read_part(
     path: Path, time_of: TimeOf, since: float | None, until: float | None, most_bytes: int
 ) -> tuple[list[bytes], bool]:
-    """Lines between the two times and a few beside them; and whether they are samples. Raises OSError."""
+    """Return lines between the two times and a few beside them; and whether they are samples. Raises OSError."""
     handle = open_plain(path)
     try:
         size = os.fstat(handle).st_size
@@ -63,7 +63,7 @@ def read_part(
 
 
 def _samples(handle: int, begin: int, end: int, most_bytes: int) -> list[bytes]:
-    """Whole lines of blocks that are evenly spread; the last block ends where the part does."""
+    """Return whole lines of evenly spread blocks; the last block ends where the part does."""
     lines: list[bytes] = []
     line_bytes = _line_bytes(handle, begin)
     count = max(2, min(SAMPLES, most_bytes // (2 * line_bytes)))
@@ -81,7 +81,7 @@ def _line_bytes(handle: int, at: int) -> int:
 
 
 def _place(handle: int, size: int, time_of: TimeOf, wanted: float) -> int:
-    """A place shortly before the first line of that time or a later one."""
+    """Return a position shortly before the first line of that time or a later one."""
     low, high = 0, size
     while high - low > NEAR_BYTES:
         middle = (low + high) // 2
@@ -91,7 +91,7 @@ def _place(handle: int, size: int, time_of: TimeOf, wanted: float) -> int:
             low = middle
         else:
             high = middle
-    # A line that begins before this place may be cut: it is passed over like any that is not whole.
+    # A line that begins before this position may be cut: it is skipped like any incomplete line.
     return low
 
 

@@ -1,4 +1,4 @@
-"""The lines of a GPU's telemetry of a job as readings; the format is ``gpu/recording/job_record.py``'s."""
+"""Parses the lines of a GPU's telemetry of a job; the format is ``gpu/recording/job_record.py``'s."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX: Final = "telemetry-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """A column, the name and unit that it is shown with, and the factor to that unit."""
+    """A column, the name and unit to show, and the factor to that unit."""
 
     name: str
     column: int
@@ -46,14 +46,14 @@ class GpuReadings:
 
 
 def time_of(line: bytes) -> float | None:
-    """When a row was read; None for a header or a row that is not whole."""
+    """Return when a row was sampled; None for a header or an incomplete row."""
     if line.count(b",") != len(COLUMNS) - 1:
         return None
     return _float(line[: line.find(b",")])
 
 
 def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
-    """Add what the rows say; a value that was not measured is left out."""
+    """Add the values in the rows; unmeasured values are left out."""
     columns = [(one.column, one.factor, found.values.setdefault(one.name, [])) for one in QUANTITIES]
     for line in lines:
         cells = line.split(b",")
@@ -65,7 +65,7 @@ def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
 
 
 def identity(path: Path) -> tuple[str, int]:
-    """The UUID and the index of the GPU whose rows are at ``path``."""
+    """Return the UUID and the index of the GPU whose rows are at ``path``."""
     stem = path.name.removeprefix(PREFIX).removesuffix(".csv")
     try:
         body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES))

@@ -1,4 +1,4 @@
-"""Makes lines of a bounded number of points of any number of readings. Pure."""
+"""Reduces any number of readings to lines of a bounded number of points. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MOST_CURVES: Final = 16
-"""More GPUs or ranks than this are drawn as one line, with the band that they lie in."""
+"""More GPUs or ranks than this are drawn as one line with a band."""
 
 DIGITS: Final = 5
 
 
 @dataclass(slots=True)
 class Part:
-    """What was recorded in one part of a span."""
+    """The readings in one part of a span."""
 
     x: float
     total: float = 0.0
@@ -29,7 +29,7 @@ class Part:
     not_finite: int = 0
 
     def add(self, value: float | None) -> None:
-        """One reading; None is one that was not finite."""
+        """Add a reading; None stands for one that was not finite."""
         if value is None or not isfinite(value):
             self.not_finite += 1
             return
@@ -47,7 +47,7 @@ class Grid:
     points: int
 
     def parts(self, readings: Iterable[tuple[float, float | None]]) -> dict[int, Part]:
-        """The readings by the part that they lie in; those outside are left out."""
+        """Return the readings by part; those outside are left out."""
         found: dict[int, Part] = {}
         scale = self.points / (self.end - self.begin) if self.end > self.begin else 0.0
         for x, value in readings:
@@ -62,7 +62,7 @@ class Grid:
 
 
 def curve(label: str, parts: Mapping[int, Part]) -> CurveView:
-    """A line through the means of the parts."""
+    """Return a line through the means of the parts."""
     told = [parts[number] for number in sorted(parts)]
     return CurveView(
         label=label,
@@ -82,7 +82,7 @@ def chart(
     kind: str = "GPUs",
     most: int = MOST_CURVES,
 ) -> ChartView | None:
-    """The lines that have anything; one for all of them where they are more than ``most``; None without any."""
+    """Return the lines that have readings; one for all of them where there are more than ``most``; None without any."""
     told = [(label, parts) for label, parts in lines if any(part.count or part.not_finite for part in parts.values())]
     if not told:
         return None

@@ -1,4 +1,4 @@
-"""Diagnosis of the jobs that are live: gathers what is seen of each, and posts what ``core/diagnosis`` makes of it.
+"""Diagnosis of live jobs: collects observations of each, and posts the findings of ``core/diagnosis``.
 
 Begin with ``finding_watch.py``.
 """

@@ -1,7 +1,7 @@
-"""Looks at every live job every two seconds, and posts the findings that open and close.
+"""Observes every live job every two seconds, and posts the findings that open and close.
 
-``core/diagnosis/diagnosis.py`` decides; here is only what it is given and what becomes of its answer. What is open stands in
-the job's record, so that a restarted daemon goes on with it.
+``core/diagnosis/diagnosis.py`` decides; this module gives it observations and posts its answers. Open findings are in
+the job's record, so that a restarted daemon continues with them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TICK_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Senses:
-    """What the daemon sees of jobs: the newest reports of the exporters of GPUs that jobs hold, progress, stillness.
+    """The daemon's observations of jobs: the newest reports of their GPUs' exporters, progress, stillness.
 
-    ``missing`` are GPUs that have fallen out of their node's inventory.
+    ``missing`` are GPUs that their node no longer lists.
     """
 
     reports: Callable[[], Mapping[str, ExporterReport]]
@@ -51,7 +51,7 @@ class Senses:
 
 
 def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters, calls: GangCalls) -> Senses:
-    """The senses of a daemon."""
+    """Return the senses of a daemon."""
     return Senses(
         reports=lambda: gpus.reports,
         progress=book.of,
@@ -83,16 +83,16 @@ class FindingWatch:
         self._known: dict[JobId, tuple[tuple[int, bool], Diagnosis]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Observe until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
                 self.tick()
-            except Exception:  # telling what is wrong never harms what is right
+            except Exception:  # a failed diagnosis must not harm the daemon
                 self._log.exception("diagnosis.failed")
 
     def tick(self) -> None:
-        """Look at every job once."""
+        """Observe every job once."""
         live = [job for job in self._jobs() if job.attempts and not job.state.is_terminal]
         for job_id in self._known.keys() - {job.id for job in live}:
             del self._known[job_id]
@@ -132,7 +132,7 @@ class FindingWatch:
             self._post(events)
 
     def _of(self, job: Job, now: float) -> Diagnosis:
-        """The diagnosis of the attempt; what is open of an earlier one goes on in it."""
+        """Return the diagnosis of the attempt; an earlier one's open findings continue in it."""
         which = (job.attempt_number, job.attempt_live)
         known = self._known.get(job.id)
         if known is None or known[0] != which:

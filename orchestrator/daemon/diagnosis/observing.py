@@ -1,4 +1,4 @@
-"""From what the daemon knows of a job to one observation of it. Pure."""
+"""Builds one observation of a job from the daemon's knowledge of it. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA: Final = "data_seconds"
 MOST_LOSSES: Final = 8
 LOOP_SECONDS: Final = 3600.0
 FAILING_SECONDS: Final = 60.0
-"""A single failed save counts as two once nothing has been saved for so long after it."""
+"""A single failed save counts as two when no save has succeeded for this long after it."""
 
 
 def job_seen(
@@ -45,9 +45,9 @@ def job_seen(
     now: float,
     processes: Mapping[int, ProcessSeen] | None = None,
 ) -> JobSeen:
-    """The job at wall time ``now``. ``reports`` are those of the GPUs that jobs hold; one without a report does not answer.
+    """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; one without a report does not answer.
 
-    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that have fallen out of their node's inventory.
+    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists.
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
     if not running:
@@ -75,7 +75,7 @@ def job_seen(
 
 
 def rank_seen(rank: int, told: ProgressSnapshot, node: str = "") -> RankSeen:
-    """What a rank has reported, on its node."""
+    """Return what a rank has reported, on its node."""
     losses = sorted(name for name in told.metrics if "loss" in name.lower())[:MOST_LOSSES]
     parts = {name: value for name in APART if (value := told.metrics.get(name)) is not None and math.isfinite(value)}
     return RankSeen(
@@ -98,7 +98,7 @@ def _gpu_seen(
     missing: Collection[str],
     times: tuple[float, float],
 ) -> GpuSeen:
-    """``times`` are the begin of the attempt and now, by the daemon's clock."""
+    """``times`` are the start of the attempt and now, by the daemon's clock."""
     began, now = times
     lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
     if report is None:
@@ -132,7 +132,7 @@ def _gpu_seen(
 
 
 def _events(uuid: str, sample: Sample, began: float) -> list[Fact]:
-    """What the driver has told since the attempt began: the newest Xid event, and memory errors that it counts."""
+    """Return the driver's events since the attempt began: the newest Xid event, and its counts of memory errors."""
     newest = max(sample.xids, key=lambda xid: xid.last_timestamp, default=None)
     if newest is not None and newest.last_timestamp >= began:
         return [Xid(gpu_uuid=uuid, number=newest.code, at=newest.last_timestamp)]
@@ -143,7 +143,7 @@ def _events(uuid: str, sample: Sample, began: float) -> list[Fact]:
 
 
 def _foreign(uuid: str, report: ExporterReport | None, holding: Collection[Job]) -> tuple[int, ...]:
-    """Processes on the GPU that belong to none of the jobs that hold it."""
+    """Return processes on the GPU that belong to none of the jobs that hold it."""
     if report is None:
         return ()
     own = {
@@ -186,7 +186,7 @@ def _failures(count: int, failed_at: float | None, now: float) -> int:
 
 
 def _restarts(job: Job, now: float) -> RestartsSeen | None:
-    """Attempts that failed in the last hour and were followed by another, preemptions left out."""
+    """Count the attempts that failed in the last hour and were followed by another, without preemptions."""
     failed = [
         attempt
         for attempt in job.attempts

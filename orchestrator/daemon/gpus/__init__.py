@@ -1,4 +1,4 @@
-"""GPUs as the daemon sees them: loads, balance, reservations of bad ones, and the recording of jobs' telemetry.
+"""GPUs in the daemon: loads, balance, reservations of bad ones, and the recording of jobs' telemetry.
 
 Begin with ``watch.py``.
 """

@@ -1,6 +1,6 @@
-"""How evenly each job uses its GPUs, from what their exporters report. ``core/diagnosis`` says why it does not.
+"""Computes how evenly each job uses its GPUs from their exporters' reports. ``core/diagnosis`` finds the reasons.
 
-Keeps the last minute of every GPU. Reads nothing by itself: reports are handed in.
+Keeps the last minute of every GPU. Reads nothing by itself: reports are passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JobBalances:
-    """The balance of each job that holds GPUs: ``raw`` as values, ``told`` the same as JSON-ready ones."""
+    """The balance of each job that holds GPUs: ``raw`` as values, ``told`` JSON-ready."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -32,21 +32,21 @@ class JobBalances:
         self.told: dict[JobId, dict[str, Any]] = {}
 
     def take(self, reports: Mapping[str, ExporterReport]) -> None:
-        """Add what each GPU did since it was asked last; after a restart of the daemon, its whole last minute."""
+        """Add what each GPU did since the last report; after a restart of the daemon, its whole last minute."""
         now = self._clock()
         for uuid, report in reports.items():
             if report.loads:
                 self.seen[uuid] = report.loads[-1].timestamp
                 self._window.add_points(uuid, report.loads, now)
             elif (sample := report.status.sample) is not None and sample.timestamp < self.seen.get(uuid, 0.0):
-                self.seen[uuid] = sample.timestamp  # its node's clock was set back
+                self.seen[uuid] = sample.timestamp  # the node's clock was set back
 
     def latest(self) -> Mapping[JobId, dict[str, Any]]:
-        """``told``, as it is now."""
+        """Return the present ``told``."""
         return self.told
 
     def judge(self, holding: Collection[Job]) -> None:
-        """Judge the jobs that hold GPUs, each by what its GPUs did since it runs, and forget all others."""
+        """Compute the balance of each job that holds GPUs, from what they did during its run, and drop all other jobs."""
         now, wall = self._clock(), self._wall()
         settled = set()
         for job in holding:

@@ -1,4 +1,4 @@
-"""The condition of every GPU, from all that is known: the node's inventory, the driver, the quarantine, the exporter."""
+"""Computes the condition of every GPU from all sources: the node's inventory, the driver, the quarantine, the exporter."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def gpu_conditions(
     reports: Mapping[str, ExporterReport],
     silent: Collection[str] = (),
 ) -> dict[str, GpuCondition]:
-    """The condition of each of ``uuids``: ``lost`` ones are gone from their node, ``quarantined`` says why others are held back.
+    """Return the condition of each of ``uuids``: ``lost`` ones are gone from their node, ``quarantined`` gives reasons.
 
-    ``reports`` are the newest of the exporters; a GPU without one has not been asked yet, unless it is one of ``silent``,
+    ``reports`` are the newest of the exporters; a GPU without one was not asked yet, unless it is one of ``silent``,
     whose exporters did not answer.
     """
     found = {}
@@ -51,7 +51,7 @@ def gpu_conditions(
 
 
 def driver_faults(uuid: str, report: ExporterReport) -> list[GpuFault]:
-    """What the GPU's driver says is wrong, as its exporter reports it. One that has just started has said nothing yet."""
+    """Return the driver's faults in the exporter's report. An exporter that has just started has none yet."""
     match report.status.health:
         case Health.LOST:
             return [GpuLost(gpu_uuid=uuid)]
@@ -64,7 +64,7 @@ def driver_faults(uuid: str, report: ExporterReport) -> list[GpuFault]:
 def known_conditions(
     nodes: NodeRegistry, exporters: Exporters, quarantined: Mapping[str, Fact], *, driver: bool
 ) -> dict[str, GpuCondition]:
-    """The condition of every GPU that there is, or was, without asking; with ``driver``, as the exporters said last."""
+    """Return the condition of every known GPU, without asking; with ``driver``, by the exporters' last reports."""
     lost = {gpu.uuid for gone in nodes.lost_gpus.values() for gpu in gone} | {u for _, u in exporters.missing()}
     here = {gpu.uuid for report in nodes.reports.values() for gpu in report.gpus}
     return gpu_conditions(here | lost, lost=lost, quarantined=quarantined, reports=exporters.reports if driver else {})

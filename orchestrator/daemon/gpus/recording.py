@@ -1,7 +1,7 @@
-"""Which GPU's samples go into which job's telemetry: told to the exporters until they say that they do it.
+"""Tells exporters which GPU's samples go into which job's telemetry, until their reports confirm it.
 
-Exporters write on while no daemon is there, and forget when they die. So nothing here is remembered as done: what each
-exporter says that it records is held against what it should, every time it is asked.
+Exporters continue to write without a daemon, and forget their orders when they die. So no order counts as done: each
+report of what an exporter records is compared with what it should record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class GpuRecording:
         self._said: dict[str, frozenset[str]] = {}
 
     def to_ask(self) -> set[str]:
-        """GPUs that have to be asked although no job holds them: those that record, and those never heard of."""
+        """Return GPUs to ask although no job holds them: those that record, and those never heard of."""
         known = self._exporters.nodes.keys()
         for uuid in self._said.keys() - known:
             del self._said[uuid]
         return {uuid for uuid in known if self._said.get(uuid) != frozenset()}
 
     async def settle(self, holding: Iterable[Job], reports: Mapping[str, ExporterReport]) -> None:
-        """Have the exporters that reported record what they should and nothing else."""
+        """Make the exporters that reported record what they should and nothing else."""
         wanted: dict[str, list[Job]] = {}
         for job in holding:
             if job.spec.telemetry.record:
@@ -53,7 +53,7 @@ class GpuRecording:
                 await self._exporters.stop_recording(uuid, sorted(over))
 
     def _directory(self, uuid: str, job: Job) -> str:
-        """Where the GPU's node keeps the job's telemetry: the daemon's home where that is shared, else its own."""
+        """Return where the GPU's node keeps the job's telemetry: the daemon's home if shared, else its own."""
         node = self._exporters.nodes[uuid]
         home = self._paths.home if node.home_shared else Path(node.home)
         return str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")

@@ -1,4 +1,4 @@
-"""Keeps GPUs that are lost or quarantined from being handed out by Ray."""
+"""Keeps Ray from handing out GPUs that are lost or quarantined."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuReserving:
-    """``jobs`` gives the live jobs, ``conditions`` those of every GPU by UUID; ``refresh`` has the loop see what changed."""
+    """``jobs`` returns the live jobs, ``conditions`` those of every GPU by UUID; ``refresh`` makes the loop read the nodes anew."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class GpuReserving:
         self._log = log
 
     async def reserve(self) -> None:
-        """Have Ray hand out no GPU that is lost or quarantined."""
+        """Keep Ray from handing out any GPU that is lost or quarantined."""
         if self._ray.connected and await self._holds.keep(self.wanted()):
             self._log.warning("gpus.held", gpus=sorted(self._holds.held))
             await self._refresh()
 
     def wanted(self) -> dict[str, tuple[str, NodeGpu, int]]:
-        """GPUs that are lost or quarantined, and that no gang is on: their node, and how many GPUs it has."""
+        """Return GPUs that are lost or quarantined, and that no gang uses: their node, and how many GPUs it has."""
         conditions = self._conditions()
         used = {u for j in self._jobs() if j.gang_open for s in j.seats for u in s.gpu_uuids}
         wanted: dict[str, tuple[str, NodeGpu, int]] = {}

@@ -1,4 +1,4 @@
-"""Which processes run on which simulated GPU: their drivers cannot see it, so the daemon tells the nodes."""
+"""Tells nodes which processes run on which simulated GPU, which their drivers cannot know."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedGpus:
-    """Tells the agents of nodes with simulated GPUs what runs on them, each time that it has changed."""
+    """Tells the agents of nodes with simulated GPUs what runs on them, after each change."""
 
     def __init__(self, nodes: NodeRegistry) -> None:
         self._nodes = nodes

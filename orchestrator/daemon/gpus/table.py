@@ -1,4 +1,4 @@
-"""Every GPU of every node as it is now, for people: values, condition, holders."""
+"""A table of every GPU of every node for users: values, condition, holders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GpuTable:
-    """Asks the exporters of all GPUs when a reader asks. ``jobs`` gives the live jobs, ``clock`` seconds."""
+    """Asks the exporters of all GPUs on request. ``jobs`` returns the live jobs, ``clock`` seconds."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class GpuTable:
         self._asked_at = -inf
 
     async def _reports(self, max_age_seconds: float) -> Mapping[str, ExporterReport]:
-        """Those that exporters gave last, whatever asked them; those of GPUs that jobs hold are the newer ones."""
+        """Return the exporters' last reports; those of GPUs that jobs hold are newer."""
         if self._clock() - self._asked_at < max_age_seconds:
             return dict(self._exporters.reports)
         self._asked_at = self._clock()
         return await self._exporters.ask()
 
     async def rows(self, quarantined: Mapping[str, Fact], max_age_seconds: float = 0.0) -> list[GpuRow]:
-        """A row for each GPU, by node and index; ``quarantined`` says by UUID why some are held back.
+        """Return a row for each GPU, by node and index; ``quarantined`` gives reasons by UUID.
 
-        Exporters are asked where what they said last is older than ``max_age_seconds``.
+        Exporters are asked where their last report is older than ``max_age_seconds``.
         """
         reports = await self._reports(max_age_seconds)
         holders: dict[str, list[GpuOwner]] = {}

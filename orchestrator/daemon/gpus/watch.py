@@ -1,6 +1,6 @@
-"""Looks at the GPUs that jobs hold: their loads for the balances, their jobs' telemetry, simulated ones.
+"""Watches the GPUs that jobs hold: their loads for the balances, their jobs' telemetry, simulated GPUs.
 
-Asks the exporters of GPUs that jobs hold every two seconds and when a gang starts or ends. With no GPU held it does nothing.
+Asks their exporters every two seconds and when a gang starts or ends. Without a held GPU it does nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
 
 WATCH_SECONDS: Final = 2.0
-GATHER_SECONDS: Final = 0.25  # jobs that start together are looked at together, and none in its first moment
+GATHER_SECONDS: Final = 0.25  # jobs that start together share a round
 
 
 class GpuWatch:
-    """Looks at GPUs that jobs hold, for as long as they hold them. ``jobs`` gives the live jobs.
+    """Watches GPUs while jobs hold them. ``jobs`` returns the live jobs.
 
-    ``reports`` are those of the last round: a GPU that is not in it did not answer.
+    ``reports`` are those of the last round: a GPU without one did not answer.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class GpuWatch:
         self.reports: Mapping[str, ExporterReport] = {}
 
     async def run(self) -> None:
-        """Watch for as long as the daemon lives."""
+        """Watch until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await within(WATCH_SECONDS, self._woken.wait())
@@ -68,16 +68,16 @@ class GpuWatch:
                 continue
             try:
                 await self.round()
-            except Exception:  # telemetry never harms a job, nor the daemon
+            except Exception:  # telemetry must not harm a job or the daemon
                 self._log.exception("gpus.round_failed")
 
     def observe(self, event: ev.Event) -> None:
-        """An event was written: a gang that starts or ends is looked at at once, for its telemetry."""
+        """Handle a written event: the start or end of a gang triggers a round, for its telemetry."""
         if isinstance(event, ev.AttemptRunning | ev.GangReleased):
             self._woken.set()
 
     async def round(self) -> None:
-        """Look once at every GPU that a job holds."""
+        """Ask about every GPU that a job holds once."""
         holding = [job for job in self._jobs() if job.seats and job.gang_open]
         await self._simulated.assign(holding)
         uuids = {uuid for job in holding for seat in job.seats for uuid in seat.gpu_uuids}

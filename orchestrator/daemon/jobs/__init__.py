@@ -1,4 +1,4 @@
-"""Jobs as the daemon handles them: submission, working directory archives, progress, hangs, logs, checkpoints, views.
+"""Jobs in the daemon: submission, working directory archives, progress, hangs, logs, checkpoints, views.
 
 Begin with ``submission.py``.
 """

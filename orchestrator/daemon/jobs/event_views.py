@@ -1,4 +1,4 @@
-"""From a stored event to a line of a job's history: its fields for programs, and a sentence for people. Pure."""
+"""Converts a stored event to a line of a job's history: fields for programs, and a sentence for users. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from orchestrator.core.events import LeftOut
     from orchestrator.store.port import StoredEvent
 
-# Where in a library's source an error was raised, on its builder's machine. It is cut from what the library said.
+# Path in a library's source where an error was raised, on its builder's machine. It is cut from the message.
 _SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 
 
 def event_view(stored: StoredEvent) -> v.EventView:
-    """One line of a job's history."""
+    """Return one line of a job's history."""
     event = stored.event
     body = event_body(event) | _told(event)
     if event.kind == "job_submitted":
@@ -32,7 +32,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
         body = {name: body[name] for name in told}
     return v.EventView(
         sequence=stored.number,
-        at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when that was heard
+        at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when it was reported
         kind=event.kind,
         attempt=body.get("attempt"),
         summary=_summary(event.kind, body),
@@ -42,7 +42,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
 
 
 def _told(event: ev.Event) -> dict[str, Any]:
-    """Facts of an event in words, beside the facts."""
+    """Return the sentences about an event, beside its facts."""
     match event:
         case ev.GangLost(reason=fact) | ev.JobRequeued(reason=fact) | ev.JobFinished(reason=fact):
             return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
@@ -67,7 +67,7 @@ def _told(event: ev.Event) -> dict[str, Any]:
 
 
 def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
-    """What ignore files kept out of a job's copy of its working directory."""
+    """Return what ignore files excluded from a job's copy of its working directory."""
     if left_out is None:
         return None
     return v.LeftOutView(
@@ -80,14 +80,14 @@ def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
 
 
 def left_out_notes(left_out: v.LeftOutView | None) -> tuple[str, ...]:
-    """A sentence for the submitter; none where nothing was left out."""
+    """Return a sentence for the submitter; none where nothing was excluded."""
     if left_out is None:
         return ()
     return (f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}",)
 
 
 def _left_out_text(left_out: Mapping[str, Any]) -> str:
-    """As in ``3 files, 2.2 MB left out by .gitignore``."""
+    """Return text such as ``3 files, 2.2 MB left out by .gitignore``."""
     files, by = left_out["files"], " and ".join(left_out["by"])
     count = f"{'more than ' if left_out['more'] else ''}{files} file{'' if files == 1 else 's'}"
     return f"{count}, {_megabytes(left_out['size_bytes'])} left out by {by}"

@@ -1,7 +1,6 @@
-"""Where a working directory stands in git: its commit, its branch, and whether files differ from them.
+"""Reads the git state of a working directory: its commit, its branch, and whether files differ from them.
 
-Asks git itself, and only where the directory lies in a repository. Whatever keeps git from answering leaves the question open: a
-submission does not depend on it.
+Runs git only where the directory lies in a repository. When git fails, the state is unknown: a submission does not depend on it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _DETACHED: Final = "(detached)"
 
 
 def git_state(directory: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
-    """The state of the repository that ``directory`` lies in; None without one, and where git does not tell in time."""
+    """Return the state of the repository that ``directory`` lies in; None without one, and where git does not answer in time."""
     if not any((place / ".git").exists() for place in (directory, *directory.resolve().parents)):
         return None
     command = [
@@ -45,7 +44,7 @@ def git_state(directory: Path, *, seconds: float = GIT_SECONDS) -> GitState | No
 
 
 def read_status(text: str) -> GitState | None:
-    """What `git status --porcelain=v2 --branch` says; None for anything else."""
+    """Parse the output of `git status --porcelain=v2 --branch`; None for anything else."""
     commit: str | None = None
     branch, dirty = "", False
     for line in text.splitlines():

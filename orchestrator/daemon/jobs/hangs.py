@@ -1,8 +1,8 @@
-"""Finds jobs that hang: keeps the heartbeat of every running attempt, has ranks that are still inspected, and acts on it.
+"""Finds hung jobs: keeps the heartbeat of every running attempt, has still ranks inspected, and acts on the result.
 
-``core/diagnosis/heartbeat.py`` says when a job is late, ``core/diagnosis/health.py`` whether it hangs; the runtime inspects
-processes. This module decides when to do what, and what follows: the stacks of all ranks in their logs, then a restart out of the hang budget. What it sees of
-a job that is still goes to diagnosis, which tells of it.
+``core/diagnosis/heartbeat.py`` decides when a job is late, ``core/diagnosis/health.py`` whether it hangs; the runtime
+inspects processes. This module decides when, and what follows: the stacks of all ranks in their logs, then a restart
+that counts against the hang budget. Observations of a still job also go to the diagnosis, which reports them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0
 UNREPORTED_SECONDS: Final = 5.0
-"""How often ranks are looked at of which nothing is known: their scripts report nothing."""
+"""How often ranks without any report are inspected: their scripts report nothing."""
 SET_UP_SECONDS: Final = 8.0
-"""Ranks that have reported nothing and use no processor are looked at with their stacks after so long: do they wait for their process group?"""
+"""Idle ranks without any report are inspected with stacks after this long: they may wait for their process group."""
 SET_UP_AGAIN_SECONDS: Final = 60.0
 LONGEST_AGAIN_SECONDS: Final = 30.0
-"""Stacks of a job that is still, and not hung, are read less and less often: no more seldom than this."""
+"""The longest interval between reading stacks of a job that is still but not hung; the interval grows."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One attempt. What is below ``again_at`` belongs to one stillness and is forgotten when it ends."""
+    """One attempt. Fields below ``again_at`` belong to one stillness and are reset when it ends."""
 
     attempt: int
     pulse: Heartbeat
@@ -64,7 +64,7 @@ class _Watched:
     number: int = 0
 
     def alive(self) -> None:
-        """The stillness is over."""
+        """Record the end of the stillness."""
         self.number += 1
         self.again_at = self.stacks_at = 0.0
         self.stacks_again = AGAIN_SECONDS
@@ -75,7 +75,7 @@ class _Watched:
 
 
 class HangWatch:
-    """Looks at every running attempt. ``clock`` gives seconds that never go backwards; ``pause`` lets so many of them pass."""
+    """Watches every running attempt. ``clock`` gives monotonic seconds; ``pause`` waits for a number of them."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class HangWatch:
         self._watched: dict[JobId, _Watched] = {}
 
     def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
-        """A rank reported."""
+        """Record a rank's report."""
         watched = self._of(job)
         if attempt != watched.attempt:
             return
@@ -110,18 +110,18 @@ class HangWatch:
                 step_seconds=snapshot.recent_step_seconds,
             )
         )
-        if watched.pulse.still_seconds < before:  # else another rank is still, and goes on being so
+        if watched.pulse.still_seconds < before:  # else another rank is still and remains so
             watched.alive()
 
     def suspected(self, job_id: JobId) -> bool | None:
-        """Whether the job was found hung, or told of as still, and is so yet; None while its pace is not known."""
+        """Whether the job is at present reported as hung or still; None while its pace is unknown."""
         watched = self._watched.get(job_id)
         if watched is None or (watched.pulse.locked_after is None and not watched.told):
             return None
         return bool(watched.told)
 
     def stall(self, job_id: JobId) -> StallSeen | None:
-        """What was seen of a job that is still; None for one that is not, or has not been looked at."""
+        """Return the observation of a still job; None for one that is not, or was not inspected."""
         watched = self._watched.get(job_id)
         if watched is None or watched.seen is None:
             return None
@@ -134,7 +134,7 @@ class HangWatch:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         try:
             while True:
                 await asyncio.sleep(TICK_SECONDS)
@@ -145,7 +145,7 @@ class HangWatch:
                     watched.task.cancel()
 
     def tick(self) -> None:
-        """Another moment has passed: have those jobs looked at that are still."""
+        """Have still jobs inspected when due."""
         now = self._clock()
         running = {job.id: job for job in self._jobs() if job.state is JobState.RUNNING and not job.succeeded}
         for job_id in self._watched.keys() - running.keys():
@@ -155,7 +155,7 @@ class HangWatch:
             watched.pulse.tick(now)
             for ended in job.exits:
                 watched.pulse.ended(ended.rank)
-            if job.degraded or job.gang_lost:  # a rank that cannot be heard is not still
+            if job.degraded or job.gang_lost:  # a rank out of reach is not still
                 watched.pulse.sign()
                 watched.alive()
             elif (watched.task is None or watched.task.done()) and self._is_due(job, watched, now):
@@ -226,9 +226,9 @@ class HangWatch:
         *,
         deep: bool,
     ) -> Stillness:
-        """What is told of the stillness. A look without stacks sees less than one with them before it.
+        """Return the facts of the stillness. An inspection without stacks keeps those of an earlier one.
 
-        Before the first step it is what keeps the ranks from their process group.
+        Before the first step the fact is what keeps the ranks from their process group.
         """
         pairs = {rank: (before[rank], after[rank]) for rank in before.keys() & after.keys()}
         watched.idle = any(standing(*pair) is not Standing.WORKS for pair in pairs.values())
@@ -251,7 +251,7 @@ class HangWatch:
         if deep and not watched.first:
             watched.first = before
         if verdict.call is Call.HUNG and how.patient and not verdict.stopped and watched.first:
-            # What only time has shown has to have looked the same all the time.
+            # Evidence that rests on time alone must have been the same all the time.
             whole = {r: (watched.first[r], after[r]) for r in watched.first.keys() & after.keys()}
             return judge(whole, ranks, how)
         return verdict
@@ -266,7 +266,7 @@ class HangWatch:
             return
         pulse = watched.pulse
         watched.told.add(Call.HUNG)
-        if any(not look.threads for look in looks.values()):  # the stop was seen without reading stacks
+        if any(not look.threads for look in looks.values()):  # the stop was found without reading stacks
             looks = {**looks, **await self._looker.look(job, stacks=True)}
         await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
         hang = Hang(seen=verdict.seen, late=_lateness(pulse), attempt=job.attempt_number)
@@ -298,7 +298,7 @@ def _running(job: Job) -> list[int]:
 
 
 def _limit(job: Job, watched: _Watched) -> float | None:
-    """The time without a sign of life that the job file allows; None where it is learned."""
+    """Return the time without progress that the job file allows; None where it is learned."""
     limit = job.spec.health.heartbeat_timeout
     if not isinstance(limit, timedelta):
         return None

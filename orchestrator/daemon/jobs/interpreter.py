@@ -1,4 +1,4 @@
-"""The interpreter of a job: which file it is, and whether it has what the job's script imports."""
+"""Finds a job's interpreter, and whether it has the modules that the job's script imports."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _with_torch: set[str] = set()
 
 
 def interpreter_of(python: str) -> str:
-    """The interpreter itself behind ``python``, which may be a version manager's script. Asked once per file."""
+    """Return the real interpreter behind ``python``, which may be a version manager's script. Asked once per file."""
     key = (python, Path(python).stat().st_mtime)
     if key not in _interpreters:
-        with open(python, "rb") as file:  # noqa: PTH123 - a user's path, as it was given
+        with open(python, "rb") as file:  # noqa: PTH123 - a user's path, unchanged
             is_script = file.read(2) == b"#!"
         _interpreters[key] = _ask(python) if is_script else python
     return _interpreters[key]
@@ -44,13 +44,13 @@ def _ask(python: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
-        return python  # the job will say what is wrong with it
+        return python  # the job then reports the error
     found = done.stdout.strip()
     return found if os.access(found, os.X_OK) else python
 
 
 def torch_notes(spec: JobSpec, python: str, directory: Path | None, source: str) -> tuple[str, ...]:
-    """A note where the script imports torch and the job's interpreter has none; the line to type is in it.
+    """Return a note where the script imports torch and the job's interpreter lacks it; it contains the command to type.
 
     An interpreter that has torch is asked once; one that lacks it each time, since it may be installed meanwhile.
     """
@@ -63,7 +63,7 @@ def torch_notes(spec: JobSpec, python: str, directory: Path | None, source: str)
     if find_spec("torch") is None or Path(sys.executable) == Path(python):
         return (said,)
     line = shlex.join([sys.executable, *entry.python_options, entry.target, *entry.args])
-    typed = not source.startswith("<")  # `orch run` and standard input have no file to name
+    typed = not source.startswith("<")  # `orch run` and standard input have no file
     again = shlex.join(["orch", "submit", source, "--set", f"entrypoint={line}"]) if typed else line
     return (f"{said}, or use an interpreter that has it: `{again}`",)
 
@@ -78,7 +78,7 @@ def _imports_torch(script: Path) -> bool:
 
 
 def _has_torch(python: str) -> bool:
-    """Whether torch can be found, without importing it; also where that cannot be told."""
+    """Whether torch is installed, without importing it; also True where that is unknown."""
     if python in _with_torch:
         return True
     try:

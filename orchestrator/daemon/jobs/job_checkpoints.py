@@ -1,4 +1,4 @@
-"""What a job has saved: listed, verified, and chosen as the beginning of another job. Blocking; decides no retention."""
+"""A job's checkpoints: listed, verified, and chosen as another job's start. Blocking; decides no retention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def list_checkpoints(
 ) -> list[v.CheckpointView]:
     """The job's checkpoints, newest first; ``verify`` reads every byte.
 
-    ``newest`` is what rank 0 reported last: its newest save may be in memory only.
+    ``newest`` is rank 0's last report: its newest save may be in memory only.
     """
     infos = [check(info) if verify else info for info, check in _entries(job, paths)]
     spec = job.spec.checkpoint
@@ -43,7 +43,7 @@ def list_checkpoints(
 
 
 def _in_memory(job: Job, newest: ProgressSnapshot | None) -> v.CheckpointView | None:
-    """The newest save of a live job's ranks, which a rank actor holds in memory; None where there is none."""
+    """Return the newest save of a live job's ranks that is in memory only; None where there is none."""
     if not job.gang_open or job.gang_lost:
         return None
     if newest is not None and newest.snapshot_step is not None:
@@ -60,9 +60,9 @@ def _in_memory(job: Job, newest: ProgressSnapshot | None) -> v.CheckpointView | 
 
 
 def choose(job: Job, paths: Paths, step: str) -> str:
-    """Path or URL of the newest good checkpoint, or of the newest good one of ``step`` (empty: any step).
+    """Return path or URL of the newest valid checkpoint, or of the newest valid one of ``step`` (empty: any step).
 
-    Reads and verifies only what comes into question. Raises BadRequestError naming the steps that there are.
+    Reads and verifies only candidates. Raises BadRequestError with the existing steps.
     """
     entries = _entries(job, paths)
     infos = [info for info, _ in entries]
@@ -83,7 +83,7 @@ def choose(job: Job, paths: Paths, step: str) -> str:
 
 
 def _entries(job: Job, paths: Paths) -> list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]:
-    """Everything that the job has saved, newest first, each with what verifies it."""
+    """Return all of the job's checkpoints, newest first, each with the object that verifies it."""
     environ = store_environ(job, read_secrets(paths, job.id))
     store = CheckpointRepository(checkpoint_dir(job, paths), attempt=max(job.attempt_number, 1), environ=environ)
     found: list[tuple[CheckpointInfo, Callable[[CheckpointInfo], CheckpointInfo]]]

@@ -1,4 +1,4 @@
-"""A job's log as a stream: what there is, then, for a follower, what comes until the job has ended."""
+"""A job's log as a stream: the existing lines, then, for a follower, new lines until the job has ended."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogEntry
 
-FOLLOW_SECONDS = 0.1  # how often a follower's files are looked at; without a follower none is
+FOLLOW_SECONDS = 0.1  # polling interval of a follower's files
 BATCH_LINES = 1000
 
 
 class LogStream:
-    """``ended`` tells whether the job has ended, and its newest attempt. Files are read in the threads of ``pool``."""
+    """``ended`` returns whether the job has ended, and its newest attempt. Files are read in the threads of ``pool``."""
 
     def __init__(
         self, directory: Path, query: LogQuery, ended: Callable[[], Awaitable[tuple[bool, int]]], pool: Pool
@@ -32,7 +32,7 @@ class LogStream:
         self._pool = pool
 
     async def batches(self) -> AsyncGenerator[Sequence[LogLine], None]:
-        """Batches of lines, oldest first."""
+        """Yield batches of lines, oldest first."""
         query = self._query
         ended, newest = await self._ended()
         reader = self._reader(newest)
@@ -43,7 +43,7 @@ class LogStream:
             for entries in batched(await self._pool.run(self._last, reader), BATCH_LINES):
                 yield _lines(entries)
         while query.follow:
-            # In this order: what was written before the end is read after it was known.
+            # This order matters: the end is read first, so that all lines before it are read afterwards.
             ended, _ = await self._ended()
             async for batch in self._in_pool(reader.batches()):
                 yield batch

@@ -1,7 +1,7 @@
-"""A job's ``metrics.jsonl``: what it reported, one JSON object a line, and the newest of it for a daemon that did not hear it.
+"""A job's ``metrics.jsonl``: its reports, one JSON object a line, and the newest one for a restarted daemon.
 
-The file lies in the job's directory, where the job may write as well. So it is opened only as a regular file and without
-waiting, and what is read back is checked: a line that is not what this module writes is passed over.
+The file lies in the job's directory, where the job may also write. So it is opened only as a regular file and without
+waiting, and every line is validated: lines not written by this module are skipped.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from orchestrator.core.diagnosis.pace import Pace
 
-TAIL_BYTES: Final = 64 * 1024  # several of the longest lines
-MOST_BYTES: Final = (
-    64 * 1024 * 1024
-)  # some days of a line a second; then the file becomes metrics.jsonl.1, in place of an older one
+TAIL_BYTES: Final = 64 * 1024  # holds several of the longest lines
+MOST_BYTES: Final = 64 * 1024 * 1024  # days of a line a second; then the file replaces metrics.jsonl.1
 _MOST: Final = 2**53
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -39,9 +37,9 @@ def append(
     ranks: Sequence[Pace] = (),
     most_bytes: int = MOST_BYTES,
 ) -> None:
-    """Add a line of what was reported ``at``, with the paces of ``ranks`` if any. Raises OSError; a line that does not fit on the disk is not begun.
+    """Add a line of a report made ``at``, with the paces of ``ranks`` if any. Raises OSError; a line that does not fit is not begun.
 
-    A file that would be longer than ``most_bytes`` becomes metrics.jsonl.1 first, in place of an older one.
+    A file that would exceed ``most_bytes`` first becomes metrics.jsonl.1, in place of an older one.
     """
     line: dict[str, Any] = {
         "at": round(at, 3),
@@ -54,7 +52,7 @@ def append(
         "samples": snapshot.samples,
         "tokens": snapshot.tokens,
         "step_seconds": snapshot.step_seconds,
-        # JSON has no NaN, and a diverged loss is one.
+        # JSON has no NaN, which a diverged loss is.
         "metrics": {name: value if math.isfinite(value) else None for name, value in snapshot.metrics.items()},
     }
     line |= _paces(ranks)
@@ -64,7 +62,7 @@ def append(
 
 
 def _paces(ranks: Sequence[Pace]) -> dict[str, list[float | None]]:
-    """Seconds for a step by rank, from rank 0 on; without the key where no rank's are known."""
+    """Return seconds per step by rank, from rank 0 on; without the key where none is known."""
     by_rank = {pace.rank: pace for pace in ranks}
     count = max(by_rank, default=-1) + 1
     found: dict[str, list[float | None]] = {}
@@ -76,7 +74,7 @@ def _paces(ranks: Sequence[Pace]) -> dict[str, list[float | None]]:
 
 
 def _append(path: Path, data: bytes) -> int:
-    """Add whole lines; how long the file is then."""
+    """Append whole lines; return the file's new length."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o644)
     try:
         size = _regular_size(handle, path)
@@ -88,10 +86,10 @@ def _append(path: Path, data: bytes) -> int:
 
 
 def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
-    """Attempt, highest step and report of the newest good line; None where there is none."""
+    """Return attempt, highest step and report of the newest valid line; None where there is none."""
     try:
         handle = os.open(path, os.O_RDONLY | _FLAGS)
-    except OSError:  # there is none, or it is a link
+    except OSError:  # missing, or a link
         return None
     try:
         size = _regular_size(handle, path)
@@ -108,9 +106,9 @@ def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
 
 
 def values_since(path: Path, name: str, offset: int) -> tuple[list[float], int]:
-    """What good lines from ``offset`` on say of a metric, and where the next line will begin; finite values only.
+    """Return a metric's finite values in valid lines from ``offset`` on, and the offset of the next line.
 
-    A file that is shorter than ``offset`` is another one, and read from its beginning. Raises OSError.
+    A file shorter than ``offset`` is a new one, read from its beginning. Raises OSError.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
         size = _regular_size(file.fileno(), path)
@@ -181,7 +179,7 @@ def _metrics(value: Any) -> dict[str, float]:
         raise ValueError("no metrics")
     if any(number is not None and type(number) not in (int, float) for number in value.values()):
         raise ValueError("a metric is no number")
-    # null is what was not finite: a diverged loss is what people look for.
+    # null stands for a value that was not finite: users look for a diverged loss.
     return {
         _text(name, MAX_METRIC_NAME_BYTES): math.nan if number is None else float(number)
         for name, number in value.items()

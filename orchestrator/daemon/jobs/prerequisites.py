@@ -1,4 +1,4 @@
-"""The jobs that others depend on: resolved when a job is accepted, and how they ended while jobs wait for them."""
+"""The jobs that others depend on: resolved when a job is accepted, and their ends while jobs wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WAYS: Final = {EndCondition.SUCCESS: "succeed", EndCondition.FAILURE: "fail", E
 
 
 class PrerequisiteEnds:
-    """How jobs ended that live jobs depend on; None for one whose record is gone."""
+    """How the jobs ended on which live jobs depend; None for one whose record is gone."""
 
     def __init__(self) -> None:
         self.known: dict[JobId, JobState | None] = {}
@@ -30,19 +30,19 @@ class PrerequisiteEnds:
         self._dependents: dict[JobId, set[JobId]] = {}
 
     def expect(self, job: Job, states: Mapping[JobId, JobState | None]) -> None:
-        """A live job, and the states of those that it depends on and that are not live."""
+        """Add a live job, and the states of its prerequisites that are not live."""
         for needed in job.submission.prerequisites:
             self._dependents.setdefault(needed.job_id, set()).add(job.id)
         self.known.update(states)
 
     def decided(self, job: Job) -> None:
-        """Note a job whose failure ends its matrix, until ``ended`` is told of it."""
+        """Record a job whose failure ends its matrix, until ``ended`` is called for it."""
         cell = job.submission.matrix
         if cell is not None and cell.fail_fast and job.state is JobState.FAILED:
             self.failed_fast[cell.matrix_id] = job.id
 
     def ended(self, job: Job) -> None:
-        """A job ended: kept while jobs depend on it; what only it depended on is forgotten."""
+        """Record a job's end while jobs depend on it; drop prerequisites that only it had."""
         if job.submission.matrix is not None:
             self.failed_fast.pop(job.submission.matrix.matrix_id, None)
         if job.id in self._dependents:
@@ -56,13 +56,13 @@ class PrerequisiteEnds:
 
 
 def still_needed(jobs: Collection[Job]) -> set[JobId]:
-    """The jobs that ``jobs`` depend on and whose records must stay: until a job has started, or ended."""
+    """Return the prerequisites of ``jobs`` whose records must stay: until a job has started, or ended."""
     waiting = (job for job in jobs if not job.state.is_terminal and not job.attempts)
     return {needed.job_id for job in waiting for needed in job.submission.prerequisites}
 
 
 async def prerequisite_states(job: Job, live: Mapping[JobId, Job], store: Store) -> dict[JobId, JobState | None]:
-    """The states of the jobs that ``job`` depends on and that are not in ``live``, which may change meanwhile."""
+    """Return the states of ``job``'s prerequisites that are not in ``live``, which may change meanwhile."""
     found: dict[JobId, JobState | None] = {}
     needed = [needed.job_id for needed in job.submission.prerequisites]
     while missing := [job_id for job_id in needed if job_id not in live and job_id not in found]:
@@ -75,7 +75,7 @@ async def prerequisite_states(job: Job, live: Mapping[JobId, Job], store: Store)
 
 
 def with_after(spec: JobSpec, after: Sequence[str]) -> tuple[Dependency, ...]:
-    """The spec's dependencies and those of ``orch submit --after JOB[:success|failure|any]``. Raises InvalidSpecError."""
+    """Return the dependencies of the spec and of ``orch submit --after JOB[:success|failure|any]``. Raises InvalidSpecError."""
     found, problems = list(spec.depends_on), []
     for text in after:
         name, _, condition = text.partition(":")
@@ -93,7 +93,7 @@ def with_after(spec: JobSpec, after: Sequence[str]) -> tuple[Dependency, ...]:
 
 
 async def resolve(spec: JobSpec, store: Store, source: str) -> tuple[Prerequisite, ...]:
-    """The ids that ``depends_on`` means now. Raises InvalidSpecError with everything that is wrong."""
+    """Return the ids that ``depends_on`` means now. Raises InvalidSpecError with every error."""
     found: dict[JobId, Prerequisite] = {}
     problems: list[Problem] = []
     for index, dependency in enumerate(spec.depends_on):
@@ -121,7 +121,7 @@ async def resolve(spec: JobSpec, store: Store, source: str) -> tuple[Prerequisit
 
 
 def _refusal(needed: Prerequisite, job: Job, before: Prerequisite | None) -> tuple[str, str]:
-    """What is wrong with a dependency on ``job``, and what to do; nothing where it can be met."""
+    """Return what is wrong with a dependency on ``job``, and what to do; nothing where it can be met."""
     if before is not None and before.on is not needed.on:
         message = f"{job.id} is to {_WAYS[before.on]} and to {_WAYS[needed.on]}"
         return message, "name each job once; `on: any` waits for its end, whichever it is"

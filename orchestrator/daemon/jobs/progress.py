@@ -1,7 +1,7 @@
-"""What training processes report: the newest per job in memory, at most one line a second in ``metrics.jsonl``.
+"""Reports of training processes: the newest per job in memory, at most one line a second in ``metrics.jsonl``.
 
-Progress is not an event. Some things in it are: a new complete checkpoint, the first new step of an attempt, how often the job
-saves by itself, and what went wrong with a save.
+Progress is not an event. Some reports cause one: a new complete checkpoint, the first new step of an attempt, the
+interval of automatic saves, and a failed save.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 METRICS_SECONDS = 1.0
 RANKS_SECONDS = 5.0
-"""How often a line has each rank's step as well."""
+"""How often a line also has each rank's step."""
 BACKLOG_SECONDS = 0.5
-"""Waiting for storage is told once it has taken as long as this, and again each time that it has doubled."""
+"""Waiting for storage is reported once it has taken this long, and again each time that it has doubled."""
 REMEMBER_RECALLED = 4096
 MOST_NOTES = 100
-"""Notes of one kind that one job may make, for as long as the daemon lives."""
+"""Notes of one kind that one job may cause during the daemon's lifetime."""
 TOLD_AGAIN_FACTOR = 2.0
-"""An interval between saves that follows what is measured is told again once it has changed by more."""
+"""A measured interval between saves is reported again once it has changed by more than this factor."""
 
 
 def no_real_gpu(job: Job) -> bool:
@@ -48,7 +48,7 @@ def no_real_gpu(job: Job) -> bool:
 
 @dataclass(slots=True)
 class JobProgress:
-    """The newest snapshots of one job's current attempt, by rank."""
+    """The newest reports of one job's current attempt, by rank."""
 
     attempt: int = 0
     ranks: dict[int, ProgressSnapshot] = field(default_factory=dict)
@@ -70,14 +70,14 @@ class JobProgress:
 
     @property
     def leader(self) -> ProgressSnapshot | None:
-        """Rank 0's snapshot, or the lowest rank's that has reported a step."""
+        """Return rank 0's report, or the lowest rank's that has reported a step."""
         reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
         return reported[0][1] if reported else None
 
     def paces(self, *, busy_tells: bool = True) -> tuple[Pace, ...]:
-        """How long each rank takes for a step, and what of it without waiting; only for ranks that report steps.
+        """Return each rank's time for a step, and its part without waiting; only for ranks that report steps.
 
-        ``busy_tells``: processor time is work. It is not where a rank has a real GPU: a thread that waits for one spins.
+        ``busy_tells``: processor time is work. With a real GPU it is not: a thread that waits for one spins.
         """
         known = {rank: s for rank, s in self.ranks.items() if s.recent_step_seconds}
         return paces(
@@ -88,22 +88,22 @@ class JobProgress:
 
 
 class ProgressBook:
-    """Progress of every live job, and of those that were recalled from their files."""
+    """Progress of every live job, and of jobs recalled from their files."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, JobProgress] = {}
         self._recalled: OrderedDict[JobId, JobProgress | None] = OrderedDict()
 
     def of(self, job_id: JobId) -> JobProgress | None:
-        """The job's newest progress, as far as it was heard or recalled."""
+        """Return the job's newest progress, as far as it was reported or recalled."""
         return self._jobs.get(job_id) or self._recalled.get(job_id)
 
     def knows(self, job_id: JobId) -> bool:
-        """Whether ``of`` says all that there is."""
+        """Whether ``of`` is complete."""
         return job_id in self._jobs or job_id in self._recalled
 
     def recall(self, places: Mapping[JobId, Path]) -> None:
-        """Read from their metrics files what these jobs reported to an earlier daemon. Blocks; from any thread."""
+        """Read from their metrics files what these jobs reported to an earlier daemon. Blocks; callable from any thread."""
         for job_id, path in places.items():
             if not self.knows(job_id):
                 self._recalled[job_id] = _recalled(path)
@@ -111,33 +111,33 @@ class ProgressBook:
                     self._recalled.popitem(last=False)
 
     def resume(self, jobs: Iterable[tuple[Job, Path]]) -> None:
-        """The same for live jobs: what they report from now on follows on what they reported then. Blocks."""
+        """Like ``recall``, for live jobs: their next reports continue from it. Blocks."""
         for job, path in jobs:
             progress = _recalled(path)
             if progress is not None and progress.attempt <= job.attempt_number:
                 self._jobs[job.id] = progress
 
     def settle(self, job_id: JobId, path: Path) -> None:
-        """Write the job's newest report to its file, if that was not done."""
+        """Write the job's newest report to its file, unless that was done."""
         book = self._jobs.get(job_id)
         if book is not None:
             self._write_metrics(book, path, last=True)
 
     def all(self) -> Mapping[JobId, JobProgress]:
-        """Every job's newest progress."""
+        """Return every job's newest progress."""
         return self._jobs
 
     def previous_step(self, job_id: JobId) -> int:
-        """The highest step that any attempt of the job reported."""
+        """Return the highest step that any attempt of the job reported."""
         book = self._jobs.get(job_id)
         return book.highest_step if book else 0
 
     def forget(self, job_id: JobId) -> None:
-        """The job has ended and was long enough remembered."""
+        """Drop a job that has ended."""
         self._jobs.pop(job_id, None)
 
     def take(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot, path: Path) -> list[ev.Event]:
-        """Note a snapshot; the events that follow from it."""
+        """Record a report; return the events that follow from it."""
         book = self._jobs.setdefault(job.id, JobProgress())
         if attempt < book.attempt:
             return []
@@ -160,7 +160,7 @@ class ProgressBook:
         ]
 
     def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False, job: Job | None = None) -> None:
-        """At most one line a second, and one for each step; the ``last`` one whenever it was not written."""
+        """Write at most one line a second, and one for each step; the ``last`` one whenever it was not written."""
         leader = book.leader
         now = time.time()
         if leader is None or (leader.step, leader.last_report_at) == (book.written_step, book.written_report_at):
@@ -168,7 +168,7 @@ class ProgressBook:
         if not last and (now - book.written_at < METRICS_SECONDS or leader.step == book.written_step):
             return
         book.written_at, book.written_step, book.written_report_at = now, leader.step, leader.last_report_at
-        # A full disk costs history, never the job; `orch status` still shows the newest.
+        # A full disk costs history, never the job; `orch status` still shows the newest report.
         with contextlib.suppress(OSError):
             at, ranks = leader.last_report_at or now, () if job is None else _due_paces(job, book, now)
             metrics_file.append(path, book.attempt, book.highest_step, leader, at, ranks=ranks)
@@ -210,7 +210,7 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
     if snapshot.new_step is None or snapshot.new_step_at is None:
         return []
     resumed = snapshot.checkpoint.resumed_step
-    if resumed is None:  # a script that loads by itself begins with what it was given
+    if resumed is None:  # a script that loads by itself begins with its given checkpoint
         resumed = current.start_step if job.spec.checkpoint.watch is not None else 0
     lost = max(0, book.previous_step - resumed) if attempt > 1 else 0
     return [
@@ -226,7 +226,7 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
 
 
 def _unusable(job: Job, book: JobProgress, rank: int, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
-    """What a rank reports and cannot be used, each once; the names are those of fields."""
+    """Return a note for each field of a rank's report that is invalid, once each."""
     fresh = [name for name in snapshot.unusable if (rank, name) not in book.unusable]
     if not fresh:
         return []
@@ -239,7 +239,7 @@ def _noted(job: Job, note: Fact) -> ev.JobNoted:
 
 
 def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNoted]:
-    """The notes, while there are not too many of their kind: a script could make one every second, for ever."""
+    """Return the notes up to a limit per kind: a script could cause one every second."""
     kept = []
     for note in notes:
         code = note.note.code
@@ -271,7 +271,7 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
 
 
 def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
-    """How often the job saves, and why, where that is chosen for it: at first, and when it has become quite another."""
+    """Return the job's interval of automatic saves with its reason: at first, and after a large change."""
     steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
     if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
         return []
@@ -280,13 +280,13 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
 
 
 def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
-    """Whether saves wait for storage, or were given up because storage failed."""
+    """Return whether saves wait for storage, or were dropped because storage failed."""
     facts = snapshot.checkpoint
     told: list[ev.JobNoted] = []
     if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
         told.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
-    # While storage fails, a script that saves every second would fill the events: told are twice as many, and the last of them.
+    # While storage fails, a script that saves every second would fill the events: reported are each doubling, and the last.
     more, no_more_now = facts.left_out > book.left_out, facts.left_out == book.left_out_seen
     book.left_out_seen = facts.left_out
     if more and (no_more_now or facts.left_out >= TOLD_AGAIN_FACTOR * book.left_out):
@@ -296,7 +296,7 @@ def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev
 
 
 def _memory_note(job: Job, snapshot: ProgressSnapshot) -> Fact | None:
-    """What is to be told of the memory that a rank's snapshots take, if anything."""
+    """Return the note about the memory that a rank's snapshots take, if any."""
     facts, asked = snapshot.checkpoint, job.spec.resources.resources_per_worker.memory_bytes
     if facts.snapshots_off:
         return n.SnapshotsOff(said=facts.snapshots_off)

@@ -1,4 +1,4 @@
-"""Takes what ranks report and hands it to those that follow it; recalls what was reported to earlier daemons."""
+"""Takes ranks' reports and passes them to their followers; recalls reports to earlier daemons."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ REMEMBER_ENDED: Final = 1000
 
 
 class ProgressIntake:
-    """``jobs`` gives the live jobs; ``post`` takes the events that follow from a report.
+    """Takes reports. ``jobs`` returns the live jobs; ``post`` takes the events that follow from a report.
 
-    ``followers`` are told every report of a live job: with its job, attempt and rank. ``remember`` jobs that have ended
+    ``followers`` are called with every report of a live job: with its job, attempt and rank. ``remember`` ended jobs
     are kept in memory.
     """
 
@@ -66,28 +66,28 @@ class ProgressIntake:
             self._post(events)
 
     def of(self, job_id: JobId) -> JobProgress | None:
-        """The job's newest progress, as far as it was heard or recalled."""
+        """Return the job's newest progress, as far as it was reported or recalled."""
         return self._book.of(job_id)
 
     async def resume(self) -> None:
-        """Read what live jobs reported to an earlier daemon: their next reports follow on it."""
+        """Read what live jobs reported to an earlier daemon: their next reports continue from it."""
         begun = [(j, self._paths.metrics(j.id)) for j in self._jobs().values() if j.attempts]
         await asyncio.to_thread(self._book.resume, begun)
 
     async def recall(self, jobs: Collection[Job]) -> None:
-        """Have the book know what these jobs reported to earlier daemons."""
+        """Make the book know what these jobs reported to earlier daemons."""
         unknown = {j.id: self._paths.metrics(j.id) for j in jobs if not self._book.knows(j.id)}
         if unknown:
             await asyncio.to_thread(self._book.recall, unknown)
 
     def ended(self, job_id: JobId) -> None:
-        """The job has ended: write its newest report, and forget the job that ended longest ago."""
+        """Handle a job's end: write its newest report, and drop the job that ended longest ago."""
         self._book.settle(job_id, self._paths.metrics(job_id))
         self._ended.append(job_id)
         while len(self._ended) > self._remember:
             self._book.forget(self._ended.popleft())
 
     def settle(self) -> None:
-        """Write every job's newest report that was not written."""
+        """Write every job's newest report, unless that was done."""
         for job_id in self._book.all():
             self._book.settle(job_id, self._paths.metrics(job_id))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_secrets(paths: Paths, job_id: str, values: Mapping[str, str]) -> None:
-    """Keep a job's secrets; a job without any has no file."""
+    """Write a job's secrets; a job without any has no file."""
     if not values:
         return
     path = paths.secrets(job_id)
@@ -29,7 +29,7 @@ def write_secrets(paths: Paths, job_id: str, values: Mapping[str, str]) -> None:
 
 
 def read_secrets(paths: Paths, job_id: str) -> dict[str, str]:
-    """A job's secrets; empty when it has none, or has ended."""
+    """Read a job's secrets; empty when it has none, or has ended."""
     try:
         values: dict[str, str] = json.loads(paths.secrets(job_id).read_bytes())
     except FileNotFoundError:

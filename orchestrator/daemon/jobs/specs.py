@@ -1,4 +1,4 @@
-"""From a submission's event to what the API tells of it, and the difference of two. Pure."""
+"""Converts a submission's event to the API's view, and compares two. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECRET: Final = re.compile(r"(?i)token|secret|passw|api_?key|access_?key|privat
 
 
 def spec_view(event: JobSubmitted) -> SpecView:
-    """What a submission runs, with the values masked that look like secrets."""
+    """Return what a submission runs; values that look like secrets are masked."""
     spec: dict[str, Any] = to_dict(event.spec)
     masked = [f"env.{name}" for name in spec["env"] if _SECRET.search(name)]
     spec["env"] = {name: MASK if f"env.{name}" in masked else value for name, value in spec["env"].items()}
@@ -50,7 +50,7 @@ def spec_view(event: JobSubmitted) -> SpecView:
 
 
 def _without_path(url: str) -> str:
-    """The address of a web hook without what tells its callers from others: user, path and query."""
+    """Return the address of a web hook without the parts that identify a caller: user, path and query."""
     parts = urlsplit(url)
     return (
         url
@@ -65,7 +65,7 @@ def spec_diff(
     files: tuple[Mapping[str, str], Mapping[str, str]] | None,
     files_unknown: str = "",
 ) -> SpecDiff:
-    """In what the second differs. ``files``: what tells each file of the two archives from another; None: not known."""
+    """Return the differences of two submissions. ``files``: the digest of each file of the two archives; None: unknown."""
     first, second = dict(_told(before)), dict(_told(after))
     values = [
         ValueChange(key=key, before=first.get(key), after=second.get(key))
@@ -84,7 +84,7 @@ def spec_diff(
 
 
 def _told(event: JobSubmitted) -> Iterator[tuple[str, Any]]:
-    """Each value of the spec by its dotted key, unmasked, and what was resolved beside it."""
+    """Return each value of the spec by its dotted key, unmasked, and values resolved beside it."""
     yield from _leaves("", to_dict(event.spec))
     yield "(interpreter)", event.python
     yield "(git commit)", None if event.git is None else event.git.commit + (" with changes" if event.git.dirty else "")
@@ -103,7 +103,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _masked(change: ValueChange, *events: JobSubmitted) -> ValueChange:
-    """The change with the masks of ``spec_view``: that the values differ is told, not what they are."""
+    """Return the change with the masks of ``spec_view``: it shows that values differ, not the values."""
     secret = {f"env.{name}" for event in events for name in event.spec.env if _SECRET.search(name)}
     if change.key not in secret and not re.fullmatch(r"notify\.\d+\.url", change.key):
         return change

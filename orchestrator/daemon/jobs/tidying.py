@@ -1,7 +1,7 @@
-"""Removes what a job that has ended leaves outside its directory: its secrets, progress pages, snapshots and lock files.
+"""Removes what an ended job leaves outside its directory: its secrets, progress pages, snapshots and lock files.
 
-The store notes with a job's end that it is to be tidied, and forgets it when nothing is left: what a daemon that dies in
-between leaves lying, the next one removes before it does anything else, secrets first. It decides nothing about a job.
+The store records with a job's end that it must be tidied, until nothing is left: what a daemon that dies in between
+leaves, the next one removes before it does anything else, secrets first. It decides nothing about a job.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Tidying:
         self._log = log
 
     def drop_secrets(self, job_id: JobId) -> None:
-        """Remove the job's secrets now, whatever threads are busy; ``after`` looks again and tells what went wrong."""
+        """Remove the job's secrets now, even while threads are busy; ``after`` tries again and reports errors."""
         self._unlink_secrets(job_id, {})
 
     async def at_start(self) -> None:
-        """Tidy after every job that ended and was not tidied."""
+        """Tidy after every ended job that was not tidied."""
         left = await self._store.untidied()
         await self.after(left)
         if left:
             self._log.info("jobs.tidied", jobs=len(left))
 
     async def after(self, job_ids: Collection[JobId]) -> None:
-        """Remove what these jobs left. What cannot be removed is logged, and tried again by the next daemon."""
+        """Remove what these jobs left. A failure is logged, and the next daemon tries again."""
         failed = await asyncio.to_thread(self._remove, frozenset(job_ids)) if job_ids else {}
         for job_id, problem in failed.items():
             self._log.warning("job.not_tidied", job=job_id, error=problem)
@@ -56,9 +56,9 @@ class Tidying:
             self._log.warning("jobs.tidied_not_written", jobs=len(job_ids), error=str(error))
 
     def _remove(self, job_ids: frozenset[JobId]) -> dict[str, str]:
-        """Why what is left of each job could not be removed."""
+        """Return why the rest of each job could not be removed."""
         failed: dict[str, str] = {}
-        for job_id in job_ids:  # of all jobs, before anything that takes longer
+        for job_id in job_ids:  # of all jobs, before slower work
             self._unlink_secrets(job_id, failed)
         failed.update(remove_of_jobs(self._pages, job_ids))
         for node in _node_directories(self._nodes):

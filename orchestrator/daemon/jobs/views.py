@@ -1,4 +1,4 @@
-"""From a job's record and its newest progress to what the API answers. Pure."""
+"""Converts a job's record and its newest progress to the API's view. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import JobProgress
 
 SHORTEST_STEP: Final = 1e-9
-"""Seconds; what is reported as shorter was not measured."""
+"""Seconds; a shorter reported duration was not measured."""
 
 
 def job_view(
@@ -43,7 +43,7 @@ def job_view(
     outputs_dir: str = "",
     stall: StallSeen | None = None,
 ) -> v.JobView:
-    """The whole view of a job. ``waiting`` says what a pending job waits for."""
+    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits."""
     paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
@@ -140,14 +140,14 @@ def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
 
 
 def _findings(job: Job) -> tuple[v.FindingView, ...]:
-    """What is wrong with the job, the gravest first."""
+    """Return the job's open findings, the most severe first."""
     found = [one for one in job.findings if isinstance(one, Finding)]
     found.sort(key=lambda one: (PRECEDENCE[one.kind], one.rank or 0))
     return tuple(v.FindingView(**finding_to_dict(one, job.id)) for one in found)
 
 
 def _stall(stall: StallSeen | None) -> str:
-    """What a job that makes no step is at; empty where it makes steps, or does not say that it does."""
+    """Return the present activity of a job that makes no step; empty where it makes steps, or does not report them."""
     if stall is None or not (stall.late.by_steps or stall.seen.sign in GATHERING):
         return ""
     return f"{sentence(stall.late)}; {sentence(stall.seen)}"
@@ -160,7 +160,7 @@ def _progress(job: Job, progress: JobProgress | None, *, still: bool) -> v.Progr
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
     rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
     if still or any(isinstance(one, NoStep | RankStopped) for one in job.findings):
-        rate = None  # it was so fast, and is not now
+        rate = None  # the rate is of the past
     eta = None
     if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
         eta = max(0.0, (leader.total_steps - leader.step) / rate)
@@ -180,7 +180,7 @@ def _progress(job: Job, progress: JobProgress | None, *, still: bool) -> v.Progr
 def _checkpoint(job: Job) -> v.CheckpointRef | None:
     if job.checkpoints.at is None:
         return None
-    # A newer one than storage has lies in the memory of its node and has no path.
+    # A newer one than storage has is in the memory of its node and has no path.
     path = job.checkpoints.path if job.checkpoints.durable_step == job.checkpoints.step else ""
     return v.CheckpointRef(step=job.checkpoints.step, at=job.checkpoints.at, path=path)
 
@@ -217,7 +217,7 @@ def _timings(job: Job) -> v.TimingsView:
 
 
 def rank_stacks(rank: int, look: RankLook | None) -> v.RankStacksView:
-    """One rank's processes; ``look`` is None for one that was not reached."""
+    """Return one rank's processes; ``look`` is None for a rank that was not reached."""
     if look is None:
         return v.RankStacksView(rank=rank, problem="it was not reached: it has just ended, or its node does not answer")
     threads = tuple(v.ThreadView(name=t.name, frames=tuple(map(str, t.frames))) for t in look.threads)

@@ -1,8 +1,8 @@
-"""The working directory as it was at submission: kept by content, laid out as a writable copy per job.
+"""Archives the working directory at submission: stored by content, laid out as a writable copy per job.
 
-A snapshot is a manifest (JSON, itself a blob) of paths, modes and digests. What is under ``.gitignore`` or ``.orchignore``
-stays out, so does ``.git``. Links that lead out of the directory are refused, as is more than the limit. Blobs are durable
-before the snapshot's digest is returned.
+An archive is a manifest (JSON, itself a blob) of paths, modes and digests. Files excluded by ``.gitignore`` or
+``.orchignore`` and ``.git`` are left out. Links that lead out of the directory are refused, as is more than the limit.
+Blobs are durable before the archive's digest is returned.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _CHUNK: Final = 1024 * 1024
 
 
 class SnapshotError(Exception):
-    """The working directory cannot be taken as it is; the message says what is in the way and what to do."""
+    """The working directory cannot be archived; the message gives the obstacle and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What was taken: the manifest's digest, the number of files, their size in bytes."""
+    """An archive: the manifest's digest, the number of files, their size in bytes."""
 
     digest: str
     files: int
@@ -52,7 +52,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _LeftOutCount:
-    """Counts what ignore files leave out, up to ``most`` files: a directory of data may hold millions."""
+    """Counts what ignore files exclude, up to ``most`` files: a directory of data may hold millions."""
 
     most: int = MAX_COUNTED
     files: int = 0
@@ -62,7 +62,7 @@ class _LeftOutCount:
     more: bool = False
 
     def add(self, entry: os.DirEntry[str], relative: str, by: str) -> None:
-        """Count a file, or what is in a directory."""
+        """Count a file, or the content of a directory."""
         stack = [(entry, relative)]
         while stack:
             entry, relative = stack.pop()
@@ -76,14 +76,14 @@ class _LeftOutCount:
                     continue
                 size = entry.stat(follow_symlinks=False).st_size
             except OSError:
-                continue  # it would be left out all the same
+                continue  # it would be excluded anyway
             self.files += 1
             self.size_bytes += size
             self.by.add(by)
             self.largest = sorted([*self.largest, (-size, relative)])[:NAMED_LEFT_OUT]
 
     def told(self) -> LeftOut | None:
-        """What there is to tell; None where nothing was left out."""
+        """Return the counts; None where nothing was excluded."""
         if not self.files:
             return None
         names = tuple(name for _, name in self.largest)
@@ -100,9 +100,9 @@ class _Found:
 
 
 def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_counted: int = MAX_COUNTED) -> Snapshot:
-    """Take a snapshot of ``directory``. ``blob`` names a digest's file. Raises SnapshotError.
+    """Archive ``directory``. ``blob`` gives a digest's file. Raises SnapshotError.
 
-    At most ``max_counted`` files that ignore files leave out are counted.
+    At most ``max_counted`` excluded files are counted.
     """
     if not directory.is_dir():
         raise SnapshotError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
@@ -124,7 +124,7 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_co
 
 
 def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
-    """Files and bytes that a snapshot would hold, and what it would not. Raises SnapshotError."""
+    """Return files and bytes that an archive would hold, and what it would not. Raises SnapshotError."""
     left_out = _LeftOutCount()
     found = list(_walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
@@ -229,7 +229,7 @@ def _store(data: bytes, target: Path) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[BinaryIO]:
-    """A file to write, which becomes ``target`` when it is durable. Others may store the same content meanwhile."""
+    """A new file, which becomes ``target`` when it is durable. Other processes may store the same content meanwhile."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     draft = Path(name)

@@ -1,4 +1,4 @@
-"""Metrics of the daemon: the goodput ledger and latencies, and a local Prometheus.
+"""The daemon's metrics: the goodput ledger and latencies, and a local Prometheus.
 
 Begin with ``metering.py``.
 """

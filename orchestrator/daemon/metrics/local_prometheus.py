@@ -1,6 +1,6 @@
 """``orch up --with-prometheus``: a Prometheus and an Alertmanager beside the daemon, started with it and stopped with it.
 
-What an earlier daemon left running (it was killed) is found by its process ids and stopped first.
+Processes left by a killed daemon are found by their ids and stopped first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LocalPrometheus:
         self.stack: LocalStack | None = None
 
     async def start(self, daemon: str, token_file: str = "") -> LocalStack:
-        """Start them on the daemon's metrics at ``daemon`` (host:port), read with that token. Raises LocalPrometheusError."""
+        """Start them for the daemon's metrics at ``daemon`` (host:port), read with that token. Raises LocalPrometheusError."""
         await asyncio.to_thread(self._stop_earlier)
         self.stack = prepare(
             self._folder,
@@ -64,7 +64,7 @@ class LocalPrometheus:
         return self.stack
 
     async def stop(self) -> None:
-        """SIGTERM, so that Prometheus writes what it holds in memory; SIGKILL after a while."""
+        """Send SIGTERM, so that Prometheus writes its memory to disk; SIGKILL after a while."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
@@ -100,7 +100,7 @@ def _same(pid: int, created: float) -> psutil.Process | None:
 
 
 def _free(port: int) -> str:
-    """The usual address, or, where it is taken, a free one."""
+    """Return the usual address, or, where it is taken, a free one."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

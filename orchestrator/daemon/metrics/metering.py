@@ -1,6 +1,6 @@
-"""What the daemon counts for its own metrics: the goodput ledger, latencies, and the view taken at a scrape.
+"""Counts for the daemon's own metrics: the goodput ledger, latencies, and the metrics view of a scrape.
 
-Fed by the loop with every event and by the ranks' progress; reads no clock of its own except where it is asked to.
+The loop passes every event and the ranks' progress; only the functions that say so read a clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 REMEMBERED_ENDED: Final = 2000
 LAG_SECONDS: Final = 1.0
 LAGS_KEPT: Final = 15
-"""The worst of so many is shown: Prometheus asks every 15 seconds, and must not miss it."""
+"""The maximum of this many is shown, so that Prometheus, which scrapes every 15 seconds, does not miss it."""
 
 
 class Metering:
@@ -57,7 +57,7 @@ class Metering:
         self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
 
     def observe(self, job: Job, event: ev.Event) -> None:
-        """An event was written; ``job`` is the record after it."""
+        """Count a written event; ``job`` is the record after it."""
         self._ledger.observe(job, event)
         mark = mark_of(event)
         if mark is not None:
@@ -74,7 +74,7 @@ class Metering:
                 self._ledger.forget(job_id)
 
     def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
-        """A rank reported."""
+        """Count a rank's report."""
         if rank == 0 and snapshot.step is not None and snapshot.last_report_at is not None:
             self._ledger.progress(
                 job.id,
@@ -86,11 +86,11 @@ class Metering:
             )
 
     def decided(self, seconds: float) -> None:
-        """One decision of the scheduler took that long."""
+        """Record the duration of one decision of the scheduler."""
         self._scheduling.observe(seconds)
 
     def commit_failed(self) -> None:
-        """The store could not commit a transaction."""
+        """Count a failed transaction of the store."""
         self.commit_failures += 1
 
     async def watch_lag(
@@ -99,14 +99,14 @@ class Metering:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Measure, for as long as the daemon lives, how late its event loop wakes up."""
+        """Measure how late the event loop wakes up, until cancelled."""
         while True:
             due = clock() + LAG_SECONDS
             await sleep(LAG_SECONDS)
             self._lags.append(max(0.0, clock() - due))
 
     def submitted(self, seconds: float) -> None:
-        """One submission took that long, from its arrival to its durable acknowledgement."""
+        """Record the duration of one submission, from its arrival to its durable acknowledgement."""
         self._submission.observe(seconds)
 
     def view(
@@ -120,7 +120,7 @@ class Metering:
         gpu_states: Mapping[tuple[str, str], int],
         hang_suspected: Callable[[JobId], bool | None] = lambda _: None,
     ) -> Snapshot:
-        """Everything, now."""
+        """Return the present metrics view."""
         now = time.time()
         reading = self._ledger.read(now)
         jobs = [*live, *(j for j in self._ended.values())]
@@ -192,7 +192,7 @@ class Metering:
             live=holds,
             ended_at=job.ended_at or (job.attempts[-1].ended_at if job.attempts else None),
             seats=seats,
-            gpus=len({uuid for uuid, _ in seats}),  # ranks may share one
+            gpus=len({uuid for uuid, _ in seats}),  # ranks may share a GPU
             step=leader.step if leader else None,
             progress=leader.step / leader.total_steps if leader and leader.step and leader.total_steps else None,
             samples=leader.samples if leader else None,
@@ -223,7 +223,7 @@ class Metering:
 
 
 def save_interval(job: Job, leader: ProgressSnapshot) -> float | None:
-    """Seconds between two saves as the job means to make them; None where that is left to its script."""
+    """Return the job's intended seconds between two saves; None where its script decides."""
     wanted = job.spec.checkpoint.interval
     if isinstance(wanted, timedelta):
         return wanted.total_seconds()

@@ -1,4 +1,4 @@
-"""Everything that the metrics show, gathered from the parts that know it."""
+"""Collects the metrics view from the daemon's parts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MetricsViewSource:
         self._trust = trust
 
     async def take(self) -> Snapshot:
-        """What is so now."""
+        """Return the present metrics view."""
         jobs = self._loop.jobs.values()
         conditions = known_conditions(self._known, self._exporters, self._trust.quarantined_gpus, driver=True)
         return self._metering.view(

@@ -1,4 +1,4 @@
-"""Nodes as the daemon sees them: kept current, warmed, checked, cordoned; the head of an embedded cluster started again.
+"""Nodes in the daemon: kept current, warmed, checked, cordoned; the head of an embedded cluster restarted.
 
-Each part has few collaborators and takes them in its constructor. Begin with ``care.py``, then ``quarantine.py``.
+Each part has few collaborators, passed to its constructor. Begin with ``care.py``, then ``quarantine.py``.
 """

@@ -1,4 +1,4 @@
-"""Cordons, drains and uncordons nodes for people."""
+"""Cordons, drains and uncordons nodes for users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what the loop knows of the cluster's nodes current."""
+"""Keeps the loop's view of the cluster's nodes current."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.cluster import Cluster
 
 REFRESH_SECONDS: Final = 10.0
-SHARED_REFRESH_SECONDS: Final = 2.0  # on an existing cluster nodes come and go, and others take what was free
+SHARED_REFRESH_SECONDS: Final = 2.0  # on an existing cluster nodes change, and other users take free resources
 TIDY_SECONDS: Final = 60.0
 
 
 class LoopNodes:
-    """Hands the nodes to the loop, those that are cordoned or quarantined so marked."""
+    """Passes the nodes to the loop, with marks on cordoned and quarantined ones."""
 
     def __init__(self, loop: Loop, trust: NodeQuarantine, stop: StopRequest) -> None:
         self._loop = loop
@@ -32,7 +32,7 @@ class LoopNodes:
         self._known = asyncio.Event()
 
     def set(self, nodes: Mapping[str, Node]) -> None:
-        """The nodes as the cluster tells them."""
+        """Set the nodes that the cluster reports."""
         marked = self._trust.mark(nodes)
         if self._stop.drains:
             return
@@ -41,16 +41,16 @@ class LoopNodes:
             self._known.set()
 
     def mark_again(self) -> None:
-        """A cordon or a quarantine changed."""
+        """Mark the nodes after a change of a cordon or a quarantine."""
         self.set(dict(self._loop.nodes))
 
     def forget(self) -> None:
-        """The cluster is gone: nothing is placed on what is not there."""
+        """Drop all nodes: the cluster is gone, and nothing may be placed."""
         self._known.clear()
         self._loop.set_nodes({})
 
     async def wait(self, seconds: float) -> None:
-        """Return once there are nodes. Raises DaemonStoppingError when they do not come."""
+        """Return once there are nodes. Raises DaemonStoppingError when they do not appear."""
         try:
             async with asyncio.timeout(seconds):
                 await self._known.wait()
@@ -59,10 +59,10 @@ class LoopNodes:
 
 
 class NodeCare:
-    """Asks the cluster for its nodes, again and again.
+    """Asks the cluster for its nodes periodically.
 
-    ``after`` follows each look; ``tidy`` has nodes of a shared cluster forget ended jobs, now and then; ``spawn`` runs a
-    background task. ``problems`` tells people what is wrong.
+    ``after`` follows each round; ``tidy`` makes nodes of a shared cluster remove files of ended jobs, now and then;
+    ``spawn`` runs a background task. ``problems`` reports errors to users.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class NodeCare:
         self._problems = problems
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Run rounds until cancelled."""
         tidied = 0.0
         while True:
             await asyncio.sleep(REFRESH_SECONDS if self._cluster.site.embedded else SHARED_REFRESH_SECONDS)
@@ -94,7 +94,7 @@ class NodeCare:
                 await self.look()
 
     async def look(self) -> None:
-        """One look; what goes wrong is told."""
+        """Run one round; report errors."""
         try:
             await self.refresh()
             self._problems.pop("nodes", None)
@@ -102,6 +102,6 @@ class NodeCare:
             self._problems["nodes"] = f"the cluster's nodes could not be listed: {error}"
 
     async def refresh(self) -> None:
-        """One look. Raises what the cluster raises."""
+        """Run one round. Raises the cluster's errors."""
         self._nodes.set(await self._cluster.refresh())
         await self._after()

@@ -1,4 +1,4 @@
-"""Has the fork servers of nodes started before their first job."""
+"""Starts the fork servers of nodes before their first job."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FORK_SERVER_SECONDS: Final = 60.0
 
 
 class ForkServers:
-    """Starts a fork server of the daemon's interpreter on each node that takes ranks, once per node and agent.
+    """Starts a fork server of the daemon's interpreter on each node with CPUs, once per node and agent.
 
-    ``agents`` gives the node agents by node, ``nodes`` the nodes that the loop knows.
+    ``agents`` returns the node agents by node, ``nodes`` the nodes that the loop knows.
     """
 
     def __init__(self, agents: Callable[[], Mapping[str, Any]], nodes: Callable[[], Collection[Node]]) -> None:
@@ -27,15 +27,15 @@ class ForkServers:
         self._warm: set[str] = set()
 
     async def warm(self) -> None:
-        """Start those that are missing; one that does not start is left to the first job on its node."""
+        """Start missing ones; after a failure the first job on the node starts it."""
         agents = self._agents()
-        # A head that only coordinates has no CPUs: no rank ever goes there.
+        # A head without CPUs never gets a rank.
         takes_ranks = {node.id for node in self._nodes() if node.cpus > 0}
         cold = (agents.keys() & takes_ranks) - self._warm
         self._warm = (self._warm & agents.keys()) | cold
         await asyncio.gather(*(self._start(agents[node_id]) for node_id in cold))
 
     async def _start(self, agent: Any) -> None:
-        with contextlib.suppress(Exception):  # whatever Ray says of an agent that is gone
+        with contextlib.suppress(Exception):  # the agent has ended
             async with asyncio.timeout(FORK_SERVER_SECONDS):
                 await agent.fork_server.remote(sys.executable)

@@ -1,4 +1,4 @@
-"""Starts Ray's head again when it has died, and has every part forget what died with it."""
+"""Restarts Ray's head after its death, and makes every part drop what died with it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HEAD_RETRY_SECONDS: Final = 2.0
 
 
 class HeadCare:
-    """``forget`` are told of a head that died; ``prepare`` makes a new one ready for jobs; ``wake`` has the loop decide.
+    """``forget`` are called after a head's death; ``prepare`` prepares a new head for jobs; ``wake`` makes the loop decide.
 
-    ``problems`` tells people what is wrong.
+    ``problems`` reports errors to users.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HeadCare:
         self._gone = asyncio.Event()
 
     def lost(self) -> None:
-        """The head died."""
+        """Record the head's death."""
         self._log.error("ray.head_lost", address=self._cluster.address)
         self._problems["ray"] = "Ray's head died and is being started again"
         for forget in self._forget:
@@ -50,7 +50,7 @@ class HeadCare:
         self._gone.set()
 
     async def run(self) -> None:
-        """Start the head again whenever it has died, as often as it takes."""
+        """Restart the head whenever it has died, with as many tries as it takes."""
         while True:
             await self._gone.wait()
             self._gone.clear()
@@ -58,7 +58,7 @@ class HeadCare:
                 await self._cluster.restart()
                 for prepare in self._prepare:
                     await prepare()
-            except Exception as error:  # whatever Ray says while it comes up: the next try may go better
+            except Exception as error:  # any error of a starting Ray: the next try may succeed
                 self._problems["ray"] = str(error) or type(error).__name__
                 self._log.exception("ray.restart_failed")
                 self._gone.set()

@@ -1,4 +1,4 @@
-"""Follows what is held against nodes and GPUs: takes events, has nodes checked, writes it, and has GPUs reserved."""
+"""Maintains the restrictions of nodes and GPUs: takes events, has nodes checked, stores changes, and reserves bad GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NODE_CHECK_SECONDS: Final = 150.0
 
 
 async def check_node(agent: Any | None) -> tuple[Fact, ...]:
-    """What is wrong with a node, by its agent; ``agent`` None: the node has none."""
+    """Return what is wrong with a node, by its agent; ``agent`` None: the node has none."""
     if agent is None:
         return (CheckFailed(),)
     try:
@@ -69,7 +69,7 @@ class NodeHealth:
         self._pause = pause
 
     def observe(self, job: Job, event: Event) -> None:
-        """Take an event that was written."""
+        """Handle a written event."""
         if self._trust.observe(job, event):
             self._log.warning("node.quarantined", job=job.id)
             self._nodes.mark_again()
@@ -78,7 +78,7 @@ class NodeHealth:
             self._spawn(self._reserve())
 
     async def _save(self) -> None:
-        """Write what changed; what cannot be written now is tried again with the next look."""
+        """Store what changed; after a failure the next round tries again."""
         places = self._trust.unsaved()
         try:
             await self._store.put_places(places)
@@ -87,17 +87,17 @@ class NodeHealth:
             self._log.warning("trust.not_saved", error=str(error))
 
     async def run(self) -> None:
-        """Look after the nodes until cancelled."""
+        """Run rounds until cancelled."""
         while True:
             await self._pause(LOOK_SECONDS)
             await self.look()
 
     async def look(self) -> None:
-        """Have nodes checked whose time has come, write what changed, and keep bad GPUs from Ray."""
+        """Check nodes that are due, store changes, and keep bad GPUs reserved."""
         if self._ray.connected and await self._trust.look(self._check):
             self._nodes.mark_again()
         await self._save()
-        with contextlib.suppress(Exception):  # of Ray, while it comes and goes: the next look tries again
+        with contextlib.suppress(Exception):  # errors of a restarting Ray: the next round tries again
             await self._reserve()
 
     async def _check(self, node_id: str) -> tuple[Fact, ...]:

@@ -1,4 +1,4 @@
-"""Keeps Ray's idle workers at hand: a gang uses some up, and the next gang starts faster when there are as many again."""
+"""Replenishes Ray's idle workers: a gang uses some, and the next gang starts faster when they are replaced."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_WARM_WORKERS: Final = 8
 
 
 class IdleWorkers:
-    """Asks for idle workers after each gang that was placed.
+    """Requests idle workers after each placed gang.
 
-    ``warm`` asks Ray for as many as it is told by node; ``spawn`` runs a background task.
+    ``warm`` requests a number of them by node; ``spawn`` runs a background task.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class IdleWorkers:
         self._warmed_for: dict[JobId, int] = {}
 
     def changed(self, job: Job) -> None:
-        """Ask for workers when the job's gang was placed."""
+        """Request workers when the job's gang was placed."""
         if job.seats and self._warmed_for.get(job.id) != job.gang:
             self._warmed_for[job.id] = job.gang
             self._spawn(self._warm_later(job.nodes[:MAX_WARM_WORKERS]))
@@ -45,6 +45,6 @@ class IdleWorkers:
         self._warmed_for.pop(job_id, None)
 
     async def _warm_later(self, places: Sequence[str]) -> None:
-        """Wait until the start that new workers would compete with is over."""
+        """Wait until the gang's start, with which new workers would compete, is over."""
         await asyncio.sleep(self._later_seconds)
         await self._warm(Counter(places))

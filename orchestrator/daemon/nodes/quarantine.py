@@ -1,8 +1,8 @@
-"""Keeps what is held against nodes and GPUs, has their health looked at before they are trusted again, and marks nodes.
+"""Keeps the strikes and cordons of nodes and GPUs, has their health checked before a release, and marks nodes.
 
-The policy is ``core/diagnosis/quarantine.py``. The daemon writes what ``unsaved`` tells to the store, and reads it back with ``restore``: a
-cordon, a bad node and a bad GPU stay what they are through a restart. A node that comes back under another id (Ray gives a
-new one with each head) is known by its host name, where no other node has that name.
+The policy is ``core/diagnosis/quarantine.py``. The daemon stores what ``unsaved`` returns and reads it back with
+``restore``: a cordon, a bad node and a bad GPU survive a restart. A node that returns under another id (Ray assigns a
+new one with each head) is recognised by its host name, if that is unique.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 NODE: Final = "node"
 GPU: Final = "gpu"
 MOST_STRIKES: Final = 100
-FORGOTTEN_SECONDS: Final = 12 * 3600.0  # a strike that old weighs nothing
+FORGOTTEN_SECONDS: Final = 12 * 3600.0  # an older strike has no weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quarantined:
-    """A node or GPU in quarantine: why, and when its health is looked at (seconds since the epoch)."""
+    """A node or GPU in quarantine: the reason, and when its health is checked (seconds since the epoch)."""
 
     reason: Fact
     check_at: float
@@ -46,7 +46,7 @@ class _Quarantined:
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """What is held against one node or GPU. ``node`` is the node's id, ``host`` its name as last seen."""
+    """The restriction of one node or GPU. ``node`` is the node's id, ``host`` its name as last seen."""
 
     node: str
     host: str = ""
@@ -56,7 +56,7 @@ class _Held:
     strikes: list[Strike] = field(default_factory=list)
 
     def body(self, now: float) -> dict[str, Any] | None:
-        """JSON-ready; None where nothing is worth keeping."""
+        """Return JSON-ready fields; None where nothing must be kept."""
         recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MOST_STRIKES:]
         if not (recent or self.avoided or self.cordoned_by or now - self.forgiven_at < FORGOTTEN_SECONDS):
             return None
@@ -64,17 +64,17 @@ class _Held:
 
 
 class NodeQuarantine:
-    """Holds the strikes, cordons and health checks of nodes and GPUs."""
+    """The strikes, cordons and health checks of nodes and GPUs."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._held: dict[Key, _Held] = {}
         self._unsaved: set[Key] = set()
 
-    # -- kept
+    # -- stored
 
     def restore(self, places: Iterable[StoredPlace]) -> None:
-        """What an earlier daemon has written. What weighs nothing any more is forgotten: nodes come and go for ever."""
+        """Restore what an earlier daemon has stored. Entries without weight are dropped: nodes come and go for ever."""
         now = self._clock()
         for place in places:
             held = None if place.body is None else _held_from(place.body)
@@ -84,7 +84,7 @@ class NodeQuarantine:
                 self._held[place.kind, place.name] = held
 
     def unsaved(self) -> list[StoredPlace]:
-        """What has changed since the last call, for the store."""
+        """Return what has changed since the last call, for the store."""
         keys, self._unsaved = sorted(self._unsaved), set()
         now = self._clock()
         return [
@@ -93,15 +93,15 @@ class NodeQuarantine:
         ]
 
     def keep(self, places: Iterable[StoredPlace]) -> None:
-        """These could not be written: tell them again."""
+        """Return these again from ``unsaved``: they could not be stored."""
         self._unsaved |= {(place.kind, place.name) for place in places}
 
     # -- strikes
 
     def observe(self, job: Job, event: Event) -> bool:
-        """Take an event and the record after it; True when a node or a GPU is quarantined from now on.
+        """Handle an event with the record after it; True when it quarantines a node or a GPU.
 
-        The same event may come again: a restarted daemon reads those of its live jobs.
+        An event may be repeated: a restarted daemon reads those of its live jobs.
         """
         strike = strike_of(job, event)
         if strike is None:
@@ -124,20 +124,20 @@ class NodeQuarantine:
         held.avoided = _Quarantined(reason=reason, check_at=self._clock() + check_after(0))
         return True
 
-    # -- what follows
+    # -- consequences
 
     @property
     def cordoned(self) -> frozenset[str]:
-        """Ids of the nodes that a person has cordoned."""
+        """Return the ids of nodes that a user has cordoned."""
         return frozenset(name for (kind, name), held in self._held.items() if kind == NODE and held.cordoned_by)
 
     @property
     def quarantined_gpus(self) -> dict[str, Fact]:
-        """Why each GPU that is quarantined is, by UUID."""
+        """Return the reason of each GPU's quarantine, by UUID."""
         return {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == GPU and held.avoided}
 
     def mark(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
-        """The nodes, those that are cordoned or quarantined so marked."""
+        """Return the nodes, with marks on those that are cordoned or quarantined."""
         self._follow(nodes)
         cordoned = self.cordoned
         open_nodes = {i: replace(n, cordoned=i in cordoned) for i, n in nodes.items()}
@@ -146,7 +146,7 @@ class NodeQuarantine:
         return {i: replace(n, quarantined=holding.get(i)) for i, n in open_nodes.items()}
 
     def _follow(self, nodes: Mapping[str, Node]) -> None:
-        """Note the names of nodes, and find again those that have another id now."""
+        """Record the names of nodes, and find those that have another id now."""
         alive = {n.id: n.name for n in nodes.values() if n.alive}
         for key, held in list(self._held.items()):
             if held.node in alive:
@@ -162,13 +162,13 @@ class NodeQuarantine:
                 self._unsaved.add((NODE, same[0]))
 
     def cordon(self, node_id: str, host: str, by: str) -> None:
-        """A person wants nothing new on the node."""
+        """Cordon the node for a user: nothing new is placed on it."""
         held = self._held.setdefault((NODE, node_id), _Held(node=node_id))
         held.cordoned_by, held.host = by, host
         self._unsaved.add((NODE, node_id))
 
     def forgive(self, node_id: str) -> None:
-        """A person trusts the node again, and its GPUs."""
+        """Release the node and its GPUs for a user."""
         for key in [k for k, held in self._held.items() if held.node == node_id]:
             self._forgive(key)
 
@@ -178,9 +178,9 @@ class NodeQuarantine:
         self._unsaved.add(key)
 
     async def look(self, check: Check) -> bool:
-        """Have the health of every node looked at where its time, or that of one of its GPUs, has come; True on a change.
+        """Check the health of every node that is due, or has a GPU that is due; True on a change.
 
-        A person's cordon is no matter of health: it stays.
+        A user's cordon is independent of health: it stays.
         """
         changed, said = False, dict[str, tuple[Fact, ...]]()
         for key, held in list(self._held.items()):
@@ -191,7 +191,7 @@ class NodeQuarantine:
                 said[held.node] = await check(held.node)
             problems = said[held.node]
             if self._held.get(key) is not held or held.avoided is not found:
-                continue  # forgiven meanwhile
+                continue  # released meanwhile
             changed = True
             self._unsaved.add(key)
             if not problems:

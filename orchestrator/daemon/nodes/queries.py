@@ -1,4 +1,4 @@
-"""What the daemon answers about nodes and their GPUs."""
+"""Answers queries about nodes and their GPUs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class NodeQueries:
-    """``blind`` says which of some nodes do not see a directory of this machine.
+    """``blind`` returns which of some nodes do not see a directory of this machine.
 
-    ``rows`` gives every GPU, with why some are quarantined by UUID.
+    ``rows`` returns every GPU; its argument gives reasons of quarantine by UUID.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NodeQueries:
         self._rows = rows
 
     def views(self) -> list[v.NodeView]:
-        """Every node, by name."""
+        """Return every node, by name."""
         conditions = known_conditions(self._nodes, self._exporters, self._trust.quarantined_gpus, driver=True)
         views = [
             node_view(
@@ -59,16 +59,16 @@ class NodeQueries:
         return sorted(views, key=lambda n: (n.name, n.id))
 
     async def gpu_rows(self, max_age_seconds: float) -> Sequence[GpuRow]:
-        """Every GPU of every node, with its holders and with values at most that old."""
+        """Return every GPU of every node, with its holders and with values at most that old."""
         return await self._rows(self._trust.quarantined_gpus, max_age_seconds)
 
     def simulated_gpus(self) -> int:
-        """How many of the cluster's GPUs are simulated."""
+        """Return how many of the cluster's GPUs are simulated."""
         reports = self._nodes.reports.values()
         return sum(len(r.gpus) for r in reports if any(g.simulated for g in r.gpus))
 
     async def blind_to(self, directory: str) -> list[str]:
-        """Names of nodes that share neither the home nor this directory. Raises OSError: this machine cannot write it."""
+        """Return names of nodes that share neither the home nor this directory. Raises OSError: this machine cannot write it."""
         reports = self._nodes.reports
         apart = [node_id for node_id, report in reports.items() if not report.home_shared]
         blind = await self._blind(directory, apart) if apart else []

@@ -1,4 +1,4 @@
-"""From a node, its agent's report and the live jobs to what the API answers. Pure."""
+"""Converts a node, its agent's report and the live jobs to the API's view. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node_view(
     lost: Collection[NodeGpu] = (),
     conditions: Mapping[str, GpuCondition] | None = None,
 ) -> v.NodeView:
-    """The view of one node. ``lost`` are GPUs that it had; ``conditions`` are those of its GPUs, by UUID."""
+    """Return the view of one node. ``lost`` are GPUs that it had; ``conditions`` are those of its GPUs, by UUID."""
     known = conditions or {}
     free = free_on(nodes.values(), jobs).get(node.id)
     held = {
@@ -105,7 +105,7 @@ def gpu_states(
     cordoned: Collection[str],
     conditions: Mapping[str, GpuCondition],
 ) -> dict[tuple[str, str], int]:
-    """How many GPUs of each host are busy, idle, broken or cordoned."""
+    """Return how many GPUs of each host are busy, idle, broken or cordoned."""
     counts: dict[tuple[str, str], int] = {}
     held = {u for j in jobs if j.gang_open for s in j.seats for u in s.gpu_uuids}
     for node_id, report in reports.items():

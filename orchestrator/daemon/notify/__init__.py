@@ -1,4 +1,4 @@
-"""Web hooks: due notices and how they are sent.
+"""Web hooks: due notices and their delivery.
 
 Begin with ``notifier.py``.
 """

@@ -1,7 +1,7 @@
-"""Which addresses a web hook may have: none that hands out a machine's credentials. Pure.
+"""Decides which addresses a web hook may have: none that serves a machine's credentials. Pure.
 
-An IPv6 address that carries an IPv4 address (mapped, compatible, translated, NAT64, 6to4, Teredo) is judged by that one too:
-a router may deliver it there.
+An IPv6 address that carries an IPv4 address (mapped, compatible, translated, NAT64, 6to4, Teredo) must also pass the
+check of that IPv4 address: a router may deliver it there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ METADATA_SERVICES: Final = frozenset(
         ),
     )
 )
-"""Those that are not link-local, by which most of these services are found."""
+"""Those that are not link-local, as most of these services are."""
 
 _LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 _TEREDO: Final = ipaddress.IPv6Network("2001::/32")
 _CARRIERS: Final = (
-    # The network, and how many bits there are behind the IPv4 address that an address of it carries.
+    # The network, and the number of bits after the embedded IPv4 address.
     (ipaddress.IPv6Network("::/96"), 0),  # IPv4-compatible
     (ipaddress.IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (ipaddress.IPv6Network("::ffff:0:0:0/96"), 0),  # IPv4-translated
@@ -58,13 +58,13 @@ def _carried(address: Address) -> Iterator[ipaddress.IPv4Address]:
     if isinstance(address, ipaddress.IPv4Address):
         return
     number = int(address)
-    if number in (0, 1):  # unspecified, and the machine itself
+    if number in (0, 1):  # unspecified, and loopback
         return
     for network, behind in _CARRIERS:
         if address in network:
             yield ipaddress.IPv4Address(number >> behind & _IPV4)
     if address in _LOCAL_NAT64:
-        # RFC 6052: behind a prefix of 48 bits the address is in two halves, around an octet that is not used.
+        # RFC 6052: with a prefix of 48 bits the address is split around an unused octet.
         yield ipaddress.IPv4Address((number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF)
     if address in _TEREDO:
         yield ipaddress.IPv4Address(~number & _IPV4)  # its client, inverted

@@ -1,7 +1,7 @@
-"""Tells web hooks of transitions: takes due notices from the store, sends them, and puts off what could not be told.
+"""Delivers notices to web hooks: takes due ones from the store, sends them, and reschedules failed ones.
 
-Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, or for good when the hook
-refuses it or a day has passed. The decision loop never waits for any of this.
+Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, has refused it for good, or
+a day has passed. The decision loop never waits for any of this.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ STORE_RETRY_SECONDS: Final = 5.0
 
 
 def delay_seconds(number: int, attempts: int, first: float = FIRST_DELAY_SECONDS) -> float:
-    """Seconds until the next try: doubling, less up to 10 % that depends on the notice and the try only."""
+    """Return the seconds until the next try: doubling, less up to 10 % that depends on the notice and the try only."""
     jitter = zlib.crc32(f"{number}/{attempts}".encode()) / 0xFFFFFFFF
     return min(LONGEST_DELAY_SECONDS, first * 2.0 ** min(attempts, 30)) * (1.0 - 0.1 * jitter)
 
 
 class Notifier:
-    """Sends due notices. ``wake`` says that a transition was written; ``run`` goes on until cancelled."""
+    """Sends due notices. ``wake`` is called after a transition is written; ``run`` continues until cancelled."""
 
     def __init__(
         self, store: Store, key_file: Path, log: FilteringBoundLogger, *, first_delay: float = FIRST_DELAY_SECONDS
@@ -47,11 +47,11 @@ class Notifier:
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """There may be something to tell."""
+        """Look for new notices."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Send what is due, then sleep until the next is, or until woken."""
+        """Send due notices, then sleep until the next is due, or until woken."""
         while True:
             self._wake.clear()
             try:
@@ -68,7 +68,7 @@ class Notifier:
                 pass
 
     async def send_due(self) -> float | None:
-        """Send what is due now; seconds until the next one is, or None when nothing waits."""
+        """Send due notices; return the seconds until the next one, or None when none waits."""
         due, next_at = await self._store.due_notices(time.time(), AT_ONCE)
         if due:
             await asyncio.gather(*(self._send(notice) for notice in due))
@@ -78,7 +78,7 @@ class Notifier:
     async def _send(self, notice: StoredNotice) -> None:
         body = notice.notice.body.encode()
         now = time.time()
-        host = urlsplit(notice.notice.url).hostname  # the rest of it is often a secret
+        host = urlsplit(notice.notice.url).hostname  # the rest of the URL is often a secret
         try:
             key = await asyncio.to_thread(signing_key, self._key_file)
             headers = {"X-Orch-Delivery": str(notice.number), SIGNATURE_HEADER: signature(key, int(now), body)}

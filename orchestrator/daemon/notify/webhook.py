@@ -1,8 +1,8 @@
-"""One signed HTTP POST to a web hook. No redirects, no proxies, nothing of the answer but its status.
+"""Sends one signed HTTP POST to a web hook. No redirects, no proxies; only the status of the answer is used.
 
-The address is looked up once and that very address is spoken to. Link-local addresses and those of metadata services are
-refused (hook_addresses): that is where clouds hand out a machine's credentials. Loopback and private ones are allowed, for relays on the same network; a user who
-may submit a job runs code on this machine as the daemon's user anyway.
+The name is resolved once and exactly that address is connected. Link-local addresses and those of metadata services are
+refused (hook_addresses), because clouds serve a machine's credentials there. Loopback and private ones are allowed, for
+relays on the same network; a user who may submit a job runs code on this machine as the daemon's user anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_HEAD: Final = 64 * 1024
 
 
 class HookError(Exception):
-    """The hook was not told; ``final`` when trying again cannot help."""
+    """The hook did not accept the notice; ``final`` when another try cannot help."""
 
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
@@ -38,12 +38,12 @@ class HookError(Exception):
 
 
 def signature(key: bytes, at: int, body: bytes) -> str:
-    """The header's value: ``t=TIME,v1=HEX``, an HMAC-SHA256 over ``TIME.BODY``."""
+    """Return the header's value: ``t=TIME,v1=HEX``, an HMAC-SHA256 over ``TIME.BODY``."""
     return f"t={at},v1={hmac.new(key, str(at).encode() + b'.' + body, hashlib.sha256).hexdigest()}"
 
 
 def signing_key(path: Path) -> bytes:
-    """The key in ``path``; made, for the owner alone, where there is none."""
+    """Return the key in ``path``; created, readable by the owner only, where there is none."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -65,7 +65,7 @@ async def post(
     seconds: float = DEADLINE_SECONDS,
     trust: ssl.SSLContext | None = None,
 ) -> None:
-    """Send ``body``; returns on a 2xx answer within ``seconds``. Raises HookError."""
+    """Send ``body``; return on a 2xx answer within ``seconds``. Raises HookError."""
     try:
         async with asyncio.timeout(seconds):
             status = await _post(url, body, headers, trust)

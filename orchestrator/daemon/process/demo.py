@@ -1,4 +1,4 @@
-"""``orch demo``: the main job in a minute, on a daemon of its own: train, lose a rank, recover, finish, clean up."""
+"""Runs ``orch demo``: the main job in a minute, on its own daemon: train, lose a rank, recover, finish, clean up."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class _Teller:
     began: float
 
     def say(self, text: str) -> None:
-        """One line, with the seconds since the demo began."""
+        """Print one line, with the seconds since the demo began."""
         if not self.quiet:
             print(f"{time.monotonic() - self.began:6.1f}s  {text}", flush=True)
 
     def progress(self, job: JobView) -> None:
-        """One line of the job's progress, drawn over the one before on a terminal."""
+        """Print one line of the job's progress, over the previous one on a terminal."""
         if self.quiet or job.progress is None or job.progress.step is None:
             return
         shown = job.progress
@@ -56,7 +56,7 @@ class _Teller:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Run it; the exit code is 0 when the job succeeded with a good model. Raises RefusedError."""
+    """Run the demo; return exit code 0 when the job succeeded with a good model. Raises RefusedError."""
     teller = _Teller(quiet=options.json, began=time.monotonic())
     home = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     settings = Settings.from_environ({**os.environ, "ORCH_HOME": str(home)})
@@ -98,7 +98,7 @@ def _story(settings: Settings, client: Client, teller: _Teller) -> dict[str, Any
 
 
 def _gpus() -> tuple[int, float]:
-    """How many GPUs to simulate, and how many a rank asks for."""
+    """Return how many GPUs to simulate, and how many a rank requests."""
     from orchestrator.gpu.drivers.inventory import discover
 
     real = len(discover())
@@ -122,7 +122,7 @@ def _submit(client: Client, gpu: float) -> str:
 
 
 def _entrypoint(job_file: Path) -> str:
-    """The example's entry point in this interpreter, which has torch, whatever PATH says; it saves every step.
+    """Return the example's entry point in this interpreter, which has torch, whatever PATH says; it saves every step.
 
     Under orch a save is a copy in memory, so a killed rank costs one step at most.
     """
@@ -196,6 +196,6 @@ def _stop(client: Client, teller: _Teller) -> None:
 
 
 def _is_gone(pid: int) -> bool:
-    with contextlib.suppress(ChildProcessError):  # the demo has started it, and has to take its exit code
+    with contextlib.suppress(ChildProcessError):  # a child of the demo must be reaped
         os.waitpid(pid, os.WNOHANG)
     return not Path(f"/proc/{pid}").exists()

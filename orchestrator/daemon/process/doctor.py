@@ -1,4 +1,4 @@
-"""``orch doctor``: checks this machine and this home, and reports each problem and how to fix it. Changes nothing."""
+"""Runs ``orch doctor``: checks this machine and this home, and reports each problem and how to fix it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOG_LINES: Final = 5
 
 
 def examine(settings: Settings) -> list[Finding]:
-    """Every finding, good ones included, in the order in which things are needed."""
+    """Return every finding, good ones included, in the order of dependency."""
     findings: list[Finding] = []
     checks: tuple[Callable[[Settings], list[Finding]], ...] = (
         _python,
@@ -115,7 +115,7 @@ def _home(settings: Settings) -> list[Finding]:
 
 
 def _privacy(settings: Settings, *, shared_memory: Path = SHARED_MEMORY) -> list[Finding]:
-    """Whether other users of the machine can get at what orch keeps, or have taken its places."""
+    """Check whether other users can access orch's files, or own its paths."""
     findings = [
         Finding(level=Level.ERROR, what=f"{path} is not this user's alone", remedy=f"remove it: sudo rm -r {path}")
         for path in (user_directory(), page_directory(namespace(settings.home), shared_memory=shared_memory))
@@ -203,7 +203,7 @@ def _daemon(settings: Settings) -> list[Finding]:
 
 
 def _store(settings: Settings) -> list[Finding]:
-    """Only with no daemon there: opening takes the store's lock."""
+    """Check the store, only without a daemon: opening takes the store's lock."""
     from orchestrator.store.errors import StoreError
     from orchestrator.store.sqlite import SqliteStore
 

@@ -1,4 +1,4 @@
-"""Why a daemon ended by an error, in a file of its own: `orch up` tells that first, and the log after it."""
+"""Records why a daemon ended with an error, in a file that `orch up` shows before the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 64 * 1024
 
 
 def write(paths: Paths, error: OrchError) -> None:
-    """Note the error of this process. What cannot be written is in the log all the same."""
+    """Write the error of this process. A failure is ignored: the log has the error too."""
     temporary = paths.daemon_failure.with_suffix(".tmp")
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -26,7 +26,7 @@ def write(paths: Paths, error: OrchError) -> None:
 
 
 def read(paths: Paths, pid: int) -> OrchError | None:
-    """The error that ended process ``pid``; None where it noted none."""
+    """Return the error that ended process ``pid``; None where it recorded none."""
     try:
         with paths.daemon_failure.open(encoding="utf-8") as file:
             noted = json.loads(file.read(MAX_BYTES))

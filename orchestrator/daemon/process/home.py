@@ -1,4 +1,4 @@
-"""The daemon's home: made for its user alone, and tightened where an earlier version or another umask left it open."""
+"""Prepares the daemon's home: private to its user, also where an earlier version or another umask left it open."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 OTHERS: Final = 0o077
 PASS_THROUGH: Final = 0o011
-"""What a daemon that serves a group leaves open of its home: the way to its socket."""
+"""The permission that a daemon for a group leaves on its home: the path to its socket."""
 
 
 def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
-    """Make the home, and all that it holds, accessible to this user alone. Raises RefusedError.
+    """Make the home and its content accessible to this user only. Raises RefusedError.
 
-    `traversable`: others may pass through the home itself, to a socket for a group. A home that belongs to root (where
-    a volume is mounted) stays as it is, unless everyone can write to it: what lies below is private all the same.
+    `traversable`: other users may pass through the home, to a socket for a group. A home that belongs to root (where a
+    volume is mounted) is unchanged, unless everyone can write to it: its content is private anyway.
     """
     home = settings.home
     was_open = _is_open(home)
@@ -50,7 +50,7 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
 
 
 def entries(paths: Paths) -> Iterator[Path]:
-    """What lies in the home and, of each job, what orch has put there; not the users' own files below."""
+    """Yield the content of the home and, of each job, orch's own files; not users' files below."""
     for directory in (paths.home, paths.run, paths.ray, paths.jobs):
         if directory.is_dir():
             yield from sorted(directory.iterdir())
@@ -61,9 +61,9 @@ def entries(paths: Paths) -> Iterator[Path]:
 
 
 def exposed_entries(paths: Paths) -> list[Path]:
-    """What others could read or write if the home were not closed to them: directories, and files, by their modes.
+    """Yield what others could read or write if the home were open to them: directories and files, by their modes.
 
-    That a group may pass through the directory of the socket is no exposure: nothing else in there is open to it.
+    A group's permission to traverse the socket's directory does not count: nothing else in it is accessible.
     """
     return [path for path in entries(paths) if _mode(path) & (OTHERS & ~PASS_THROUGH if path == paths.run else OTHERS)]
 
@@ -79,9 +79,9 @@ def _make_home(home: Path, *, traversable: bool) -> None:
 
 
 def _may_be_closed(paths: Paths) -> bool:
-    """Only an empty directory, or one that orch has used, is closed to others: it may be `/var`, by mistake."""
+    """Whether the directory may be made private: empty, or used by orch; it may be `/var`, by mistake."""
     if paths.home.stat().st_uid != os.geteuid() or not os.access(paths.home, os.R_OK | os.X_OK):
-        return True  # its owner is judged, nothing is changed
+        return True  # its owner is checked, nothing is changed
     known = (paths.store, paths.run, paths.ray, paths.jobs)
     return any(path.exists() for path in known) or {path.name for path in paths.home.iterdir()} <= {"lost+found"}
 
@@ -94,7 +94,7 @@ def _is_open(home: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    """The permission bits; none for a link, which has none of its own, for a socket, and for what is gone by now."""
+    """Return the permission bits; none for a link, for a socket, and for a removed file."""
     try:
         status = path.lstat()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""``orch serve``: the daemon in this process, until SIGTERM, SIGINT, or a shutdown over the API."""
+"""Runs ``orch serve``: the daemon in this process, until SIGTERM, SIGINT, or a shutdown over the API."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
 
 CALLS_SECONDS: Final = 5.0
-"""How long calls in threads have to return once the daemon has closed everything."""
+"""How long calls in threads may take to return once the daemon has closed everything."""
 
 
 def serve(settings: Settings, options: ServeOptions) -> int:
-    """Run until told to stop; the exit code. Raises OrchError for what keeps the daemon from starting."""
+    """Run until told to stop; return the exit code. Raises OrchError when the daemon cannot start."""
     as_json = {"json": True, "console": False}.get(settings.log_format)
     configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
     try:
@@ -73,7 +73,7 @@ def _run(settings: Settings, options: ServeOptions) -> None:
     raise_file_limit()
     prepare_home(settings, traversable=bool(options.group))
     environ = dict(os.environ)
-    rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks are given the one of this start
+    rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks get the umask of this start
     try:
         asyncio.run(_serve(settings, options, environ, rank_umask))
     except LocalPrometheusError as error:
@@ -107,13 +107,13 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
     loop.set_default_executor(executor)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, parts.daemon.stop)
-    signal.signal(signal.SIGTERM, disarm_abort)  # runs at once; the event loop hears of the signal as well
+    signal.signal(signal.SIGTERM, disarm_abort)  # runs at once; the event loop gets the signal too
     signal.siginterrupt(signal.SIGTERM, False)
     try:
         await _serve_on(parts, control, settings, options)
     finally:
         control.withdraw()
-        # asyncio.run, or the interpreter's exit, would wait for these without an end; everything that matters is closed.
+        # asyncio.run, or the interpreter's exit, would wait for these for ever; everything important is closed.
         if parts.background.deaf or parts.pools.busy or calls_under_way() or executor.busy(CALLS_SECONDS):
             failed = sys.exception()
             if failed is not None:
@@ -152,7 +152,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     finally:
         await prometheus.stop()
         closing.set()
-        # Together: one that waits for its last requests must not leave the others open, with a store that is closed.
+        # Concurrently: one that waits for its last requests must not leave the others open with a closed store.
         await asyncio.gather(*(server.stop() for server in servers))
         with contextlib.suppress(FileNotFoundError):
             state.unlink()

@@ -1,4 +1,4 @@
-"""The daemon's and the command line's settings, with errors of the API's kind."""
+"""Reads the daemon's and the command line's settings, with errors of the API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
-    """Read the settings. Raises BadRequestError that names every bad variable."""
+    """Read the settings. Raises BadRequestError with every invalid variable."""
     try:
         return Settings.from_environ(environ)
     except SettingsError as error:

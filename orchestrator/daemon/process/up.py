@@ -1,4 +1,4 @@
-"""``orch up``: start ``orch serve`` detached, and wait until it takes jobs."""
+"""Runs ``orch up``: starts ``orch serve`` detached, and waits until it accepts jobs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 HEALTH_SECONDS: Final = 5.0
 FROZEN_SECONDS: Final = 3.0
-"""A process that is seen stopped for so long is not one that a debugger holds for a moment."""
+"""A process stopped for this long is not merely held by a debugger for a moment."""
 
 END_SECONDS: Final = 90.0
 POLL_SECONDS: Final = 0.05
@@ -45,14 +45,14 @@ LOG_LINES: Final = 15
 def up(settings: Settings, options: ServeOptions) -> UpReply:
     """Start the daemon unless one answers.
 
-    Raises RefusedError with the reason when it does not come up: then no process of it is left. Raises
-    DaemonFrozenError where a daemon is there whose process is stopped.
+    Raises RefusedError with the reason when it fails: no process of it is left then. Raises DaemonFrozenError where a
+    daemon's process is stopped.
     """
     return _Start(settings, options).run()
 
 
 class _Start:
-    """One `orch up`."""
+    """One call of `orch up`."""
 
     def __init__(self, settings: Settings, options: ServeOptions) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class _Start:
         self._others = False
         self._log_bytes = 0
         self._stopped_since: float | None = None
-        # As long as the daemon itself may try to start Ray, and once more for all else.
+        # As long as the daemon itself may try to start Ray, and the same again for everything else.
         self._seconds = (START_TRIES + 1) * start_seconds()
 
     def run(self) -> UpReply:
@@ -94,13 +94,13 @@ class _Start:
             return None
 
     def _start_or_wait(self) -> None:
-        """No daemon answers: start one, or wait for the one that comes up or goes down."""
+        """Start a daemon when none answers, or wait for one that is starting or stopping."""
         holder = StoreLock.holder(self._settings.paths.store)
         self._refuse_frozen(holder)
         if self._process is not None and self._process.poll() is None:
             return
         if StoreLock.is_held(self._settings.paths.store):
-            self._others = True  # another daemon's process: its turn first
+            self._others = True  # another daemon's process: wait for it first
         elif self._process is None or self._others:
             self._start()
             self._others = False
@@ -134,7 +134,7 @@ class _Start:
             os.close(log)
 
     def _failed(self, process: subprocess.Popen[bytes]) -> RefusedError:
-        """The reason first; what the log says only where the reason is not known, or is a bug."""
+        """Return the error: the reason first; the log only where the reason is unknown, or a bug."""
         error = failure.read(self._settings.paths, process.pid)
         hint = "`orch doctor` looks further"
         if error is None:
@@ -147,7 +147,7 @@ class _Start:
         )
 
     def _end(self) -> None:
-        """End the daemon that this call started, and with it what it has begun; one of others is left alone."""
+        """End the daemon that this call started with all its processes; leave any other daemon alone."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -179,7 +179,7 @@ class _Start:
         )
 
     def _log_tail(self) -> str:
-        """The last lines that were logged since this call started the daemon."""
+        """Return the last log lines since this call started the daemon."""
         try:
             with self._settings.paths.daemon_log.open("rb") as file:
                 file.seek(self._log_bytes)

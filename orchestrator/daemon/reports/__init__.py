@@ -1,1 +1,1 @@
-"""Reports of jobs that have ended, written by processes of their own."""
+"""Reports of ended jobs, written by separate processes."""

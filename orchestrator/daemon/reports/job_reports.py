@@ -1,7 +1,7 @@
-"""Has a report written of each job that ends, one after the other, in processes that yield to everything else.
+"""Has a report written of each ended job, one after the other, in processes of low priority.
 
-What a job left unreported when the daemon ended, the next daemon does: jobs that ended in the last day and have no report.
-A report that cannot be written is logged and never tried again by the same daemon; nothing else depends on it.
+The next daemon writes the reports that an ended daemon left out: of jobs that ended in the last day and have none. A
+failed report is logged and never retried by the same daemon; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKE
 
 
 class JobReports:
-    """``writer`` is the command that gets a job's directory as its last argument; it is killed after ``patience`` seconds."""
+    """``writer`` is the command, with a job's directory as its last argument; it is killed after ``patience`` seconds."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class JobReports:
         self._wake = asyncio.Event()
 
     def ended(self, job: Job) -> None:
-        """A job ended: it gets a report, unless it asked for none."""
+        """Queue the report of an ended job, unless it opted out."""
         if job.spec.report:
             self._waiting[job.id] = None
             self._wake.set()
 
     async def run(self) -> None:
-        """Write reports until cancelled. No failure of one is a failure of the daemon."""
+        """Write reports until cancelled. A failed report is no failure of the daemon."""
         try:
             await self._catch_up()
         except Exception as error:
@@ -81,7 +81,7 @@ class JobReports:
                     self._log.warning("report.not_written", job=job_id, error=str(error))
 
     async def _catch_up(self) -> None:
-        """Take on the jobs that ended lately and have no report."""
+        """Queue the jobs that ended recently and have no report."""
         ended = await self._store.jobs(JobFilter(states=TERMINAL, limit=MOST_CAUGHT_UP))
         since = time.time() - CAUGHT_UP_SECONDS
         for job in reversed(ended):
@@ -105,7 +105,7 @@ class JobReports:
             async with asyncio.timeout(self._patience):
                 said = await _last_bytes(process.stderr)
                 code = await process.wait()
-        finally:  # a daemon that ends does not leave its writer behind; the next one begins the report again
+        finally:  # an ending daemon leaves no writer behind; the next one starts the report again
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
@@ -118,7 +118,7 @@ class JobReports:
 
 
 async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
-    """The end of what a process says, read to its end and not kept."""
+    """Return the end of a process's output, which is read to its end."""
     said = b""
     while stream is not None and (more := await stream.read(65536)):
         said = (said + more)[-MOST_TOLD:]
@@ -126,7 +126,7 @@ async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def _to_be_written(paths: Paths, job_id: JobId) -> bool:
-    """Whether there is something to report and no report yet; a process for each job of a thousand tiny ones costs too much."""
+    """Whether there is something to report and no report yet; a process for each of a thousand tiny jobs costs too much."""
     if (paths.job(job_id) / REPORT).exists():
         return False
     return _holds(paths.metrics(job_id)) or any(

@@ -38,7 +38,7 @@ class JobActions:
         self._settings = settings
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
-        """Do something to a job; durable once this returns."""
+        """Run a command on a job; durable once this returns."""
         job = await self._reader.record(job_id)
         match request.verb:
             case Verb.CANCEL:
@@ -119,7 +119,7 @@ class JobActions:
     async def rerun_all(
         self, jobs: Sequence[Job], request: ActionRequest, caller: Caller, *, in_matrix: bool = False
     ) -> v.SubmitReply:
-        """Submit these jobs again, all or none; ``in_matrix``: each in its place of its matrix."""
+        """Submit these jobs again, all or none; ``in_matrix``: each at its place in its matrix."""
         self._submissions.refuse_when_full()
         events: list[ev.JobSubmitted] = []
         try:
@@ -141,7 +141,7 @@ class JobActions:
             raise RefusedError(
                 f"the secrets of {job.id} ({names}) were deleted at its end", hint="submit its job.yaml again"
             )
-        # What it depended on was fulfilled once it has started: only one that never did waits again.
+        # A job that has started has met its dependencies: only one that never started waits again.
         fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
         needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id)
         files, at = self._submissions.files_of(caller), self._loop.now()
@@ -150,7 +150,7 @@ class JobActions:
 
 
 def events_of(job: Job, request: ActionRequest, caller: Caller, now: float) -> Sequence[ev.Event]:
-    """The events of a command on a live job; none where it cannot be done, or there is nothing to do."""
+    """Return the events of a command on a live job; none where it is impossible or changes nothing."""
     by = ByUser(name=caller.user)
     match request.verb:
         case Verb.CANCEL:

@@ -1,4 +1,4 @@
-"""The best value of a metric that each job has reported, from what is new in its ``metrics.jsonl``."""
+"""Finds the best value of a metric that each job has reported, from new lines of its ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class BestValues:
         self._known: OrderedDict[tuple[str, str], Reported] = OrderedDict()
 
     def of(self, job_id: str, metric: str, *, highest: bool) -> Reported:
-        """What the job has reported; nothing where it has no file, or one that is not orch's."""
+        """Return what the job has reported; nothing where it has no file, or one that is not orch's."""
         key = (job_id, metric)
         path = self._path_of(job_id)
         known = self._known.get(key)
-        if known is None:  # a long run's file was moved aside once or more: the older lines come first
+        if known is None:  # a long run's file was rotated: the older lines come first
             known = self._read(path.with_name(f"{path.name}.1"), metric, Reported(), highest=highest)
             known = Reported(known.best, known.last)
         self._known[key] = found = self._read(path, metric, known, highest=highest)

@@ -1,4 +1,4 @@
-"""Looks at the ranks of running jobs for people: traces and stacks."""
+"""Inspects the ranks of running jobs for users: traces and stacks."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """What can be asked of a running gang's ranks."""
+    """Requests to a running gang's ranks."""
 
     async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
-        """A trace of a rank's next steps. Raises TraceRefusedError."""
+        """Return a trace of a rank's next steps. Raises TraceRefusedError."""
         ...
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
-        """A look at each rank that can be reached."""
+        """Inspect each rank that answers."""
         ...
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
-        """Lines for the ranks' logs."""
+        """Write lines to the ranks' logs."""
         ...
 
 
 class RankInspection:
-    """``record`` gives a job's record by its id, and raises NoSuchJobError."""
+    """``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
     def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: Ranks) -> None:
         self._record = record
         self._ranks = ranks
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """A torch.profiler trace of a running job's next steps."""
+        """Return a torch.profiler trace of a running job's next steps."""
         job = await self._running(job_id, "can be traced", request.rank)
         try:
             return await self._ranks.trace(job, request.rank, request.steps, request.timeout_seconds)
@@ -53,7 +53,7 @@ class RankInspection:
             raise RefusedError(message, hint=hint) from error
 
     async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
-        """Where the ranks of a running job stand."""
+        """Return the stacks of a running job's ranks."""
         job = await self._running(job_id, "has stacks", rank)
         ranks = tuple(range(job.num_workers)) if rank is None else (rank,)
         looks = await self._ranks.look(job, stacks=True, ranks=ranks)

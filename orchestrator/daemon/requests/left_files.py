@@ -1,4 +1,4 @@
-"""Reads what a job left behind, outputs and checkpoints, and nothing else: no link is followed, no name leads out."""
+"""Reads a job's outputs and checkpoints, and nothing else: links are not followed, names cannot lead out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LeftFiles:
         self._job_id, self._roots, self._pool, self._elsewhere = job_id, roots, pool, elsewhere
 
     async def find(self, patterns: Sequence[str]) -> FileList:
-        """The files that a pattern names; all for none."""
+        """Return the files that a pattern matches; all without one."""
         try:
             globs = Globs(patterns)
         except GlobError as error:
@@ -47,11 +47,11 @@ class LeftFiles:
         )
 
     async def digest(self, path: str) -> FileDigest:
-        """What a file holds."""
+        """Return a file's digest."""
         return await self._pool.run(self._digest, path)
 
     async def open(self, path: str) -> OpenFile:
-        """A file's content."""
+        """Open a file's content."""
         return OpenFile(await self._pool.run(self._handle, path), self._pool)
 
     def _found(self, globs: Globs) -> list[FileView]:
@@ -63,7 +63,7 @@ class LeftFiles:
                     if (not len(globs) or globs.matches(path)) and _is_text(path):
                         found.append(FileView(path=path, size_bytes=file.size_bytes))
             except FileNotFoundError:
-                continue  # nothing was left there yet
+                continue  # there is no file yet
             except (OSError, ValueError) as error:
                 raise RefusedError(
                     f"the {name} of {self._job_id} cannot be read: {error}", hint=f"look at {root}"
@@ -106,21 +106,21 @@ class OpenFile:
         self._handle, self._pool = handle, pool
 
     async def read(self, offset: int) -> bytes:
-        """The next piece from ``offset`` on; empty at the end."""
+        """Return the next piece from ``offset`` on; empty at the end."""
         return await self._pool.run(os.pread, self._handle, PIECE_BYTES, offset)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._handle)
 
 
 def left_files(job_id: str, outputs: Path, checkpoints: str, path_of: Callable[[str], Path], pool: Pool) -> LeftFiles:
-    """Files of a job whose checkpoints are at ``checkpoints``, a directory or a URL."""
+    """Return the files of a job whose checkpoints are at ``checkpoints``, a directory or a URL."""
     if "://" in checkpoints:
         return LeftFiles(job_id, {OUTPUTS: outputs}, pool, elsewhere=checkpoints)
     return LeftFiles(job_id, {OUTPUTS: outputs, CHECKPOINTS: path_of(checkpoints)}, pool)
 
 
 def _is_text(path: str) -> bool:
-    """A name that is no UTF-8 cannot be asked for."""
+    """Whether a name is UTF-8; others cannot be requested."""
     return path.isprintable() or not any("\udc80" <= letter <= "\udcff" for letter in path)

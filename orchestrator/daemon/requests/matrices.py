@@ -1,4 +1,4 @@
-"""Answers what users ask about whole matrices, and runs their commands on every job of one."""
+"""Answers users' queries about matrices, and runs commands on every job of one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MatrixDesk:
         self._turn = asyncio.Lock()
 
     async def find(self, reference: str) -> str | None:
-        """The id of the matrix that a reference means; None where it means a job. Raises AmbiguousReferenceError."""
+        """Return the id of the matrix that a reference means; None where it means a job. Raises AmbiguousReferenceError."""
         try:
             return await self._store.find_matrix(reference)
         except store_errors.AmbiguousJobError as error:
@@ -64,7 +64,7 @@ class MatrixDesk:
             raise AmbiguousReferenceError(f"{reference!r} fits several matrices", problems=problems) from error
 
     async def matrix(self, matrix_id: str) -> MatrixView:
-        """The matrix with this id. Raises NotFoundError."""
+        """Return the matrix with this id. Raises NotFoundError."""
         jobs = await self._jobs(matrix_id)
         views = await self._reader.views_of(jobs)
         score = jobs[0].spec.checkpoint
@@ -76,7 +76,7 @@ class MatrixDesk:
                 )
         return matrix_view(jobs, {view.id: view for view in views}, reported, self._loop.now())
 
-    def _reported(self, job_ids: Sequence[str], metric: str, highest: bool) -> Mapping[str, Reported]:  # noqa: FBT001 - pools pass arguments by place
+    def _reported(self, job_ids: Sequence[str], metric: str, highest: bool) -> Mapping[str, Reported]:  # noqa: FBT001 - pools pass positional arguments
         return {job_id: self._best.of(job_id, metric, highest=highest) for job_id in job_ids}
 
     async def _jobs(self, matrix_id: str) -> list[Job]:
@@ -86,7 +86,7 @@ class MatrixDesk:
         return [self._loop.jobs.get(job.id, job) for job in stored]
 
     async def act(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Do something to every job of a matrix that it can be done to, in one step; durable once this returns."""
+        """Run a command on every job of a matrix that it applies to, in one step; durable once this returns."""
         jobs = [one.newest for one in by_combination(await self._jobs(matrix_id))]
         if request.verb is Verb.RERUN:
             return await self._rerun(matrix_id, request, caller)
@@ -114,7 +114,7 @@ class MatrixDesk:
         return ActionReply(job_id=matrix_id, state=state_of(states), message=message, job_ids=tuple(done))
 
     async def _rerun(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Run combinations again whose jobs have ended, only those that failed where that is asked; all or none."""
+        """Rerun the combinations whose jobs have ended, or only the failed ones; all or none."""
         ended = [one for one in by_combination(await self._jobs(matrix_id)) if one.newest.state.is_terminal]
         again = [one.newest for one in ended if one.failed or not request.failed]
         if not again:
@@ -127,20 +127,20 @@ class MatrixDesk:
 
 
 class MatrixService(SharingService):
-    """The part of the service that these questions come to."""
+    """The part of the service for matrices."""
 
     def __init__(self, specs: JobSpecs, sharing: SharingDesk, matrices: MatrixDesk) -> None:
         super().__init__(specs, sharing)
         self._matrices = matrices
 
     async def find_matrix(self, ref: str) -> str | None:
-        """The id of the matrix that ``ref`` means; None where it means a job."""
+        """Return the id of the matrix that ``ref`` means; None where it means a job."""
         return await self._matrices.find(ref)
 
     async def matrix(self, matrix_id: str) -> MatrixView:
-        """A matrix and its jobs."""
+        """Return a matrix and its jobs."""
         return await self._matrices.matrix(matrix_id)
 
     async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Do something to every job of a matrix that it can be done to; durable once this returns."""
+        """Run a command on every job of a matrix that it applies to; durable once this returns."""
         return await self._matrices.act(matrix_id, request, caller)

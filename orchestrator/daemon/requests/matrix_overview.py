@@ -1,4 +1,4 @@
-"""From the jobs of a matrix to what the API tells of the whole. Pure."""
+"""Converts the jobs of a matrix to the API's view of the whole. Pure."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _ENDS = (JobState.FAILED, JobState.CANCELLED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combined:
-    """One combination: the jobs that have run it, the oldest first. There is at least one."""
+    """One combination: the jobs that have run it, the oldest first, at least one."""
 
     index: int
     jobs: tuple[Job, ...]
 
     @property
     def newest(self) -> Job:
-        """The job that counts."""
+        """Return the job that counts."""
         return self.jobs[-1]
 
     @property
     def failed(self) -> bool:
-        """It failed, or never got to its end because another one did."""
+        """Whether it failed, or was ended because another one failed."""
         job = self.newest
         ended_with_others = isinstance(job.reason, Cancelled) and isinstance(job.reason.by, ByMatrix)
         return job.state is JobState.FAILED or (job.state is JobState.CANCELLED and ended_with_others)
 
 
 def by_combination(jobs: Sequence[Job]) -> tuple[Combined, ...]:
-    """The jobs of one matrix by combination."""
+    """Return the jobs of one matrix by combination."""
     found: dict[int, list[Job]] = {}
     for job in sorted(jobs, key=lambda job: job.submission.sequence):
         cell = job.submission.matrix
@@ -54,7 +54,7 @@ def by_combination(jobs: Sequence[Job]) -> tuple[Combined, ...]:
 
 
 def state_of(states: Sequence[JobState]) -> str:
-    """The state of the whole."""
+    """Return the state of the whole matrix."""
     if all(state.is_terminal for state in states):
         return next((end.value for end in _ENDS if end in states), JobState.SUCCEEDED.value)
     open_ = [state for state in states if not state.is_terminal]
@@ -67,7 +67,7 @@ def state_of(states: Sequence[JobState]) -> str:
 def matrix_view(
     jobs: Sequence[Job], views: Mapping[str, JobView], reported: Mapping[str, Reported], now: float
 ) -> MatrixView:
-    """The whole matrix; ``jobs`` are all of it, at least one. ``reported`` has what each job said of its score."""
+    """Return the view of the matrix; ``jobs`` are all of its jobs, at least one. ``reported`` has each job's score."""
     combined = by_combination(jobs)
     first = combined[0].newest
     cell = first.submission.matrix
@@ -123,7 +123,7 @@ def _row(
 
 
 def _left(combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float) -> float | None:
-    """Until the last job ends: by what running jobs say, and the usual length of a job for those that have not started."""
+    """Return the time until the last job ends: by running jobs' estimates, and the usual length of a job for the others."""
     lengths = [_length(row, now) for row in rows]
     known = [length for length in lengths if length is not None]
     open_ = [one for one in combined if not one.newest.state.is_terminal]
@@ -143,7 +143,7 @@ def _left(combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: in
 
 
 def _length(row: MatrixJobView, now: float) -> float | None:
-    """From the start of a combination's job to its end, of one that runs as far as it can be told."""
+    """Return the duration of a combination's job, of a running one as estimated."""
     if row.started_at is None:
         return None
     if row.ended_at is not None:

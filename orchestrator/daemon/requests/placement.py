@@ -1,4 +1,4 @@
-"""Where and when a submission would start now. Pure."""
+"""Computes where and when a submission would start now. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
-    """Fields of ``api.views.PlanReply`` for a job that would be submitted and can fit, beside the live ones of ``state``."""
+    """Return fields of ``api.views.PlanReply`` for a job that can fit, beside the live ones of ``state``."""
     nodes = state.nodes
     blocked = hindrance(asked, state.jobs, state.ended)
     if blocked is not None:

@@ -1,4 +1,4 @@
-"""Removes what is left in the home of jobs that ended long ago."""
+"""Removes the files and records of jobs that ended long ago."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Pruning:
         folders = [self._paths.job(job_id) for job_id in going]
         freed = await self._pool.run(lambda: sum(_size(p) for p in folders))
         if not dry_run:
-            # The record goes last: of a prune that was cut short everything is found again by the next.
+            # The record goes last: after an interrupted prune the next one finds everything again.
             for folder in folders:
                 await self._pool.run(shutil.rmtree, folder, True)
             going = await self._store.prune(before, needed)
@@ -51,7 +51,7 @@ class Pruning:
 
 
 def _left_alone(job: Job, paths: Paths) -> str:
-    """Where the job has saved by its owner's wish, outside the home: only its owner removes that."""
+    """Return checkpoint directories that the user placed outside the home: only the user removes those."""
     configured = job.spec.checkpoint.storage_path is not None and job.checkpoints.path
     return checkpoint_dir(job, paths) if configured else ""
 

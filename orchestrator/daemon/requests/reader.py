@@ -1,4 +1,4 @@
-"""Answers what is known of jobs: live ones from the loop, ended ones from the store."""
+"""Answers queries about jobs: live ones from the loop, ended ones from the store."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Progress(Protocol):
     """What ranks reported."""
 
     def of(self, job_id: JobId) -> JobProgress | None:
-        """The job's newest progress, as far as it is known."""
+        """Return the job's newest progress, if known."""
         ...
 
     async def recall(self, jobs: Collection[Job]) -> None:
-        """Have ``of`` know what these jobs reported to earlier daemons."""
+        """Make ``of`` know what these jobs reported to earlier daemons."""
         ...
 
 
 class JobReader:
-    """``balances`` gives each job's GPU balance, ``stall`` what was seen of one that makes no step."""
+    """``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class JobReader:
         self._stall = stall
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
-        """Jobs that fit the filter, newest first."""
+        """Return the jobs that match the filter, newest first."""
         before = None if query.before is None else (await self.record(query.before)).submission.sequence
         found = await self._store.jobs(
             StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
@@ -85,12 +85,12 @@ class JobReader:
         return await self.views_of(found)
 
     async def views_of(self, jobs: Sequence[Job]) -> list[v.JobView]:
-        """The views of these jobs."""
+        """Return the views of these jobs."""
         await self._progress.recall(jobs)
         return [self._view(job) for job in jobs]
 
     async def job(self, job_id: JobId) -> v.JobView:
-        """One job. Raises NoSuchJobError."""
+        """Return one job. Raises NoSuchJobError."""
         job = await self.record(job_id)
         await self._progress.recall([job])
         view, report = self._view(job), self._report(job)
@@ -112,12 +112,12 @@ class JobReader:
         )
 
     def _report(self, job: Job) -> str:
-        """The page of the job's report; empty while there is none."""
+        """Return the page of the job's report; empty while there is none."""
         page = self._paths.job(job.id) / REPORT / PAGE_FILE
         return str(page) if job.state.is_terminal and page.is_file() else ""
 
     def _view(self, job: Job) -> v.JobView:
-        """A job that has reported nothing looks as it did, until its record or what it waits for is another."""
+        """Return the view, cached for a job without reports until its record or its reason to wait changes."""
         progress = self._progress.of(job.id)
         told = (self._loop.waiting.get(job.id), self._balances().get(job.id), self._stall(job.id))
         if progress is not None:
@@ -148,7 +148,7 @@ class JobReader:
         )
 
     async def resolve(self, ref: str) -> JobId:
-        """The id that ``ref`` means. Raises NoSuchJobError, AmbiguousReferenceError."""
+        """Return the id that ``ref`` means. Raises NoSuchJobError, AmbiguousReferenceError."""
         try:
             return (await self._store.find(ref)).job.id
         except store_errors.JobNotFoundError as error:
@@ -158,7 +158,7 @@ class JobReader:
             raise AmbiguousReferenceError(f"{ref!r} fits several jobs", problems=problems) from error
 
     async def record(self, job_id: JobId) -> Job:
-        """The job's record. Raises NoSuchJobError."""
+        """Return the job's record. Raises NoSuchJobError."""
         live = self._loop.jobs.get(job_id)
         if live is not None:
             return live
@@ -170,14 +170,14 @@ class JobReader:
     async def events(
         self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
     ) -> Sequence[v.EventView]:
-        """The job's history."""
+        """Return the job's history."""
         job = await self.record(job_id)
         if tail is not None:  # an event's number is the job's version after it
             after = max(after, job.version - tail)
         return [event_view(stored) for stored in await self._store.events(job_id, after=after, limit=limit)]
 
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
-        """Lines of the job's log. Raises BadRequestError for a rank or an attempt that the job does not have."""
+        """Return lines of the job's log. Raises BadRequestError for a rank or an attempt that the job does not have."""
         job = await self.record(job_id)
         query.check(job_id, ranks=max(job.size.most, job.num_workers), attempts=job.attempt_number)
         stream = LogStream(self._paths.logs(job_id), query, lambda: self._ended(job_id), self._pools.logs)
@@ -189,14 +189,14 @@ class JobReader:
         return job.state.is_terminal, job.attempt_number
 
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
-        """The job's checkpoints, newest first."""
+        """Return the job's checkpoints, newest first."""
         job = await self.record(job_id)
         book = self._progress.of(job_id)
         newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
         return await self._look(job, lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest))
 
     async def checkpoint_path(self, reference: str) -> str:
-        """Where the checkpoint is that ``JOB`` or ``JOB@STEP`` means. Raises BadRequestError, NoSuchJobError."""
+        """Return the path of the checkpoint that ``JOB`` or ``JOB@STEP`` means. Raises BadRequestError, NoSuchJobError."""
         ref, at, step = reference.partition("@")
         if at and not step.isdecimal():
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
@@ -204,7 +204,7 @@ class JobReader:
         return await self._look(job, lambda: saved.choose(job, self._paths, step))
 
     async def _look(self, job: Job, look: Callable[[], T]) -> T:
-        """What ``look`` finds of a job's checkpoints. Raises RefusedError where its storage cannot be read."""
+        """Return the result of ``look`` on a job's checkpoints. Raises RefusedError where its storage is unreadable."""
         try:
             return await self._pools.checkpoints.run(look)
         except (OSError, CheckpointError) as error:

@@ -1,4 +1,4 @@
-"""Opens sessions beside ranks: commands and connections to ports. Who may is decided by the application."""
+"""Opens sessions beside ranks: commands and connections to ports. The application decides about permission."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Result = TypeVar("Result")
 
 
 class SessionRanks(Protocol):
-    """What opens sessions beside a running gang's ranks."""
+    """Opens sessions beside a running gang's ranks."""
 
     async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
-        """A command or a connection beside a rank. Raises SessionRefusedError."""
+        """Open a command or a connection beside a rank. Raises SessionRefusedError."""
         ...
 
 
 class JobSessions:
-    """``record`` gives a job's record by its id, and raises NoSuchJobError."""
+    """``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
     def __init__(
         self, record: Callable[[JobId], Awaitable[Job]], ranks: SessionRanks, log: FilteringBoundLogger
@@ -40,7 +40,7 @@ class JobSessions:
         self._record, self._ranks, self._log = record, ranks, log
 
     async def open(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """A session beside a running job's rank. Raises RefusedError, BadRequestError."""
+        """Open a session beside a running job's rank. Raises RefusedError, BadRequestError."""
         job = await self._record(job_id)
         if job.state is not JobState.RUNNING:
             raise RefusedError(
@@ -60,12 +60,12 @@ class JobSessions:
 
 
 class SessionService:
-    """The part of ``api.service.JobService`` about sessions; ``_sessions`` is given by the class that it is a part of."""
+    """The part of ``api.service.JobService`` about sessions; the class that includes it sets ``_sessions``."""
 
     _sessions: JobSessions
 
     async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """A command, or a connection to a port, beside a rank of a running job."""
+        """Open a command, or a connection to a port, beside a rank of a running job."""
         return await self._sessions.open(job_id, rank, request, caller)
 
 
@@ -76,11 +76,11 @@ class _Channel:
         self._session = session
 
     async def read(self, seconds: float) -> SessionOutput:
-        """What has come out; waits for something for at most ``seconds``."""
+        """Return the output; wait for some for at most ``seconds``."""
         return await _told(self._session.read(seconds))
 
     async def tell(self, message: SessionMessage) -> None:
-        """A client's message."""
+        """Send a client's message."""
         await _told(self._session.tell(message))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Answers what users ask about queues, and changes queues for the daemon's owner."""
+"""Answers users' queries about queues, and changes queues for the daemon's owner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SharingDesk:
-    """Looks at the loop's jobs; a change is written before it counts, one after the other."""
+    """Reads the loop's jobs; changes are written before they take effect, one after the other."""
 
     def __init__(self, loop: Loop, store: Store) -> None:
         self._loop = loop
@@ -34,7 +34,7 @@ class SharingDesk:
         self._turn = asyncio.Lock()
 
     def shares(self) -> QueueShares:
-        """The order of waiting jobs, and the shares of queues and users."""
+        """Return the order of waiting jobs, and the shares of queues and users."""
         now, book = self._loop.now(), self._loop.shares
         live = {i: job for i, job in self._loop.jobs.items() if not job.state.is_terminal}
         state = State(jobs=live, nodes=self._loop.nodes, sharing=book.sharing, past=book.past)
@@ -49,7 +49,7 @@ class SharingDesk:
         )
 
     async def change(self, name: str, change: QueueChange, by: str) -> QueueView:
-        """Change a queue, or make it. Raises BadRequestError for a table that cannot be used, DiskFullError."""
+        """Change or create a queue. Raises BadRequestError for an invalid table, DiskFullError."""
         async with self._turn:
             book = self._loop.shares
             known = {queue.name: queue for queue in book.sharing.queues}
@@ -68,7 +68,7 @@ class SharingDesk:
         return next(view for view in self.shares().queues if view.name == name)
 
     def _known(self, shares: Shares, hungry: set[str]) -> list[QueueSpec]:
-        """The configured queues with those below each, and those that are not configured and have jobs."""
+        """Return the configured queues with their children, and queues that have jobs without being configured."""
         if not shares.tree.configured:
             return []
         found: list[QueueSpec] = []
@@ -122,18 +122,18 @@ class SharingDesk:
 
 
 class SharingService(SpecService):
-    """The part of the service that these questions come to."""
+    """The part of the service for queues."""
 
     def __init__(self, specs: JobSpecs, sharing: SharingDesk) -> None:
         super().__init__(specs)
         self._sharing = sharing
 
     async def queue_shares(self) -> QueueShares:
-        """The order of waiting jobs, and the shares of queues and users."""
+        """Return the order of waiting jobs, and the shares of queues and users."""
         return self._sharing.shares()
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
-        """Change a queue, or make it; durable once this returns."""
+        """Change or create a queue; durable once this returns."""
         return await self._sharing.change(name, change, caller.user)
 
 

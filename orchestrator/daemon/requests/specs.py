@@ -1,4 +1,4 @@
-"""Tells what jobs run, out of the event of their submission and the archives of their working directories."""
+"""Answers what jobs run, from the events of their submission and the archives of their working directories."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class JobSpecs:
         self._pool = pool
 
     async def spec(self, job_id: JobId) -> SpecView:
-        """What the job runs."""
+        """Return what the job runs."""
         return spec_view(await self._submission(job_id))
 
     async def diff(self, before: JobId, after: JobId) -> SpecDiff:
-        """In what two jobs differ."""
+        """Return the differences of two jobs."""
         first, second = await self._submission(before), await self._submission(after)
         if first.snapshot == second.snapshot:
             return spec_diff(first, second, None)
@@ -50,7 +50,7 @@ class JobSpecs:
         return spec_diff(first, second, files)
 
     async def _submission(self, job_id: JobId) -> JobSubmitted:
-        """The job's first event. Raises RefusedError where the record has none."""
+        """Return the job's first event. Raises RefusedError where the record has none."""
         for stored in await self._store.events(job_id, after=0, limit=1):
             if isinstance(stored.event, JobSubmitted):
                 return stored.event
@@ -59,7 +59,7 @@ class JobSpecs:
         )
 
     async def files(self, job_id: JobId) -> LeftFiles:
-        """What the job left: outputs and checkpoints."""
+        """Return the job's outputs and checkpoints."""
         configured = (await self._submission(job_id)).spec.checkpoint.storage_path
         own = str(self._paths.checkpoints(job_id))
         checkpoints = own if configured is None else f"{configured.rstrip('/')}/{job_id}"
@@ -70,7 +70,7 @@ class JobSpecs:
 
 
 def archived_files(manifest: Path) -> dict[str, str]:
-    """Each file and link of an archive, with what tells it from another. Raises ValueError, KeyError for a broken one."""
+    """Return each file and link of an archive, with its digest. Raises ValueError, KeyError for an invalid one."""
     entries: list[dict[str, Any]] = json.loads(manifest.read_bytes())["entries"]
     return {
         str(entry["path"]): f"{entry.get('mode', '')} {entry.get('digest') or entry.get('target')}"
@@ -80,19 +80,19 @@ def archived_files(manifest: Path) -> dict[str, str]:
 
 
 class SpecService:
-    """The part of the service that these questions come to."""
+    """The part of the service for specs."""
 
     def __init__(self, specs: JobSpecs) -> None:
         self._specs = specs
 
     async def spec(self, job_id: JobId) -> SpecView:
-        """What the job runs."""
+        """Return what the job runs."""
         return await self._specs.spec(job_id)
 
     async def diff(self, before: JobId, after: JobId) -> SpecDiff:
-        """In what two jobs differ."""
+        """Return the differences of two jobs."""
         return await self._specs.diff(before, after)
 
     async def job_files(self, job_id: JobId) -> FileReader:
-        """What the job left: outputs and checkpoints."""
+        """Return the job's outputs and checkpoints."""
         return await self._specs.files(job_id)

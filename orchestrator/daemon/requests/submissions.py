@@ -1,4 +1,4 @@
-"""Accepts submissions, and says what one would do."""
+"""Accepts submissions, and previews them."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ READY_SECONDS: Final = 60.0
 
 
 class Admission(Protocol):
-    """What decides whether a submission can be taken now."""
+    """Decides whether a submission can be accepted now."""
 
     def refuse(self) -> None:
-        """Raise DaemonStoppingError once the daemon is on its way out."""
+        """Raise DaemonStoppingError once the daemon is stopping."""
         ...
 
 
@@ -46,26 +46,26 @@ class Nodes(Protocol):
     """The nodes, as far as submissions need them."""
 
     async def wait(self, seconds: float) -> None:
-        """Return once there are nodes. Raises DaemonStoppingError when they do not come."""
+        """Return once there are nodes. Raises DaemonStoppingError when they do not appear."""
         ...
 
 
 class Counter(Protocol):
-    """What counts submissions."""
+    """Counts submissions."""
 
     def submitted(self, seconds: float) -> None:
-        """One took that long."""
+        """Record the duration of a submission."""
         ...
 
     def commit_failed(self) -> None:
-        """One could not be written."""
+        """Count a submission that could not be written."""
         ...
 
 
 class Submissions:
-    """``blind_to`` names the nodes that do not see a directory; ``resume_path`` the checkpoint that a reference means.
+    """``blind_to`` returns the nodes that do not see a directory; ``resume_path`` the checkpoint that a reference means.
 
-    Users' files are looked at in threads of ``pool``.
+    Users' files are read in threads of ``pool``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Submissions:
         self._pool = pool
 
     def files_of(self, caller: Caller) -> Share:
-        """The threads that look at files of this user's submissions."""
+        """Return the threads for the files of this user's submissions."""
         return self._pool.of(caller.uid)
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
@@ -107,7 +107,7 @@ class Submissions:
         try:
             events = await self._prepare(checked, request, caller)
         except OrchError:
-            # A client that repeats its request has not heard that the first was accepted; what has changed since is no answer.
+            # A client that repeats its request does not know that the first was accepted; later changes must not refuse it.
             known = await self._store.accepted(caller.uid, request.idempotency_key)
             if known is None or known.spec != first.spec:
                 raise
@@ -122,7 +122,7 @@ class Submissions:
     async def _prepare(
         self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller
     ) -> list[ev.JobSubmitted]:
-        """Lay out the files of new jobs. Raises what keeps one of them from being accepted now; then nothing is left."""
+        """Lay out the files of new jobs. Raises the reason of a refusal; then nothing is left."""
         self.refuse_when_full()
         await self._nodes.wait(READY_SECONDS)
         for one in checked:
@@ -149,12 +149,12 @@ class Submissions:
         return events
 
     def discard(self, events: Sequence[ev.JobSubmitted]) -> None:
-        """Remove the files of jobs that were not accepted after all."""
+        """Remove the files of jobs that were not accepted."""
         for event in events:
             submission.discard(self._settings, event.job_id)
 
     async def accept(self, events: Sequence[ev.JobSubmitted]) -> v.SubmitReply:
-        """Write a submission whose files are laid out, and hand it to the loop; of one that is not taken nothing is left."""
+        """Write a submission whose files are laid out, and pass it to the loop; a refused one leaves nothing behind."""
         try:
             jobs, created = await self._store.submit_all(events)
         except store_errors.IdempotencyConflictError as error:
@@ -171,17 +171,17 @@ class Submissions:
         return _reply(jobs, left_out_view(events[0].left_out), created=created)
 
     async def prerequisites(self, spec: JobSpec, source: str) -> tuple[ev.Prerequisite, ...]:
-        """The jobs that the spec's ``depends_on`` means now. Raises InvalidSpecError where one is not there, or has ended otherwise."""
+        """Return the jobs that ``depends_on`` means now. Raises InvalidSpecError where one is missing, or has ended otherwise."""
         return await resolve(spec, self._store, source)
 
     def refuse_when_full(self) -> None:
-        """Raise DiskFullError where the disk has no room for another job."""
+        """Raise DiskFullError where the disk has no space for another job."""
         disk = self._store.disk()
         if not disk.accepts_submissions:
             raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._settings.home}")
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Say what a submission would do; store nothing."""
+        """Return what a submission would do; store nothing."""
         look = self.files_of(caller)
         every = await look.run(checking.check, request)
         checked = every[0]
@@ -225,8 +225,8 @@ class Submissions:
         return placement(asked, state, self._loop.now())
 
     async def _check_storage(self, storage: str | None) -> None:
-        """Refuse a checkpoint directory that a node would have for itself: what is saved there would be lost with it."""
-        if storage is None or "://" in storage:  # a URL is the same place from everywhere
+        """Refuse a checkpoint directory that is local to a node: checkpoints there would be lost with the node."""
+        if storage is None or "://" in storage:  # a URL names the same place on every node
             return
         try:
             blind = await self._blind_to(storage)
@@ -256,7 +256,7 @@ def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool
 
 
 def _combinations(every: Sequence[checking.Checked]) -> tuple[CombinationView, ...]:
-    """The jobs that a matrix would make; none for a single job."""
+    """Return the jobs that a matrix would create; none for a single job."""
     return tuple(
         CombinationView(index=one.cell.index, name=one.spec.name, values=dict(one.cell.values))
         for one in every

@@ -47,7 +47,7 @@ class Used:
 
 
 class UsageDesk:
-    """Telemetry is read in threads of ``pool``. ``price`` is of a GPU hour; None: no cost is told."""
+    """Reads telemetry in threads of ``pool``. ``price`` is of a GPU hour; None: no cost is reported."""
 
     def __init__(self, loop: Loop, store: Store, paths: Paths, pool: Pool, price: float | None) -> None:
         self._loop = loop
@@ -57,7 +57,7 @@ class UsageDesk:
         self._price = price
 
     async def report(self, query: UsageQuery) -> UsageReport:
-        """The use of a span, by what was asked for. Raises BadRequestError."""
+        """Return the use in a span, by the requested key. Raises BadRequestError."""
         _check(query.by)
         until = self._loop.now() if query.until is None else query.until
         since = 0.0 if query.since is None else query.since
@@ -84,7 +84,7 @@ class UsageDesk:
         )
 
     async def _jobs(self, since: float) -> AsyncIterator[Job]:
-        """Every stored job that had not ended at ``since``."""
+        """Return every stored job that had not ended at ``since``."""
         before: int | None = None
         while page := await self._store.jobs(JobFilter(before=before, limit=PAGE)):
             for job in page:
@@ -109,7 +109,7 @@ class UsageDesk:
 
 
 def recorded_energy(directory: str, since: float, until: float) -> float | None:
-    """The energy in joules that a job's telemetry has between two times; None where there is none."""
+    """Return the energy in joules that a job's telemetry has between two times; None where there is none."""
     from pathlib import Path
 
     import numpy as np
@@ -166,7 +166,7 @@ def _row(keys: Mapping[str, str], used: Sequence[Used], price: float | None) -> 
 
 
 class Desks(NamedTuple):
-    """The parts that answer about specs, shares, matrices and use."""
+    """The parts for specs, shares, matrices and use."""
 
     specs: JobSpecs
     sharing: SharingDesk
@@ -175,7 +175,7 @@ class Desks(NamedTuple):
 
 
 def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: JobReader, actions: JobActions) -> Desks:
-    """Make them; files are read in threads of ``pool``."""
+    """Create them; files are read in threads of ``pool``."""
     best = BestValues(settings.paths.metrics)
     return Desks(
         specs=JobSpecs(store, settings.paths, pool),
@@ -186,12 +186,12 @@ def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: J
 
 
 class UsageService(MatrixService):
-    """The part of the service that these questions come to."""
+    """The part of the service for use."""
 
     def __init__(self, desks: Desks) -> None:
         super().__init__(desks.specs, desks.sharing, desks.matrices)
         self._usage = desks.usage
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """What was used in a span of time."""
+        """Return what was used in a span of time."""
         return await self._usage.report(query)

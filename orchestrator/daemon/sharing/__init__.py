@@ -1,4 +1,4 @@
-"""How GPUs are shared between queues and users: what decisions are given, and which submissions are refused.
+"""Sharing of GPUs between queues and users: the input of decisions, and the refusal of submissions.
 
-Begin with ``book.py``. The rules are ``core/scheduler/``; this package only feeds them.
+Begin with ``book.py``. The rules are ``core/scheduler/``; this package only supplies their input.
 """

@@ -1,4 +1,4 @@
-"""Refuses a job whose queue is not there, or whose quota or limit it could never keep."""
+"""Refuses a job whose queue does not exist, or whose quota or limit it could never meet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_queue(spec: JobSpec, sharing: Sharing) -> None:
-    """Raise RefusedError where the job can never start under these terms, whatever is free."""
+    """Raise RefusedError where the job can never start under these terms, even on an idle cluster."""
     tree = QueueTree(sharing.queues)
     refusal = tree.refusal(spec.queue)
     if refusal is not None:
@@ -41,5 +41,5 @@ def _least_ranks(spec: JobSpec) -> int:
             return elastic.min
         case int(ranks):
             return ranks
-        case _:  # auto: what is free when it starts
+        case _:  # auto: the free GPUs at its start
             return 1

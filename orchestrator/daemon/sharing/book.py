@@ -1,4 +1,4 @@
-"""What the scheduler is told about sharing: the queues and limits of the settings, and what was used."""
+"""The scheduler's input about sharing: the queues and limits of the settings, and past use."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from orchestrator.store.port import Store, StoredQueueChange
 
 REMEMBERED_HALF_LIVES: Final = 7.0
-"""What was used before that counts for less than a hundredth."""
+"""Use before that counts less than a hundredth."""
 PAGE: Final = 1000
 _ENDED: Final = frozenset(state.value for state in JobState if state.is_terminal)
 
 
 class ShareBook:
-    """The terms of sharing, and the use that events tell of, as values for ``decide``."""
+    """The terms of sharing, and the use according to events, as values for ``decide``."""
 
     def __init__(self, sharing: Sharing | None = None) -> None:
         self.sharing = Sharing() if sharing is None else sharing
@@ -36,23 +36,23 @@ class ShareBook:
 
     @property
     def past(self) -> PastUse:
-        """What was used, as of the last event."""
+        """Return the use as of the last event."""
         if self._view is None:
             self._view = self._history.view()
         return self._view
 
     def observe(self, job: Job, event: Event) -> None:
-        """An event was folded: ``job`` is the record after it."""
+        """Count a folded event: ``job`` is the record after it."""
         if self._history.observe(job, event):
             self._view = None
 
     def change(self, queues: tuple[QueueSpec, ...], change: StoredQueueChange) -> None:
-        """The queues are these from now on, because of ``change``."""
+        """Set the queues, because of ``change``."""
         self.sharing = replace(self.sharing, queues=queues)
         self.changes[change.name] = change
 
     def _replay(self, stored: Iterable[StoredQueueChange]) -> tuple[str, ...]:
-        """Change the queues of the settings as they were changed before; the queues whose change no longer fits those."""
+        """Apply stored changes to the queues of the settings; return the queues whose change no longer fits those."""
         left_out = []
         for change in stored:
             queue = queue_of(change.body)
@@ -64,9 +64,9 @@ class ShareBook:
         return tuple(left_out)
 
     async def load(self, store: Store, live: Iterable[Job], now: float) -> tuple[str, ...]:
-        """Count what the live jobs and those that have ended used before this daemon, and change queues as they were changed.
+        """Count the use of live and ended jobs before this daemon, and apply stored changes of queues.
 
-        The queues whose stored change does not fit the settings any more, and does not count.
+        Returns the queues whose stored change does not fit the settings any more, and has no effect.
         """
         left_out = self._replay(await store.queue_changes())
         self._history.remember(live)
@@ -84,10 +84,10 @@ class ShareBook:
 
 
 def queue_of(body: Mapping[str, Any]) -> QueueSpec | None:
-    """A stored queue; None where it cannot be read."""
+    """Return a stored queue; None where it is unreadable."""
     try:
         queue = QueueSpec(**body)
-    except TypeError:  # of a later version
+    except TypeError:  # written by a later version
         return None
     whole = [queue.guaranteed, *([] if queue.maximum is None else [queue.maximum])]
     texts = isinstance(queue.name, str) and isinstance(queue.parent, str)
@@ -96,7 +96,7 @@ def queue_of(body: Mapping[str, Any]) -> QueueSpec | None:
 
 
 def sharing_of(settings: Settings) -> Sharing:
-    """The terms that the settings name."""
+    """Return the terms in the settings."""
     return Sharing(
         queues=settings.queues,
         half_life=settings.use_half_life,

@@ -1,4 +1,4 @@
-"""Whether a submission may be accepted, as far as that needs no cluster: its text, interpreter, script and directories."""
+"""Checks a submission without the cluster: its text, interpreter, script and directories."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A submission that may be accepted: its spec, interpreter and working directory (None: an empty one).
+    """A checked submission: its spec, interpreter and working directory (None: an empty one).
 
-    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` its place in a matrix.
+    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` is its place in a matrix.
     """
 
     spec: JobSpec
@@ -52,7 +52,7 @@ class Checked:
 
 
 def check(request: SubmitRequest) -> tuple[Checked, ...]:
-    """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error at once."""
+    """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error."""
     try:
         file = parse_jobs(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
     except SpecError as error:
@@ -98,7 +98,7 @@ def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, int
 
 
 def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str]) -> str | None:
-    """The interpreter that the command means; ``known`` are those that other jobs of the file mean."""
+    """Return the interpreter of the command; ``known`` are those of other jobs of the file."""
     python = entry.interpreter(request.python)
     if entry.python is not None and python is None:
         raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
@@ -113,7 +113,7 @@ def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str
 
 
 def _file_trouble(path: Path) -> str | None:
-    """Why there is no regular file at a user's path that the daemon can read; None where there is one. Never waits."""
+    """Return why the daemon cannot read a regular file at a user's path; None where it can. Never waits."""
     try:
         os.close(open_plain(path, follow=True))
     except FileNotFoundError:
@@ -128,13 +128,13 @@ def _file_trouble(path: Path) -> str | None:
 
 
 def _is_directory(request: SubmitRequest, directory: Path) -> bool:
-    """Raises InvalidSpecError for one that the daemon's user may not look into: the submitter's is another one."""
+    """Whether it is a directory. Raises InvalidSpecError for one that the daemon's user may not enter."""
     try:
         found = directory.is_dir()
         readable = not found or os.access(directory, os.R_OK | os.X_OK)
     except PermissionError:
         found = readable = False
-    except OSError:  # a name that is too long, say
+    except OSError:  # for example, a name that is too long
         found, readable = False, True
     if not readable:
         reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
@@ -143,7 +143,7 @@ def _is_directory(request: SubmitRequest, directory: Path) -> bool:
 
 
 def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, ...]:
-    """The directories and wheels of ``py_modules``. Raises InvalidSpecError."""
+    """Return the directories and wheels of ``py_modules``. Raises InvalidSpecError."""
     found: list[Path] = []
     for index, entry in enumerate(spec.runtime_env.py_modules):
         where, path = f"runtime_env.py_modules[{index}]", Path(os.path.realpath(Path(base, entry)))
@@ -159,7 +159,7 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
 
 
 def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
-    """Ray builds the packages' environment on its own interpreter, with virtualenv. Raises InvalidSpecError."""
+    """Check the condition for ``pip``: Ray builds its environment on its own interpreter, with virtualenv. Raises InvalidSpecError."""
     if not spec.runtime_env.pip:
         return
     if find_spec("virtualenv") is None:
@@ -188,5 +188,5 @@ def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidS
 
 
 def owner_name() -> str:
-    """The daemon's user."""
+    """Return the name of the daemon's user."""
     return getpass.getuser()

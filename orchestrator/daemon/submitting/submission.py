@@ -1,4 +1,4 @@
-"""From a checked submission to the events of its jobs: checked against the cluster, archived, their files laid out."""
+"""Turns a checked submission into the events of its jobs: checked against the cluster, archived, files laid out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
-    """Refuse what this cluster can never hold, with the remedy. Raises RefusedError."""
+    """Refuse a job that this cluster can never hold, with the remedy. Raises RefusedError."""
     worker = checked.spec.resources.resources_per_worker
     alive = [n for n in nodes.values() if n.alive]
     if worker.gpu and not any(n.gpus for n in alive):
@@ -60,7 +60,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
 
 
 def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:
-    """The job would fit, were it not for nodes that its checkpoints would be lost with."""
+    """Refuse a job that fits only on nodes with which its checkpoints would be lost."""
     apart = [n.name for n in alive if not n.shares_home]
     if apart and could_ever_fit(probe(checked), {n.id: replace(n, shares_home=True) for n in alive}):
         raise RefusedError(
@@ -119,7 +119,7 @@ def _event(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A working directory as it was taken; the jobs of a matrix share it."""
+    """An archived working directory; the jobs of a matrix share it."""
 
     digest: str = ""
     left_out: LeftOut | None = None
@@ -128,7 +128,7 @@ class Archive:
 
 
 async def archive(directory: Path | None, settings: Settings, files: Share) -> Archive:
-    """Take the working directory. Raises RefusedError."""
+    """Archive the working directory. Raises RefusedError."""
     if directory is None:
         return Archive()
     try:
@@ -160,7 +160,7 @@ async def prepare(
     at: float,
     prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
-    """Lay out the working copy, write the secrets; the event that submits the job ``at`` a wall time."""
+    """Lay out the working copy and write the secrets; return the event that submits the job ``at`` a wall time."""
     new_id = job_id(checked.spec.name, random.randbits(64))
     paths = settings.paths
     try:
@@ -178,12 +178,12 @@ async def prepare(
 
 
 def _key(request_key: str, cell: MatrixCell | None) -> str:
-    """Each job of a matrix has a key of its own; no client's key has a slash."""
+    """Return a job's key, unique in a matrix; no client's key has a slash."""
     return request_key if cell is None or not cell.index or not request_key else f"{request_key}/{cell.index}"
 
 
 async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Share) -> str | None:
-    """The checkpoint to begin with, kept beside the new job: its own job may remove it before this one starts."""
+    """Keep the checkpoint to start from beside the new job: its own job may remove it before this one starts."""
     if resume_from is None:
         return None
     return await files.run(pin, resume_from, settings.paths.job(new_id) / "resume")
@@ -195,7 +195,7 @@ def _take(directory: Path, settings: Settings) -> snapshot.Snapshot:
 
 def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
     work = settings.paths.work(new_id)
-    make_private(settings.paths.checkpoints(new_id))  # a rank would give it the mode of its own umask
+    make_private(settings.paths.checkpoints(new_id))  # a rank would create it with its own umask
     if digest:
         snapshot.lay_out(digest, settings.paths.blob, work)
     else:
@@ -203,7 +203,7 @@ def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
 
 
 def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> None:
-    """The job's own copies: what is queued or restarted runs what was submitted."""
+    """Copy the modules for the job: a queued or restarted job runs what was submitted."""
     paths = settings.paths
     for module in modules:
         target = paths.modules(new_id) / module.name
@@ -216,12 +216,12 @@ def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> N
 
 
 def discard(settings: Settings, new_id: str) -> None:
-    """Remove what ``prepare`` made for a job that was not accepted after all."""
+    """Remove what ``prepare`` created for a job that was not accepted."""
     shutil.rmtree(settings.paths.job(new_id), ignore_errors=True)
 
 
 def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
-    """A record as the submission would make, for asking where it would go."""
+    """Return a record as the submission would create, to ask where it would be placed."""
     event = _event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time(), prerequisites=prerequisites)
     return submitted(event, 2**62)
 
@@ -239,7 +239,7 @@ def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
 
 
 def spec_of_rerun(job: Job, overrides: Sequence[str], nodes: Mapping[str, Node]) -> JobSpec:
-    """The job's spec with ``overrides`` over it. Raises InvalidSpecError, RefusedError for what cannot run from its archive."""
+    """Return the job's spec with ``overrides``. Raises InvalidSpecError, RefusedError for what cannot run from its archive."""
     if not overrides:
         return replace(job.spec, hold=False, start_at=None)
     try:
@@ -259,7 +259,7 @@ def spec_of_rerun(job: Job, overrides: Sequence[str], nodes: Mapping[str, Node])
 
 
 def _rerun_python(job: Job, spec: JobSpec) -> str:
-    """The interpreter that the entry point names in full, else the one that was found at the job's submission."""
+    """Return the interpreter that the entry point names in full, else the one found at the job's submission."""
     return parse_entrypoint(spec.entrypoint).interpreter(job.submission.python)
 
 
@@ -276,7 +276,7 @@ async def prepare_rerun(
     prerequisites: tuple[Prerequisite, ...] = (),
     in_matrix: bool = False,
 ) -> JobSubmitted:
-    """A new job that runs ``spec``, see ``spec_of_rerun``, from the same snapshot as ``job``; ``in_matrix``: in its place of its matrix."""
+    """Create a job that runs ``spec`` (see ``spec_of_rerun``) from ``job``'s archive; ``in_matrix``: at its place in the matrix."""
     new_id = job_id(spec.name, random.randbits(64))
     await files.run(_lay_out, job.submission.snapshot, settings, new_id)
     await files.run(_copy_modules, job, settings, new_id)
