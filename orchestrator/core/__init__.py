@@ -1,4 +1,4 @@
-"""Pure: ids, states, events, the record of a job and its life, the scheduler. No I/O, no clock, no randomness.
+"""Pure: ids, states, events, a job's record and life cycle, the scheduler. No I/O, no clock, no randomness.
 
 Sub-packages, each importing only those after it: ``stored``, ``scheduler``, ``lifecycle``, ``sentences``, ``diagnosis``, ``job``, ``facts``.
 Begin with ``states.py`` and ``lifecycle/fold.py``.

@@ -1,4 +1,4 @@
-"""Nodes and what is free on them, as the scheduler sees them."""
+"""Nodes and their free resources, as the scheduler sees them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Node:
     """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
 
-    ``quarantined`` says why nothing new goes there for now: ranks kept failing first on it.
-    A node that is alive but not ``reachable`` may still run what it ran: nothing new goes there. One that does not share
-    the daemon's home takes only jobs whose checkpoints go to a place of their own, which outlives it.
+    ``quarantined`` is the reason why nothing new is placed there: ranks kept failing first on it. A node that is alive
+    but not ``reachable`` may still run its ranks: nothing new is placed there. A node that does not share the daemon's
+    home takes only jobs whose checkpoints go to a place that outlives the node.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Node:
 
     @property
     def schedulable(self) -> bool:
-        """New ranks may be placed here."""
+        """Whether new ranks may be placed here."""
         return self.alive and self.reachable and not self.cordoned and self.quarantined is None
 
 
@@ -49,12 +49,12 @@ _OTHERS: Final = "used by others"
 
 @dataclass(slots=True)
 class Free:
-    """What is left on a node while a round of placing goes on.
+    """The free resources of a node during a round of placing.
 
-    ``idle_gpus`` are not used at all. ``shares`` is what is left of each GPU that is used in part, by its id; two halves of
-    different GPUs are no whole one. A rank whose GPU is not known yet may have begun another one, so that is assumed where one
-    is idle: Ray chooses when it places the rank. Where it has no room as the others are assumed to lie, they lie otherwise, and
-    its share is taken from what is left of several. ``idle_gpus`` is below 0 when more GPUs are held than the node still has.
+    ``idle_gpus`` are entirely free. ``shares`` is the rest of each partly used GPU, by its id; two halves of different
+    GPUs are no whole one. A rank whose GPU is still unknown is assumed to use an idle one, if there is one, because Ray
+    chooses when it places the rank. Where it does not fit under these assumptions, its share is taken from the rest of
+    several GPUs. ``idle_gpus`` is below 0 when more GPUs are held than the node still has.
     """
 
     cpus: float
@@ -64,7 +64,7 @@ class Free:
 
     @classmethod
     def of(cls, node: Node) -> Free:
-        """All that a node has beside what users outside orch hold."""
+        """Return what a node has, less what users outside orch hold."""
         gpus = node.gpus - node.other_gpus
         idle = floor(gpus + _EPSILON)
         part = gpus - idle
@@ -76,16 +76,16 @@ class Free:
         )
 
     def copy(self) -> Free:
-        """The same, to be changed apart."""
+        """Return an independent copy."""
         return Free(self.cpus, self.idle_gpus, self.memory_bytes, self.shares.copy())
 
     @property
     def gpus(self) -> float:
-        """GPUs in all, shares of them included."""
+        """Return the free GPUs, shares included."""
         return self.idle_gpus + sum(self.shares.values())
 
     def room(self, cpus: float, gpus: float, memory_bytes: int) -> int | None:
-        """How many ranks of this size can be placed; None for any number, of ranks that need nothing."""
+        """Return how many ranks of this size fit; None for any number, for ranks that need nothing."""
         limits = []
         if cpus > 0:
             limits.append(int((self.cpus + _EPSILON) / cpus))
@@ -105,7 +105,7 @@ class Free:
         return of_shared + idle * int(1 / gpus + _EPSILON)
 
     def take(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None = None) -> str | None:
-        """Place a rank, on the GPU with the id ``gpu`` where that is known; the name of the GPU that it has a share of."""
+        """Place a rank, on the GPU with the id ``gpu`` if known; return the name of the GPU that it shares."""
         self.cpus -= cpus
         self.memory_bytes -= memory_bytes
         if gpus >= 1 or gpus <= 0:
@@ -122,35 +122,35 @@ class Free:
         return shared
 
     def _has(self, gpu: str, gpus: float) -> bool:
-        """Whether the GPU has so much left; less where it counts for ranks of a lost gang, which hold nothing there any more."""
+        """Whether the GPU has this much left; less where it counts for ranks of a lost gang, which hold nothing there any more."""
         return self.shares[gpu] >= gpus - _EPSILON if gpu in self.shares else self.idle_gpus > 0
 
     def _probable(self, gpus: float) -> str | None:
-        """The GPU of a rank that nothing is known of: another one, else the fullest that has room; None where none has."""
+        """Return the GPU to assume for a rank: an idle one, else the fullest with space; None where none has."""
         if self.idle_gpus > 0:
             return next(name for n in count() if (name := f"new {n}") not in self.shares)
         fitting = {name: left for name, left in self.shares.items() if left >= gpus - _EPSILON}
         return min(fitting, key=fitting.__getitem__, default=None)
 
     def _take_pieces(self, gpus: float) -> None:
-        """Leave out the largest pieces until they are as much as the rank holds."""
+        """Take the largest pieces until they cover the rank's share."""
         for name in sorted(self.shares, key=lambda name: (-self.shares[name], name)):
             if gpus > _EPSILON:
                 gpus -= self.shares.pop(name)
 
     def give_back(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None) -> None:
-        """Undo a ``take`` that answered ``gpu``; a share whose GPU is not known stays taken."""
+        """Undo a ``take`` that returned ``gpu``; a share of an unknown GPU stays taken."""
         self.cpus += cpus
         self.memory_bytes += memory_bytes
         if gpu is None:
             self.idle_gpus += round(gpus) if gpus >= 1 else 0
         else:
-            self.shares[gpu] = self.shares.get(gpu, 0.0) + gpus  # the rest of it may have been claimed since
+            self.shares[gpu] = self.shares.get(gpu, 0.0) + gpus  # its rest may have been claimed since
             if self.shares[gpu] >= 1 - _EPSILON:
                 del self.shares[gpu]
                 self.idle_gpus += 1
 
     def claim_gpus(self) -> None:
-        """Leave no GPU and no share of one to others."""
+        """Claim all GPUs and shares."""
         self.idle_gpus = min(0, self.idle_gpus)
         self.shares.clear()

@@ -1,8 +1,8 @@
-"""Records as JSON-ready values and back: the one codec of what is stored. Pure.
+"""Converts records to JSON-ready values and back: the one codec of stored values. Pure.
 
-cattrs writes and reads the dataclasses by their declared types, so a new field or record needs no code here. A value of the
-wrong type is kept as it was read, and ``conformance`` replaces it: one place decides what fits, for stored records and for
-what comes from ranks. A key that the class lacks is refused: the record of a newer version must not lose a part.
+cattrs converts the dataclasses by their declared types, so a new field or record needs no code here. A value of the
+wrong type is kept as it was read, and ``conformance`` replaces it: one module decides what is valid, for stored records
+and for reports of ranks. An unknown key is refused: the record of a newer version must not lose a part.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _SIMPLE = (int, float, str, bool)
 
 
 class RecordError(CoreError):
-    """A stored record is damaged, or a newer version of orch wrote it; the message names what cannot be read."""
+    """A stored record is damaged, or a newer version of orch wrote it; the message names the unreadable part."""
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """The record's fields as values that JSON has."""
+    """Return the record's fields as JSON values."""
     plain: dict[str, Any] = _CONVERTER.unstructure(record)
     return plain
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, ...]]:
-    """The record of such values, and the names of the fields that held what does not fit and have a default now.
+    """Return the record of such values, and the names of the fields that held invalid values and now have defaults.
 
-    A missing key takes its default. Raises RecordError where there is none, where a key is unknown, and where an enumeration or
-    a class with a form of its own does not have the value.
+    A missing key takes its default. Raises RecordError for a missing key without one, an unknown key, and an invalid
+    value of an enumeration or of a class with its own form.
     """
     try:
         record = _CONVERTER.structure(values, cls)
@@ -64,7 +64,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, .
 
 
 def leave_out(cls: type[Any], *names: str) -> None:
-    """Keep these fields out of the plain form of the class and of those below it."""
+    """Exclude these fields from the plain form of the class and its subclasses."""
 
     def writer(of: type[Any]) -> Callable[[Any], dict[str, Any]]:
         omitted: Any = {name: override(omit=True) for name in names}
@@ -74,7 +74,7 @@ def leave_out(cls: type[Any], *names: str) -> None:
 
 
 def use_form(cls: type[T], write: Callable[[T], Any], read: Callable[[Any], T]) -> None:
-    """Write and read a class by functions of its own."""
+    """Convert a class by its own functions."""
     _CONVERTER.register_unstructure_hook(cls, write)
     _CONVERTER.register_structure_hook(cls, lambda value, _: read(value))
 
@@ -85,7 +85,7 @@ def _reason(error: BaseException, kind: type[Any] | None) -> str:
 
 @cache
 def _record_lists(cls: Any) -> tuple[str, ...]:
-    """The fields of a class that hold tuples of records."""
+    """Return the fields of a class that hold tuples of records."""
     hints = get_type_hints(cls)
     tuples = [f.name for f in fields(cls) if _is_list(hints[f.name])]
     return tuple(name for name in tuples if is_dataclass(get_args(hints[name])[0]))
@@ -110,7 +110,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _list_reader(converter: Converter, kind: Any) -> Callable[[Any, Any], Any]:
-    """Reads a list into the tuple or list that is declared; what is no list stays, for ``conformance`` to replace."""
+    """Convert a list to the declared tuple or list; other values stay, for ``conformance`` to replace."""
     make, item = get_origin(kind), get_args(kind)[0]
     if item in _SIMPLE:
         return lambda value, _: make(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Whether a record's values are what its fields declare: types, finite numbers, ranges, lengths. Pure.
+"""Checks a record's values against its fields' declarations: types, finite numbers, ranges, lengths. Pure.
 
-Dataclasses are checked where facts from outside become a part of the record, and where a record written by an earlier
-version is read: a value of another type would be folded, and fail later, somewhere else, in the work for all jobs.
+Dataclasses are checked where facts from outside enter the record, and where a record of an earlier version is read: an
+invalid value would otherwise be folded, and fail later in the work for all jobs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ MAX_TEXT: Final = 1024 * 1024
 MAX_ITEMS: Final = 100_000
 MAX_INTEGER: Final = 2**63 - 1
 LATEST_TIME: Final = 1e11
-"""Seconds since the epoch: the year 5138. What is later cannot be shown as a date everywhere."""
+"""Seconds since the epoch: the year 5138. Later times cannot be shown as a date everywhere."""
 
 _TIMES: Final = frozenset({"at", "deadline", "not_before", "fenced_until", "state_since"})
 
 
 class _Spec:
-    """Stands for JobSpec, whose module takes 20 ms to import. What orch itself has read is not looked into."""
+    """Placeholder for JobSpec, whose module takes 20 ms to import. A spec was validated by orch and is not checked."""
 
     @staticmethod
     def fits(value: object) -> bool:
         return type(value).__name__ == "JobSpec"
 
 
-# Imported by the modules of records for their annotations only.
+# Modules of records import these for their annotations only.
 _NAMES: Final[dict[str, Any]] = {"Mapping": Mapping, "Sequence": Sequence, "Any": Any, "JobId": str, "JobSpec": _Spec}
 
 R = TypeVar("R")
@@ -48,12 +48,12 @@ _KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
 
 
 def misfits(record: Any) -> tuple[str, ...]:
-    """Names of the dataclass's fields whose values are not what they declare, in their order."""
+    """Return the names of the dataclass's fields with invalid values, in order."""
     return tuple(rule.field.name for rule in _rules(type(record)) if not rule.check(_value(record, rule.field)))
 
 
 def repaired(record: R) -> tuple[R, tuple[str, ...]]:
-    """The dataclass with defaults in place of what does not fit, and the names of those fields.
+    """Return the dataclass with defaults in place of invalid values, and the names of those fields.
 
     A required field gets the neutral value of its type. Raises TypeError where there is none, as for an enum.
     """
@@ -65,7 +65,7 @@ def repaired(record: R) -> tuple[R, tuple[str, ...]]:
 
 
 def repaired_all(name: str, records: Iterable[R]) -> tuple[tuple[R, ...], tuple[str, ...]]:
-    """The dataclasses, each ``repaired``, and what was replaced, as ``name.field``."""
+    """Return the dataclasses, each ``repaired``, and what was replaced, as ``name.field``."""
     found = [repaired(record) for record in records]
     return tuple(record for record, _ in found), tuple(f"{name}.{field}" for _, names in found for field in names)
 
@@ -82,7 +82,7 @@ def is_finite(value: object, least: float = -MAX_INTEGER, most: float = MAX_INTE
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a number, NaN and infinity included: what a script measures may be one."""
+    """Whether the value is a number, NaN and infinity included: a script's metric may be one."""
     return type(value) is float or type(value) is int
 
 
@@ -97,7 +97,7 @@ def is_text(value: object, most: int = MAX_TEXT) -> bool:
 
 
 def _value(record: Any, field: Field[Any]) -> Any:
-    """The field's value; one that was unpickled from an older version's form may lack it."""
+    """Return the field's value; one unpickled from an older version may lack it."""
     return getattr(record, field.name, MISSING)
 
 
@@ -119,12 +119,12 @@ def _rules(cls: type[Any]) -> tuple[_Rule, ...]:
 
 
 def unchecked(cls: type[Any]) -> tuple[str, ...]:
-    """The dataclass's fields whose annotation cannot be resolved, so that any value of theirs fits: a test holds this empty."""
+    """Return the dataclass's fields whose annotation cannot be resolved, so that every value passes: a test keeps this empty."""
     return tuple(field.name for field in fields(cls) if _hint(cls, field) is _UNRESOLVED)
 
 
 def _hint(cls: type[Any], field: Field[Any]) -> Any:
-    """The field's type. A name that the module imports for its annotations alone must not stop what the record is for."""
+    """Return the field's type. A name that a module imports for annotations only must not cause an error."""
     alone = type(cls.__name__, (), {"__annotations__": {field.name: field.type}, "__module__": cls.__module__})
     try:
         return get_type_hints(alone, localns=_NAMES)[field.name]

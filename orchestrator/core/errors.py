@@ -1,4 +1,4 @@
-"""Errors of the core: broken promises of our own program, never a user's mistake."""
+"""Errors of the core: faults of orch, never a user's mistake."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class CoreError(Exception):
-    """The core was asked for something that its rules forbid; please report it with the events that it prints."""
+    """The core was asked for something that its rules forbid; report it with the printed events."""
 
 
 class BrokenRuleError(CoreError):
-    """An event that would break a rule of the record, such as a second live attempt; the job's recent events follow."""
+    """An event would break a rule of the record, such as a second live attempt; the job's recent events follow."""
 
     def __init__(self, job_id: JobId, rule: str, story: tuple[str, ...]) -> None:
         self.job_id, self.rule, self.story = job_id, rule, story

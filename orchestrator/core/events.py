@@ -1,12 +1,12 @@
-"""Everything that can happen to a job, as frozen facts. ``job_record.py`` has their JSON form for the store.
+"""All events of a job, as frozen facts. ``job_record.py`` has their JSON form for the store.
 
-An event is written before what it orders is carried out. Events are small and versioned by their names: a changed
-meaning gets a new name, so that old records always fold to what they meant.
+An event is written before its orders are carried out. Events are small and versioned by their names: a changed meaning
+gets a new name, so that old records always fold to the same meaning.
 """
 
 from __future__ import annotations
 
-# The annotations are read when the program runs, by codec.py and conformance.py.
+# codec.py and conformance.py read the annotations at run time.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """One rank's place: node, GPUs (UUIDs in the order of its ids) and the process id of its actor."""
+    """One rank's place: node, GPUs (UUIDs in the order of its ids) and its actor's process id."""
 
     rank: int
     node_id: str
@@ -42,8 +42,8 @@ class Seat:
 class Failure:
     """Why an attempt failed: class, cause, the first failing rank, the ``step`` that it had reported, and its last lines.
 
-    ``refusal`` is why it is not tried again. ``policy`` is the action of the job's log policy that fits, ``policy_note``
-    what is to be told about those.
+    ``refusal`` is why it is not retried. ``policy`` is the action of the job's log policy that matches, ``policy_note``
+    the note about those.
     """
 
     failure_class: FailureClass
@@ -70,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """What ignore files kept out of the copy of a working directory. ``largest`` names a few; ``more``: there were too many to count."""
+    """What ignore files excluded from the copy of a working directory. ``largest`` names a few; ``more``: too many to count."""
 
     files: int
     size_bytes: int
@@ -81,7 +81,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What a rank's process tree used of its node's memory, and whether the kernel ended a process of it for that."""
+    """What a rank's process tree used of its node's memory, and whether the kernel killed a process of it for that."""
 
     used_bytes: int
     """At most, of the whole tree where its control group counted it, else of the rank's process alone."""
@@ -92,13 +92,13 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a rank's process ended. ``at`` is when the kernel said so; ``error_at`` when its exception was raised.
+    """How a rank's process ended. ``at`` is when the kernel reported it; ``error_at`` when its exception was raised.
 
-    ``evidence`` is what the kernel and the GPU's driver said about it; ``policy`` is the action (fail, restart) of the
-    job's first log policy that its output fits, ``policy_note`` what is to be told about that. ``missing_file`` is the file
-    that a FileNotFoundError names, ``left_out_by`` the ignore file that kept it out of the job's copy.
-    ``stop_seen_at`` is when the rank noticed that it was asked to stop, whether orch had sent the request or not; None: never,
-    or not known. ``last_step`` and ``total_steps`` are what it, or its output, had reported.
+    ``evidence`` is from the kernel and the GPU's driver; ``policy`` is the action (fail, restart) of the job's first
+    log policy that matches its output, ``policy_note`` a note about that. ``missing_file`` is the file that a
+    FileNotFoundError names, ``left_out_by`` the ignore file that excluded it from the job's copy. ``stop_seen_at`` is
+    when the rank noticed a request to stop, whether orch had sent it or not; None: never, or unknown. ``last_step`` and
+    ``total_steps`` are what it, or its output, had reported.
     """
 
     rank: int
@@ -122,21 +122,21 @@ class Exit:
 
     @property
     def ok(self) -> bool:
-        """The rank ended with exit code 0."""
+        """Whether the rank ended with exit code 0."""
         return self.exit_code == 0
 
     @property
     def failed_at(self) -> float:
-        """When the failure began: the exception if there was one, else the death."""
+        """Return when the failure began: the exception if there was one, else the death."""
         return self.error_at if self.error_at is not None else self.at
 
     @property
     def finished(self) -> bool:
-        """The rank had reported its last step."""
+        """Whether the rank had reported its last step."""
         return self.last_step is not None and self.total_steps is not None and self.last_step >= self.total_steps
 
     def completed(self, *, others: bool) -> bool:
-        """The rank did all of its work; ``others``: another rank of its attempt had reported its last step."""
+        """Whether the rank did all of its work; ``others``: another rank of its attempt had reported its last step."""
         return self.ok and (self.finished or (others and self.last_step is None))
 
 
@@ -184,7 +184,7 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPlaced(Event):
-    """Every actor of the gang answered and told its GPUs."""
+    """Every actor of the gang answered and reported its GPUs."""
 
     kind: ClassVar[str] = "gang_placed"
     gang: int
@@ -211,7 +211,7 @@ class RankExited(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangLost(Event):
-    """An actor or a node of the gang is gone; the gang cannot be used again."""
+    """An actor or a node of the gang is lost; the gang cannot be used again."""
 
     kind: ClassVar[str] = "gang_lost"
     gang: int
@@ -222,7 +222,7 @@ class GangLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed(Event):
-    """The attempt failed: what for, whether there is another, and not before when."""
+    """The attempt failed: the reason, whether another follows, and its earliest start."""
 
     kind: ClassVar[str] = "attempt_failed"
     attempt: int
@@ -243,7 +243,7 @@ class AttemptSucceeded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptGone(Event):
-    """No process of the attempt is left anywhere."""
+    """All processes of the attempt ended."""
 
     kind: ClassVar[str] = "attempt_gone"
     attempt: int
@@ -251,7 +251,7 @@ class AttemptGone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangReleased(Event):
-    """The gang's actors and its placement group are gone."""
+    """The gang's actors and its placement group are removed."""
 
     kind: ClassVar[str] = "gang_released"
     gang: int
@@ -259,7 +259,7 @@ class GangReleased(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
-    """The job is to be stopped: SIGTERM now, SIGKILL at ``deadline``."""
+    """The job must stop: SIGTERM now, SIGKILL at ``deadline``."""
 
     kind: ClassVar[str] = "stop_requested"
     purpose: StopPurpose
@@ -269,7 +269,7 @@ class StopRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequeued(Event):
-    """Back to the queue, at its old place, not before ``not_before``."""
+    """The job returns to the queue, at its old place, not before ``not_before``."""
 
     kind: ClassVar[str] = "job_requeued"
     reason: Fact
@@ -306,8 +306,8 @@ class JobFinished(Event):
 class CheckpointSaved(Event):
     """A checkpoint is complete on storage (or, with an empty path, in the memory of its rank actor).
 
-    ``digest`` is given for files that the script writes by itself: their content and ``at``, when they were written, tell which
-    is newer, not their names.
+    ``digest`` is set for files that the script writes by itself: their content and ``at``, the time of writing,
+    determine which is newer, not their names.
     """
 
     kind: ClassVar[str] = "checkpoint_saved"
@@ -321,7 +321,7 @@ class CheckpointSaved(Event):
 class FirstStep(Event):
     """The first new optimizer step of an attempt: one that no earlier attempt had reported.
 
-    ``step_at`` is when the rank did it; ``steps_lost`` is how many known steps had to be done again.
+    ``step_at`` is when the rank did it; ``steps_lost`` is how many known steps were repeated.
     """
 
     kind: ClassVar[str] = "first_step"
@@ -333,7 +333,7 @@ class FirstStep(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUpdated(Event):
-    """A setting of the job was changed by a person."""
+    """A user changed a setting of the job."""
 
     kind: ClassVar[str] = "job_updated"
     by: str
@@ -342,7 +342,7 @@ class JobUpdated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobNoted(Event):
-    """Something worth telling that changes no state: a quarantined checkpoint, an unreachable node."""
+    """A note that changes no state: a quarantined checkpoint, an unreachable node."""
 
     kind: ClassVar[str] = "job_noted"
     note: Fact
@@ -360,7 +360,7 @@ class FindingOpened(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingClosed(Event):
-    """What diagnosis had found is over. The end of an attempt closes its findings without this event."""
+    """A finding is over. The end of an attempt closes its findings without this event."""
 
     kind: ClassVar[str] = "finding_closed"
     attempt: int

@@ -1,17 +1,17 @@
-"""The goodput ledger: where the GPU time that jobs held went, in GPU seconds.
+"""The goodput ledger: how the GPU time that jobs held was used, in GPU seconds.
 
-While a job holds a gang, its clock runs, and every second of it ends up in exactly one phase, so that the phases and
-what is still open always add up to the GPU time held. Training time is open at first: it becomes *productive* when a
-checkpoint covers its steps or the job succeeds, and *lost* when the job goes on without them. Nothing is ever moved out
-of a phase again, so phases can be exported as counters.
+While a job holds a gang, its clock runs, and every second of it ends in exactly one phase, so that the phases and the
+open time always add up to the GPU time held. Training time is open at first: it becomes *productive* when a checkpoint
+covers its steps or the job succeeds, and *lost* when the job continues without them. Nothing is ever moved out of a
+phase again, so phases can be exported as counters.
 
 - `starting`: from the order for a gang to the first step; `recovering`: the same after a failure, with the decision.
 - `checkpoint_stall`: the training loop stood still to save. `draining`: stopping, saving for the last time, releasing.
 
-Before the first report of an attempt it is not known whether its script reports steps at all. That time is open too, and
-is told apart when the first report comes, or when the attempt ends without one.
+Before an attempt's first report it is unknown whether its script reports steps at all. That time is open too, and is
+assigned when the first report arrives, or when the attempt ends without one.
 
-This module is fed with records and times and reads no clock. It must not decide anything about a job.
+This module receives records and times and reads no clock. It must not decide anything about a job.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 MAX_MARKS = 512
-"""How many (step, time) pairs are kept between two checkpoints; then every other one is dropped."""
+"""How many (step, time) pairs are kept between two checkpoints; beyond, every other one is dropped."""
 
 
 class Phase(StrEnum):
-    """Where GPU time went."""
+    """Use of GPU time."""
 
     STARTING = "starting"
     PRODUCTIVE = "productive"
@@ -73,7 +73,7 @@ class _Account:
     marks: list[tuple[int, float]] = field(default_factory=list)
 
     def accrue(self, at: float) -> None:
-        """Let the clock run until `at`; a time in its past changes nothing."""
+        """Advance the clock to `at`; an earlier time changes nothing."""
         spent = max(0.0, at - self.clock) * self.gpus if self.holding else 0.0
         self.clock = max(self.clock, at)
         self.held += spent
@@ -83,18 +83,18 @@ class _Account:
             self.totals[self.phase] += spent
 
     def give(self, phase: Phase, amount: float) -> None:
-        """Take an amount of open time for a phase."""
+        """Assign an amount of open time to a phase."""
         amount = min(max(0.0, amount), self.open)
         self.open -= amount
         self.totals[phase] += amount
 
     def settle(self, phase: Phase) -> None:
-        """All that is open belongs to this phase."""
+        """Assign all open time to this phase."""
         self.give(phase, self.open)
         self.marks.clear()
 
     def mark(self, step: int) -> None:
-        """Step `step` was done by now."""
+        """Record that step `step` was done by now."""
         if self.marks and step <= self.marks[-1][0]:
             return
         self.marks.append((step, self.open))
@@ -102,7 +102,7 @@ class _Account:
             del self.marks[1:-1:2]
 
     def covered_by(self, step: int) -> float:
-        """How much of the open time the steps up to `step` took."""
+        """Return how much of the open time the steps up to `step` took."""
         if not self.marks or step >= self.marks[-1][0]:
             return self.open
         before = (self.marks[0][0], self.marks[0][1])
@@ -116,19 +116,19 @@ class _Account:
         return self.open
 
     def commit(self, step: int) -> None:
-        """A checkpoint covers the steps up to `step`."""
+        """Record that a checkpoint covers the steps up to `step`."""
         amount = self.covered_by(step)
         self.give(Phase.PRODUCTIVE, amount)
         self.marks = [(number, max(0.0, at - amount)) for number, at in self.marks if number > step]
 
     def stall(self, amount: float) -> None:
-        """The newest `amount` of open time was spent on saving."""
+        """Record that the newest `amount` of open time was spent on saving."""
         self.give(Phase.CHECKPOINT_STALL, amount)
         self.marks = [(number, min(at, self.open)) for number, at in self.marks]
 
 
 class GoodputLedger:
-    """The accounts of all jobs. Times are wall times, and those handed in need not be in order."""
+    """The accounts of all jobs. Times are wall times, in any order."""
 
     def __init__(self) -> None:
         self._accounts: dict[JobId, _Account] = {}
@@ -136,7 +136,7 @@ class GoodputLedger:
         self._closed_held = 0.0
 
     def observe(self, job: Job, event: ev.Event) -> None:
-        """An event was folded: `job` is the record after it. Replaying a job's events rebuilds its account."""
+        """Record a folded event: `job` is the record after it. Replaying a job's events rebuilds its account."""
         account = self._accounts.get(job.id)
         if account is None:
             if not job.gang_open:
@@ -159,10 +159,10 @@ class GoodputLedger:
     def progress(
         self, job_id: JobId, *, attempt: int, step: int, at: float, saves: int = 0, save_seconds: float | None = None
     ) -> None:
-        """Rank 0 of `attempt` reported `step` at `at`.
+        """Record that rank 0 of `attempt` reported `step` at `at`.
 
-        `saves` counts how often its loop has stood still to save and `save_seconds` is how long the last time took; both
-        as in the progress page. A report of another attempt, or of a job that holds nothing, changes nothing.
+        `saves` counts how often its loop has stood still to save and `save_seconds` is the duration of the last time;
+        both as in the progress page. A report of another attempt, or of a job that holds nothing, changes nothing.
         """
         account = self._accounts.get(job_id)
         if account is None or attempt != account.attempt or account.phase is not None or not account.holding:
@@ -174,7 +174,7 @@ class GoodputLedger:
         account.saves = max(saves, account.saves)
 
     def read(self, now: float) -> Reading:
-        """The ledger at `now`. Clocks are moved there, so that a later reading is never smaller."""
+        """Return the ledger at `now`. Clocks advance to it, so that a later reading is never smaller."""
         phases = dict(self._closed)
         uncommitted: dict[str, float] = {}
         held = self._closed_held
@@ -187,7 +187,7 @@ class GoodputLedger:
         return Reading(phases=phases, uncommitted=uncommitted, jobs=jobs, held=held)
 
     def forget(self, job_id: JobId) -> None:
-        """Keep only a job's share of its queue's totals. A job that still holds a gang is not forgotten."""
+        """Keep only a job's share of its queue's totals. A job that still holds a gang is kept."""
         account = self._accounts.get(job_id)
         if account is None or account.holding:
             return

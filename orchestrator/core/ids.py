@@ -1,4 +1,4 @@
-"""Identifiers, and how a job's id is made. Pure: the random part is handed in."""
+"""Identifiers, and how a job's id is built. Pure: the caller passes the random part."""
 
 from __future__ import annotations
 

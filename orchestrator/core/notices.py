@@ -1,4 +1,4 @@
-"""What web hooks are told: one notice for each hook of a job that asked for the state it has entered, or for findings. Pure.
+"""Builds web hook notices: one for each hook of a job that subscribes to the entered state, or to findings. Pure.
 
 The store writes notices in the transaction of the transition, so that none is lost when the daemon dies in between.
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 FINDING = "FINDING"
-"""What a hook asks for to be told of findings."""
+"""A hook's subscription to findings."""
 _LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One message to one hook: ``body`` is JSON as it is sent, ``made_at`` seconds since the epoch."""
+    """One message to one hook: ``body`` is JSON as sent, ``made_at`` seconds since the epoch."""
 
     job_id: JobId
     url: str
@@ -35,7 +35,7 @@ class Notice:
 
 
 def notices_of(before: Job | None, after: Job, at: float) -> list[Notice]:
-    """The notices of a transition at wall time ``at``; ``before`` is None at the submission."""
+    """Return the notices of a transition at wall time ``at``; ``before`` is None at the submission."""
     if not after.spec.notify:
         return []
     notices = []
@@ -64,7 +64,7 @@ def _finding_payload(finding: Finding, payload: dict[str, Any]) -> dict[str, Any
 
 
 def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
-    """``text`` is what Slack and its kin show; the rest is for programs."""
+    """Build the payload. ``text`` is for Slack and similar services; the rest is for programs."""
     failure = job.failure if job.state in (JobState.FAILED, JobState.RECOVERING) else None
     reason = sentence(job.reason)[:_LONGEST_REASON]
     lines = [f"{job.id} is {job.state}: {reason}"]

@@ -1,8 +1,8 @@
 """The states of jobs and attempts, and the one table of legal transitions.
 
-Everything that decides which state may follow which lives in this file. What the table lacks is an error that
-carries the job's recent events. Whether a state is terminal, or holds GPUs, is a property of the state, not an
-``if`` somewhere else. The diagram in docs/architecture.md is generated from the table.
+This file alone determines which state may follow which. A transition that the table lacks is an error that carries the
+job's recent events. Whether a state is terminal, or holds GPUs, is a property of the state, not an ``if`` elsewhere.
+The diagram in docs/architecture.md is generated from the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class JobState(StrEnum):
-    """Where a job stands. All else is a reason."""
+    """The state of a job. Everything else is a reason."""
 
     PENDING = "PENDING"
     STARTING = "STARTING"
@@ -31,17 +31,17 @@ class JobState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """No event may change the state any more."""
+        """Whether no event may change the state any more."""
         return not TRANSITIONS[self]
 
     @property
     def may_hold_gang(self) -> bool:
-        """Actors and GPUs may be held in this state."""
+        """Whether actors and GPUs may be held in this state."""
         return self in _HOLDING
 
 
 class AttemptState(StrEnum):
-    """Where one attempt of a job stands."""
+    """The state of one attempt of a job."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -65,37 +65,37 @@ class FailureClass(StrEnum):
 
 
 class EndCondition(StrEnum):
-    """How a job must end for those that depend on it. A cancelled job has neither succeeded nor failed."""
+    """How a job must end for its dependents. A cancelled job has neither succeeded nor failed."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     ANY = "any"
 
     def met_by(self, state: JobState) -> bool:
-        """Whether a job that has ended in ``state`` fulfils the condition."""
+        """Whether a job that ended in ``state`` meets the condition."""
         if self is EndCondition.ANY:
             return state.is_terminal
         return state is (JobState.SUCCEEDED if self is EndCondition.SUCCESS else JobState.FAILED)
 
 
 class StopScope(StrEnum):
-    """What a request to stop reached."""
+    """The processes that a request to stop reached."""
 
     RANK = "rank"
     """The rank's own process, as far as is known."""
     MACHINE = "machine"
-    """Its keeper as well, which only a request to everything on the node reaches."""
+    """Its keeper as well, which only a request to all processes of the node reaches."""
 
 
 class OutOf(StrEnum):
-    """Whose memory ran out when the kernel killed a process for it: the rank's own limit's, or the whole machine's."""
+    """Whose memory ran out when the kernel killed a process for it: the rank's limit, or the whole machine's."""
 
     LIMIT = "limit"
     MACHINE = "machine"
 
 
 class StopPurpose(StrEnum):
-    """Why a job is drained; decides the state that follows. Weakest first: a later one overrides an earlier one."""
+    """Why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
 
     RESIZE = "resize"
     PREEMPT = "preempt"
@@ -104,7 +104,7 @@ class StopPurpose(StrEnum):
     CANCEL = "cancel"
 
     def overrides(self, other: StopPurpose) -> bool:
-        """A job that drains for ``other`` drains for this from now on."""
+        """Whether a job that drains for ``other`` now drains for this."""
         order = list(StopPurpose)
         return order.index(self) > order.index(other)
 
@@ -155,13 +155,13 @@ class IllegalTransitionError(CoreError):
 
 
 def check_transition(current: JobState, target: JobState, story: Sequence[str]) -> None:
-    """Raise IllegalTransitionError, with the job's recent events (``story``), unless ``current -> target`` is in the table."""
+    """Raise IllegalTransitionError, with the job's recent events (``story``), unless the table has ``current -> target``."""
     if target not in TRANSITIONS[current]:
         raise IllegalTransitionError(current, target, tuple(story))
 
 
 def mermaid() -> str:
-    """The transition table as a Mermaid state diagram, for the documentation."""
+    """Return the transition table as a Mermaid state diagram, for the documentation."""
     lines = ["stateDiagram-v2", "    [*] --> PENDING"]
     for source, targets in TRANSITIONS.items():
         for target in sorted(targets):

@@ -1,7 +1,7 @@
-"""What a job has used in a span of time, from its stored events: GPU time by phase, and GPU time that it waited for. Pure.
+"""Computes a job's use in a span of time from its stored events: GPU time by phase, and GPU time that it waited for. Pure.
 
-The events are replayed through the goodput ledger, so the same events give the same figures, in every life of the daemon.
-Training time counts as productive when a checkpoint covers it or the job succeeds; what is not settled by the end of the span is
+The events are replayed through the goodput ledger, so the same events give the same figures in every daemon. Training
+time is productive when a checkpoint covers it or the job succeeds; what is undecided at the end of the span is
 ``uncommitted``.
 """
 
@@ -24,7 +24,7 @@ UNCOMMITTED: Final = "uncommitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """In GPU seconds; ``phases`` and ``uncommitted`` add up to ``held``. ``waited`` is the time in the queue times the GPUs asked for."""
+    """GPU seconds; ``phases`` and ``uncommitted`` add up to ``held``. ``waited`` is the time in the queue times the requested GPUs."""
 
     held: float = 0.0
     waited: float = 0.0
@@ -32,12 +32,12 @@ class Use:
 
     @property
     def is_nothing(self) -> bool:
-        """It neither held nor waited for a GPU."""
+        """Whether it neither held nor waited for a GPU."""
         return not self.held and not self.waited
 
 
 class _Watched:
-    """One job's ledger and its time in the queue, read when the span begins and when it ends."""
+    """One job's ledger and time in the queue, read at the start and the end of the span."""
 
     def __init__(self) -> None:
         self._ledger = GoodputLedger()
@@ -68,7 +68,7 @@ class _Watched:
 
 
 def use_between(records: Iterable[tuple[Job, Event]], since: float, until: float) -> Use:
-    """What one job used between two wall times; ``records`` are its events, each with the record after it, from the first on."""
+    """Return what one job used between two wall times; ``records`` are all its events, each with the record after it."""
     watched = _Watched()
     before: Use | None = None
     for job, event in records:
@@ -88,7 +88,7 @@ _ALSO: Final = (Phase.STARTING.value, Phase.RECOVERING.value, Phase.CHECKPOINT_S
 
 
 def _difference(before: Use, after: Use) -> Use:
-    """What came in between. Time that was open before and settled in between, the oldest first, belongs to before."""
+    """Return the difference. Time that was open before and was settled in between, the oldest first, belongs to before."""
     held = max(0.0, after.held - before.held)
     grown = {name: max(0.0, after.phases[name] - before.phases[name]) for name in after.phases if name != UNCOMMITTED}
     settled = min(before.phases[UNCOMMITTED], sum(grown[name] for name in _OPEN_BECOMES))

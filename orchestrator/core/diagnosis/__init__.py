@@ -1,4 +1,4 @@
-"""What is wrong with jobs, ranks, nodes and GPUs, judged from observations. Pure.
+"""Finds what is wrong with jobs, ranks, nodes and GPUs, from observations. Pure.
 
 Begin with ``health.py``.
 """

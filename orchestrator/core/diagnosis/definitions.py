@@ -1,4 +1,4 @@
-"""Every kind of finding in one table: the figure that is judged, where it opens and closes, and for how long.
+"""Every kind of finding in one table: the figure it uses, where it opens and closes, and for how long.
 
 A rule computes a figure, larger for worse; a finding opens when the figure is at ``opens_at`` or above, was so ``open_seconds``
 ago, and has not been below ``closes_at`` since; it closes when the figure has been below ``closes_at`` for ``close_seconds``.
@@ -17,76 +17,76 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_SECONDS: Final = 30.0
-"""Figures of GPUs are means and medians over this time."""
+"""GPUs' figures are means and medians over this time."""
 LEAST_SAMPLES: Final = 8
-"""A window that holds fewer says nothing."""
+"""A window with fewer samples gives no figure."""
 RANK_WINDOW_SECONDS: Final = 40.0
 LONG_WINDOW_SECONDS: Final = 120.0
-"""A rank's times are means over either: the long one shows what noise hides in the short one."""
+"""A rank's times are means over both windows: the long one shows what noise hides in the short one."""
 LEAST_STEPS: Final = 5
-"""A mean is over so many moments with new steps at least, however long they take."""
+"""A mean covers at least this many moments with new steps, however long they take."""
 CERTAIN_DEVIATIONS: Final = 4.5
 """A rank or a node that is slower by less than this many standard errors may be so by chance: its figure counts for less."""
 BUSY_UTILIZATION: Final = 0.4
-"""GPUs are compared while the job's usual one is busy for this share of the time."""
+"""GPUs are compared while the job's typical one is busy for this share of the time."""
 SPINNING_UTILIZATION: Final = 0.8
-"""GPUs that wait in a collective are busy for this share of the time at least."""
+"""GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
 LEAST_STEP_SHARE: Final = 0.05
-"""What a rank takes longer than the others has to be this share of a step: less has no effect."""
+"""The extra time of a rank must be this share of a step: less has no effect."""
 LOWER_LIMIT: Final = 0.95
 """A power cap counts where the GPU's limit or clock is below this share of its neighbours'."""
 STILL_SECONDS: Final = 30.0
 STILL_STEPS: Final = 10.0
 STILL_PAUSES: Final = 3.0
-"""A job whose ranks do nothing may be still for so long: seconds, of its longest steps, of its longest pauses in this phase."""
+"""How long a job with idle ranks may be still: seconds, multiples of its longest steps, of its longest pauses in this phase."""
 WORKING_FACTOR: Final = 10.0
-"""A job of which a rank works may be still for so many times as long."""
+"""Factor on that time for a job of which a rank works."""
 WORLD_SIZE_SECONDS: Final = 10.0
 RENDEZVOUS_SECONDS: Final = 30.0
-"""Ranks may wait so long for a process group: of a size that the job has not, and for a rank that does nothing."""
+"""How long ranks may wait for a process group: of a wrong size, and for an idle rank."""
 FLAT_FACTOR: Final = 5.0
-"""A loss is flat after so many times the longest interval at which it has changed."""
+"""A loss is flat after this many times the longest interval between its changes."""
 FLAT_STEPS: Final = 10
 NEVER_CHANGED_STEPS: Final = 1000
-"""A loss that has never changed may be reported once in an epoch: it needs so many steps, and ten minutes."""
+"""A loss that has never changed may be reported once per epoch: it needs this many steps, and ten minutes."""
 NEVER_CHANGED_SECONDS: Final = 600.0
 UNSAVED_SECONDS: Final = 1800.0
-"""A job that saves is told of after three of its intervals, and not before this."""
+"""A job that saves is reported after three of its intervals, and not before this."""
 SAVES_MISSED: Final = 3.0
 NEVER_SAVED_SECONDS: Final = 7200.0
 LEAST_STALL_SECONDS: Final = 1.0
-"""A save that stalls training for less is no burden, however often it comes."""
+"""A save that stalls training for less is no problem, however often it occurs."""
 GROWTH_SLOTS: Final = 10
-"""Memory grows steadily when it has grown through so many minutes."""
+"""Memory grows steadily when it has grown through this many minutes."""
 GROWTH_SLOT_SECONDS: Final = 60.0
 GROWING_SHARE: Final = 0.8
-"""It grew in this share of them at least, and shrank in none."""
+"""It grew in at least this share of them, and shrank in none."""
 FAST_SLOTS: Final = 6
 FAST_SLOT_SECONDS: Final = 10.0
 FAST_HORIZON_SECONDS: Final = 600.0
 FAST_USED: Final = 0.4
-"""Host memory that would be full within ten minutes is told of after one, where it is filled to this share already."""
+"""Host memory that would be full within ten minutes is reported after one, where it is already filled to this share."""
 PROCESS_WINDOW_SECONDS: Final = 60.0
 LEAST_LOOKS: Final = 30
-"""A share of looks at a rank's training thread counts from so many on."""
+"""A share of looks at a rank's training thread counts from this many on."""
 LEAST_BUSY: Final = 0.02
-"""A rank that uses less of a processor does nothing, and does not wait for its input."""
+"""A rank that uses less of a processor is idle, and does not wait for its input."""
 LOCKED_MORE: Final = 0.1
-"""Ranks that wait for another one stand in a lock for this share of the time more than that one."""
+"""Waiting ranks stand in a lock for this share of the time more than the rank that they wait for."""
 STEADY_GROWTH: Final = 0.7
-"""The later half of the growth is at least this share of the earlier half: a cache that fills grows ever more slowly."""
+"""The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
-"""Memory that lasts for longer is not told of."""
+"""Memory that lasts longer is not reported."""
 AGAIN_FACTOR: Final = 2.0
-"""Each time that a finding has closed, it takes so many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
+"""After each close a finding takes this many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
 LONGEST_AGAIN_SECONDS: Final = 1800.0
 MOST_FINDINGS: Final = 16
-"""Findings that one job has open at a time: the most grave ones."""
+"""Findings that one job has open at a time: the most severe ones."""
 
 
 class Severity(StrEnum):
-    """How soon a person should look."""
+    """How soon a user should look."""
 
     CRITICAL = "critical"  # the job gets nothing done, or will lose its work
     WARNING = "warning"  # the job is slower or less safe than it could be
@@ -94,7 +94,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """When findings of one class open and close. ``figure`` says what is judged.
+    """When findings of one class open and close. ``figure`` describes the figure.
 
     ``outlives``: the finding stays when the attempt ends.
     """
@@ -192,16 +192,16 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.ClockSkewed: _over("seconds between the clocks of the node and the daemon", 10.0, 5.0, (10.0, 30.0)),
     f.RestartLoop: _at_once("restarts in an hour, over three", 0.0, outlives=True),
 }
-"""The most grave and the most telling ones first: of two that speak of the same rank or GPU, the first explains the other."""
+"""Ordered by severity and information: of two about the same rank or GPU, the first explains the other."""
 
 PRECEDENCE: Final[Mapping[str, int]] = {cls.kind: place for place, cls in enumerate(DEFINITIONS)}
 
 
 def definition_of(finding: f.Finding) -> Definition:
-    """Its kind's."""
+    """Return the definition of a finding's kind."""
     return DEFINITIONS[type(finding)]
 
 
 def severity_of(finding: f.Finding) -> Severity:
-    """How soon a person should look."""
+    """Return how soon a user should look."""
     return definition_of(finding).severity

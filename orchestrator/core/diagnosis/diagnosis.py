@@ -1,8 +1,9 @@
-"""The diagnosis of one job: observations in, findings that open and close out. Begin here.
+"""The diagnosis of one job: takes observations, opens and closes findings. Begin here.
 
-``figures/`` makes figures of observations, ``rules/`` makes suspicions of figures, and ``definitions.py`` says when a
-suspicion is a finding: at which figure and after how long it opens, below which and after how long it closes. Pure; time is
-witnessed, not read, as in ``heartbeat.py``: what happened while the observer did not run was not seen.
+``figures/`` computes figures from observations, ``rules/`` derives suspicions from figures, and ``definitions.py``
+defines when a suspicion is a finding: at which figure and after how long it opens, below which and after how long it
+closes. Pure; time is witnessed, not read, as in ``heartbeat.py``: what happened while the observer did not run was not
+seen.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Those that are open, the most grave first."""
+        """Return the open findings, the most severe first."""
         found = [known.open for known in self._known.values() if known.open is not None]
         return tuple(sorted(found, key=lambda finding: (PRECEDENCE[finding.kind], key_of(finding)[1] or 0)))
 
     def observe(self, seen: JobSeen, now: float, wall: float) -> Changes:
-        """Take in what is seen at ``now``, seconds that never go backwards; ``wall`` is the same in seconds since the epoch."""
+        """Add an observation at ``now``, monotonic seconds; ``wall`` is the same in seconds since the epoch."""
         self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
         self._ticked_at = now
         suspicions = {key_of(s.finding): s for s in suspect(self._windows.add(self._clock, seen))}
@@ -127,12 +128,12 @@ class Diagnosis:
 
 
 def suspect(job: JobFigures) -> list[Suspicion]:
-    """Everything that a job's figures may mean."""
+    """Return everything that a job's figures may mean."""
     return [*gpu_suspicions(job), *rank_suspicions(job), *process_suspicions(job), *job_suspicions(job)]
 
 
 def _explained(suspicions: Iterable[Suspicion]) -> set[FindingKey]:
-    """Those that a graver one about the same rank or GPU explains: a throttled GPU makes its rank slow."""
+    """Return suspicions that a more severe one about the same rank or GPU explains: a throttled GPU makes its rank slow."""
     strong = [s.finding for s in suspicions if s.figure >= definition_of(s.finding).opens_at]
     compared = [finding for finding in strong if finding.rank is not None or finding.gpu_uuid]
     found = {key_of(later) for later in compared if any(_explains(earlier, later) for earlier in compared)}
@@ -147,5 +148,5 @@ def _explains(first: Finding, second: Finding) -> bool:
 
 
 def worst(findings: Sequence[Finding]) -> Finding | None:
-    """The one to show where there is room for one."""
+    """Return the finding to show where there is space for one."""
     return min(findings, key=lambda finding: (PRECEDENCE[finding.kind], finding.rank or 0), default=None)

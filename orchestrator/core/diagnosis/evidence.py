@@ -1,6 +1,6 @@
-"""Which piece of the runtime's evidence explains a rank's end: what the kernel and the GPU's driver reported. Pure.
+"""Chooses the piece of evidence that explains a rank's end: reports of the kernel and the GPU's driver. Pure.
 
-Evidence stands beside a death; it must also explain it: the kernel kills with SIGKILL, and a GPU makes calls fail or hang.
+Evidence near a death must also explain it: the kernel kills with SIGKILL, and a GPU makes calls fail or hang.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _SIGKILL: Final = 9
 _CHILD_KILLED: Final = "killed by signal"
-"""What torch's DataLoader raises in the rank when one of its own processes was killed."""
+"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
 _GRAVEST: Final = (GpuLost.kind, GpuEcc.kind, "gpu_xid", OomKill.failure_code)
 
 
 def explaining(ended: Exit) -> RankEnd | None:
-    """The gravest fact of the evidence that explains the end, tied to the rank; None where none does."""
+    """Return the most severe fact that explains the end, tied to the rank; None where none does."""
     found = [fact for fact in ended.evidence if _explains(fact, ended)]
     grave = min(found, key=lambda fact: _GRAVEST.index(fact.code), default=None)
     return None if grave is None else replace(grave, rank=ended.rank)

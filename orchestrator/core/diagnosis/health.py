@@ -1,9 +1,9 @@
-"""Is a job hung, or only slow? Judged from two looks at the processes of its ranks, a moment apart.
+"""Decides whether a job is hung or only slow, from two looks at its ranks' processes, a moment apart.
 
-Time alone cannot tell a hang from a pause. So nothing here counts as hung because it is late: it must be shown that no
-rank can go on. A stopped process cannot. Neither can ranks of which each one either waits in a lock that no thread is there to
-release, or in a collective for the others. Whatever computes, reads, sleeps or waits for the world outside may go on, and is
-at most slow. Pure; the looks are taken by runtime.looking, and when to take them is in core.pulse.
+Time alone cannot distinguish a hang from a pause. So being late is no proof of a hang: it must be shown that no rank
+can continue. A stopped process cannot. Neither can ranks of which each one waits in a lock that no thread can release,
+or in a collective for the others. A rank that computes, reads, sleeps or waits for something outside may continue, and
+is at most slow. Pure; the runtime's process_inspector takes the looks, and heartbeat.py decides when.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 IDLE_SHARE: Final = 0.01
-"""Of one processor: threads of communication libraries wake up now and then, and use less than this."""
+"""Of one processor: threads of communication libraries use less than this."""
 IDLE_SECONDS: Final = 0.015
 """The kernel counts in hundredths of a second."""
 IDLE_BYTES: Final = 64 * 1024
 TIMER: Final = "timer"
-"""The name of what a thread that sleeps for a time waits for."""
+"""The name of the wait of a thread that sleeps for a time."""
 DISK: Final = "disk"
 LEAST_APART: Final = 0.5
 """Two looks closer than this, in seconds, show nothing."""
@@ -33,7 +33,7 @@ PATIENT_STEPS: Final = 10.0
 
 
 class Wait(enum.StrEnum):
-    """What the training thread of a rank is in, as the kernel shows it."""
+    """What a rank's training thread waits in, by the kernel."""
 
     RUNNING = "running"
     LOCK = "lock"  # without a time limit: only another thread can end it
@@ -42,7 +42,7 @@ class Wait(enum.StrEnum):
 
 
 class Standing(enum.StrEnum):
-    """What two looks say of a rank."""
+    """A rank's activity, from two looks."""
 
     STOPPED = "stopped"
     TRACED = "traced"
@@ -55,7 +55,7 @@ class Standing(enum.StrEnum):
 
 
 class Call(enum.StrEnum):
-    """The judgement."""
+    """The decision."""
 
     SLOW = "slow"
     HUNG = "hung"
@@ -107,16 +107,16 @@ class RankLook:
 
     @property
     def place(self) -> str:
-        """Where the training thread stands; empty where that is not known."""
+        """Return where the training thread is; empty where that is unknown."""
         return str(self.threads[0].frames[0]) if self.threads and self.threads[0].frames else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What bears on the judgement: seconds of stillness and of a usual step, and whether waiting is told from working.
+    """Context of the decision: seconds of stillness and of a typical step, and whether waiting is distinguishable from work.
 
-    ``certain``: all ranks on one machine, without a GPU. Elsewhere what every rank waits in may still be at work (a slow
-    link, kernels that are queued), and only time tells.
+    ``certain``: all ranks on one machine, without a GPU. Elsewhere a wait of every rank may still be work (a slow link,
+    queued kernels), and only time tells.
     """
 
     still_seconds: float
@@ -125,30 +125,30 @@ class Circumstances:
 
     @property
     def patient(self) -> bool:
-        """It has lasted so long that what could be work after all is none."""
+        """Whether it has lasted so long that no work can explain it."""
         return self.still_seconds >= max(PATIENT_SECONDS, PATIENT_STEPS * (self.usual_seconds or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangFinding:
-    """The judgement, and what was seen of the rank that it speaks of, or of all of them."""
+    """The decision, and the looks at its rank, or at all of them."""
 
     call: Call
     seen: Stillness
 
     @property
     def rank(self) -> int | None:
-        """The rank that it speaks of; None for all of them."""
+        """Return the rank concerned; None for all of them."""
         return self.seen.rank
 
     @property
     def stopped(self) -> bool:
-        """It rests on the kernel's report that a process is stopped, which needs no patience."""
+        """Whether it rests on the kernel's report of a stopped process, which needs no waiting time."""
         return self.seen.sign is Sign.STOPPED
 
 
 def collective_of(frames: Sequence[Frame]) -> str:
-    """The collective that a thread is in, by its frames; empty when it is in none."""
+    """Return the collective that a thread is in, by its frames; empty when it is in none."""
     for frame in frames:
         if "/torch/" not in frame.file:
             return ""
@@ -160,7 +160,7 @@ def collective_of(frames: Sequence[Frame]) -> str:
 
 
 def standing(before: RankLook, after: RankLook) -> Standing:
-    """What two looks at one rank, ``before`` and ``after``, say of it."""
+    """Return the rank's activity from two looks, ``before`` and ``after``."""
     if "T" in (before.state, after.state):
         return Standing.STOPPED if before.state == after.state else Standing.WORKS
     if "t" in (before.state, after.state):
@@ -192,7 +192,7 @@ _RESULT_FILES: Final = ("/concurrent/futures/", "/asyncio/")
 
 
 def _helped(look: RankLook) -> bool:
-    """Another thread of Python's may wake the training thread: it stands in no lock, but in something of its own."""
+    """Whether another Python thread may wake the training thread: it is in no lock, but in code of its own."""
     for thread in look.threads[1:]:
         innermost = thread.frames[0].file if thread.frames else ""
         if innermost and not innermost.endswith(_LOCK_FILES) and "/torch/" not in innermost:
@@ -202,7 +202,7 @@ def _helped(look: RankLook) -> bool:
 
 
 def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int], how: Circumstances) -> HangFinding:
-    """Hung or slow, from two looks at each of ``ranks``, the job's ranks that run, or at those that could be reached."""
+    """Decide hung or slow, from two looks at each of ``ranks``: the running ranks, or those that answered."""
     stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
     newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
     stopped = _first(stands, Standing.STOPPED)
@@ -230,7 +230,7 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
 
 
 def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> HangFinding:
-    """Every rank waits in a lock or a collective, or spins without getting anywhere."""
+    """Whether every rank waits in a lock or a collective, or spins without progress."""
     spinning = _first(stands, Standing.SPINS)
     places = Counter(look.place for look in looks.values())
     locked = [rank for rank, what in stands.items() if what is Standing.LOCKED]
@@ -238,7 +238,7 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
     if locked and not together:
         rank = min(locked, key=lambda r: (places[looks[r].place], r))
         others = tuple(sorted({collective_of(looks[r].threads[0].frames) for r in looks} - {""}))
-        # Elsewhere a call may wait for a device or another machine in what looks like a lock: only Python's own count there.
+        # Elsewhere a call may wait for a device or another machine in what looks like a lock: only Python's own locks count there.
         proven = how.certain or looks[rank].threads[0].frames[0].file.endswith(_LOCK_FILES)
         sure = how.patient or (proven and spinning is None)
         seen = Stillness(rank=rank, sign=Sign.LOCK, place=looks[rank].place, others=others)

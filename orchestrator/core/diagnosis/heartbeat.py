@@ -1,8 +1,8 @@
 """How long each rank of an attempt has been still, and how long it may be: learned from the job itself, per phase.
 
 Time is witnessed, not read: a gap between two ticks longer than a tick means that the observer itself did not run (the
-machine slept, was frozen, or was overloaded), and then the ranks did not either; it counts as one tick. Pure: the caller
-brings the clock. One ``Heartbeat`` lives for one attempt, so nothing learned of a dead attempt is held against the next.
+machine slept, was frozen, or was overloaded), and then neither did the ranks; it counts as one tick. Pure: the caller
+passes the clock. One ``Heartbeat`` lives for one attempt, so nothing learned in one attempt affects the next.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 TICK_SECONDS: Final = 0.5
 LONGEST_TICK_SECONDS: Final = 1.0
-"""In a longer gap between two ticks nothing was observed."""
+"""Nothing was observed in a longer gap between two ticks."""
 FLOOR_SECONDS: Final = 3.0
 """No rank is inspected sooner, however short the steps are: reports come once a second."""
 PATIENCE: Final = 3.0
-"""A rank may be still for so many usual steps."""
+"""A rank may be still for this many typical steps."""
 PAUSE_SECONDS: Final = 30.0
-"""The floor in evaluations and saves, of which no pace is known."""
+"""The minimum in evaluations and saves, whose pace is unknown."""
 LEAST_STEPS: Final = 5
-"""So many step times make a pace; until then a job starts, and first steps compile, fill caches and load data."""
+"""This many step times make a pace; before, a job is starting: first steps compile, fill caches and load data."""
 TELL_SECONDS: Final = 60.0
 TELL_PATIENCE: Final = 20.0
 TRAINING_PHASES: Final = frozenset({"", "train", "training"})
 
 
 class Phase(enum.StrEnum):
-    """What a rank is at, as far as its pace goes."""
+    """A rank's activity, as far as its pace is concerned."""
 
     STARTUP = "startup"
     STEP = "step"
@@ -38,12 +38,12 @@ class Phase(enum.StrEnum):
 
 
 LEAST_PAUSES: Final = {Phase.STARTUP: 200.0, Phase.EVALUATION: 60.0, Phase.CHECKPOINT: 60.0}
-"""Pauses that are usual in a phase, in seconds, before the job has shown any: first steps compile, fill caches and load data."""
+"""Usual pauses in a phase, in seconds, before the job has shown any: first steps compile, fill caches and load data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A sign of life of a rank: what its progress page says now. ``step_seconds`` are its newest steps' durations."""
+    """A rank's present progress. ``step_seconds`` are its newest steps' durations."""
 
     rank: int
     phase: str = ""
@@ -61,7 +61,7 @@ class _Rank:
 
 
 class Heartbeat:
-    """Measures how still each of ``ranks`` ranks is; ranks that never report are as still as the attempt is old."""
+    """Measures how long each of ``ranks`` ranks has been still; for ranks that never report, since the attempt's start."""
 
     def __init__(self, ranks: int, now: float) -> None:
         self._clock = 0.0
@@ -71,12 +71,12 @@ class Heartbeat:
         self._longest: dict[Phase, float] = {}
 
     def tick(self, now: float) -> None:
-        """Another moment was witnessed; ``now`` is any clock's seconds that do not go backwards."""
+        """Advance the witnessed time; ``now`` is from any monotonic clock, in seconds."""
         self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
         self._ticked_at = now
 
     def beat(self, beat: Beat) -> None:
-        """A rank gave a sign of life."""
+        """Record a rank's progress."""
         rank = self._ranks.get(beat.rank)
         if rank is None:
             return
@@ -91,12 +91,12 @@ class Heartbeat:
             rank.usual, rank.longest = median(beat.step_seconds), max(beat.step_seconds)
 
     def ended(self, rank: int) -> None:
-        """The rank's process is gone; it is judged no more."""
+        """Record the end of a rank's process, which is no longer observed."""
         self._ranks.pop(rank, None)
         self._reporting.discard(rank)
 
     def sign(self) -> None:
-        """The whole job gave a sign of life, of an unknown rank: a script that reports nothing has printed a line."""
+        """Record progress of an unknown rank: a script that reports nothing has printed a line."""
         for rank in self._ranks.values():
             rank.seen_at = self._clock
 
@@ -107,12 +107,12 @@ class Heartbeat:
 
     @property
     def usual_seconds(self) -> float | None:
-        """The usual time of a step: of the rank that takes longest; None while it is not known."""
+        """Return the typical time of a step, of the slowest rank; None while unknown."""
         return max((r.usual for r in self._ranks.values() if r.usual is not None), default=None)
 
     @property
     def phase(self) -> Phase:
-        """What the job is at: a rank that does anything else than steps speaks for all, since the others wait for it."""
+        """Return the job's phase: a rank that does not train determines it, since the others wait for it."""
         phases = {self._ranks[rank].phase for rank in self._reporting}
         for phase in (Phase.CHECKPOINT, Phase.EVALUATION, Phase.STEP):
             if phase in phases:
@@ -121,29 +121,29 @@ class Heartbeat:
 
     @property
     def still_seconds(self) -> float:
-        """How long the stillest of the ranks that report has been so; of a job that reports nothing, all of it."""
+        """Return the longest stillness of any rank that reports; of a job that reports nothing, its own."""
         ranks = [self._ranks[rank] for rank in self._reporting] or self._ranks.values()
         return self._clock - min((rank.seen_at for rank in ranks), default=self._clock)
 
     @property
     def longest_step(self) -> float:
-        """The longest of the newest steps of any rank, in seconds; 0.0 before there are some."""
+        """Return the longest of the newest steps of any rank, in seconds; 0.0 before there are some."""
         return max((rank.longest for rank in self._ranks.values()), default=0.0)
 
     @property
     def longest_pause(self) -> float:
-        """The longest time without a sign of life that the job has shown in the phase that it is in, in seconds."""
+        """Return the job's longest pause in its present phase, in seconds."""
         phase = self.phase
         return max(LEAST_PAUSES.get(phase, 0.0), self._longest.get(phase, 0.0))
 
     @property
     def stopped_after(self) -> float:
-        """Seconds of stillness after which a rank that the kernel shows as stopped is hung, in whatever phase."""
+        """Return the seconds of stillness after which a rank that the kernel shows as stopped is hung, in any phase."""
         return max(FLOOR_SECONDS, PATIENCE * (self.usual_seconds or 0.0))
 
     @property
     def locked_after(self) -> float | None:
-        """Seconds after which ranks that provably wait for each other are hung; None while no pace is known."""
+        """Return the seconds after which ranks that provably wait for each other are hung; None while no pace is known."""
         match self.phase:
             case Phase.STARTUP:
                 return None
@@ -154,14 +154,14 @@ class Heartbeat:
 
     @property
     def told_after(self) -> float | None:
-        """Seconds after which a job without any such proof is told of, once; None while no pace is known."""
+        """Return the seconds after which a job without any such proof is reported, once; None while no pace is known."""
         if self.phase is Phase.STARTUP:
             return None
         return max(TELL_SECONDS, TELL_PATIENCE * self.longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
 
 
 def phase_of(beat: Beat) -> Phase:
-    """The phase that a report stands for."""
+    """Return the phase of a report."""
     if beat.saving:
         return Phase.CHECKPOINT
     if beat.phase not in TRAINING_PHASES:

@@ -1,6 +1,6 @@
-"""What is seen of a job at one moment, as values: what the daemon hands to diagnosis every two seconds.
+"""An observation of a job at one moment, as values: the daemon passes one to the diagnosis every two seconds.
 
-None, or an empty tuple, means that it is not known; it never means 0. Pure.
+None, or an empty tuple, means unknown, never 0. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long each rank takes for a step, and what of it is its own work: waiting for the other ranks is left out.
+"""Computes how long each rank takes for a step, and how much of that is its own work, without waits for other ranks.
 
-Ranks that meet in a collective at every step all take as long as the slowest one, so the length of a step identifies no rank.
-What names the slow one is the time that a rank spends on its own work in a step: getting the batch and going forward as
-the training system measures it, else the processor time of its training thread. Pure; knows no clock and no process.
+Ranks that meet in a collective at every step all take as long as the slowest one, so the length of a step identifies no
+rank. The slow one is identified by its own work in a step: getting the batch and the forward pass as the training
+system measures them, else the processor time of its training thread. Pure; knows no clock and no process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ APART: Final = ("data_seconds", "forward_seconds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """One rank's mean seconds for a step, and of these what it worked itself; None where that is not known.
+    """One rank's mean seconds for a step, and its own work in them; None where that is unknown.
 
-    ``own_seconds`` of the ranks of a job have to be measured alike: see ``paces``.
+    ``own_seconds`` of a job's ranks must be measured in the same way: see ``paces``.
     """
 
     rank: int
@@ -32,9 +32,9 @@ class Pace:
 def paces(
     steps: Mapping[int, float | None], parts: Mapping[int, Mapping[str, float]], busy: Mapping[int, float | None]
 ) -> tuple[Pace, ...]:
-    """Each rank's pace from its seconds per step, its measured ``parts`` of a step, and its processor seconds per step.
+    """Return each rank's pace from its seconds per step, its measured ``parts`` of a step, and its processor seconds per step.
 
-    The parts count where every rank has told them, else the processor time where every rank has.
+    The parts count where every rank has reported them, else the processor time where every rank has.
     """
     ranks = sorted(steps)
     told = [sum(parts.get(rank, {}).get(name, 0.0) for name in APART) for rank in ranks]

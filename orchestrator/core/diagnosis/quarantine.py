@@ -1,11 +1,10 @@
-"""Which nodes and GPUs are quarantined because ranks keep failing first there. Pure.
+"""Decides which nodes and GPUs are quarantined because ranks keep failing first there. Pure.
 
-A strike is an infrastructure failure whose first failing rank ran on the node, of a kind that speaks of the place. Strikes
-decay. What the hardware itself reports counts each time; what a job may have brought upon itself (a signal, a memory kill)
-counts once per job, so that one crashing job condemns no node. A node that is the last one left is never quarantined.
+A strike is an infrastructure failure whose first failing rank ran on the node, with a cause that may lie in the node.
+Strikes decay. Reports of the hardware count each time; failures that a job may have caused itself (a signal, a memory
+kill) count once per job, so that one crashing job quarantines no node. The last usable node is never quarantined.
 
-What the hardware reports of one GPU strikes that GPU as well, and fewer strikes are enough there: it is quarantined before its
-node is.
+A report of the hardware about one GPU also counts against that GPU, which needs fewer strikes: it is quarantined before its node.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _PLACE: Final = frozenset({"signal", "gang_lost", "host_oom_kill", "startup_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One failure that speaks against a node, and perhaps one GPU of it; ``at`` is seconds since the epoch."""
+    """One failure that counts against a node, and perhaps one of its GPUs; ``at`` is seconds since the epoch."""
 
     node_id: str
     at: float
@@ -52,12 +51,12 @@ class Strike:
 
     @property
     def is_hardware(self) -> bool:
-        """The hardware itself reported it."""
+        """Whether the hardware itself reported it."""
         return _speaks_of_hardware(self.cause)
 
 
 def strike_of(job: Job, event: ev.Event) -> Strike | None:
-    """The strike that ``event``, after which the record is ``job``, makes; None for most."""
+    """Return the strike of ``event``, after which the record is ``job``; None for most."""
     if not isinstance(event, ev.AttemptFailed) or event.failure.failure_class is not FailureClass.INFRA:
         return None
     failure = event.failure
@@ -73,7 +72,7 @@ def strike_of(job: Job, event: ev.Event) -> Strike | None:
 
 
 def speaks_of_place(cause: Fact) -> bool:
-    """Whether a failure with this cause says something about the node, or the GPU, that it began on."""
+    """Whether a failure with this cause counts against the node, or the GPU, where it began."""
     match cause:
         case TerminatedFromOutside():
             return False
@@ -96,7 +95,7 @@ def _speaks_of_hardware(cause: Fact) -> bool:
 
 
 def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
-    """The GPU that the hardware's fact names, or the only one that the rank had; empty where that leaves several."""
+    """Return the GPU that the hardware's fact names, or the rank's only one; empty where several are possible."""
     if not _speaks_of_hardware(failure.cause):
         return ""
     if isinstance(failure.cause, GpuFault) and failure.cause.gpu_uuid:
@@ -106,7 +105,7 @@ def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
 
 
 def weight(strikes: Iterable[Strike], now: float) -> float:
-    """How much speaks against a node: every strike halves with each half-life, the newest of a job counts for it."""
+    """Return the sum of strikes against a node: each halves with each half-life, and a job counts by its newest."""
     total = 0.0
     seen: set[JobId] = set()
     for strike in sorted(strikes, key=lambda s: -s.at):
@@ -119,12 +118,12 @@ def weight(strikes: Iterable[Strike], now: float) -> float:
 
 
 def condemned(strikes: Iterable[Strike], now: float) -> RepeatedFailures | None:
-    """Why the node is to be quarantined; None when it is not."""
+    """Return the reason to quarantine the node; None for none."""
     return _reason(list(strikes), now, ENOUGH)
 
 
 def condemned_gpu(strikes: Iterable[Strike], now: float) -> RepeatedFailures | None:
-    """Why the GPU that these strikes name is to be quarantined; None when it is not."""
+    """Return the reason to quarantine the GPU that these strikes name; None for none."""
     return _reason(list(strikes), now, ENOUGH_OF_A_GPU)
 
 
@@ -136,7 +135,7 @@ def _reason(known: list[Strike], now: float, enough: float) -> RepeatedFailures 
 
 
 def quarantined(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[str, Fact]:
-    """The reasons that hold: none for the nodes that are left, when avoiding all would leave no place at all."""
+    """Return the effective reasons: none for the remaining nodes, when excluding all would leave none."""
     open_nodes = {n.id for n in nodes.values() if n.alive and n.reachable and not n.cordoned}
     if open_nodes and open_nodes <= reasons.keys():
         return {}
@@ -144,5 +143,5 @@ def quarantined(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[
 
 
 def check_after(failed_checks: int) -> float:
-    """Seconds until the node's health is looked at: doubling with every check that it failed."""
+    """Return the seconds until the node's health check: doubling with every failed one."""
     return min(LONGEST_CHECK_AFTER_SECONDS, CHECK_AFTER_SECONDS * 2.0 ** min(failed_checks, 20))

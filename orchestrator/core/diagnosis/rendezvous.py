@@ -1,4 +1,4 @@
-"""Why a process group does not come about: a rank that does not enter its set-up, or one that expects more ranks than there are. Pure."""
+"""Finds why a process group does not form: a rank that does not enter its set-up, or one that expects more ranks. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_set_up(frames: Sequence[Frame]) -> bool:
 
 
 def gathering(pairs: Mapping[int, tuple[RankLook, RankLook]], num_ranks: int) -> Stillness | None:
-    """What keeps the ranks from their process group, by two looks at each; None where none of them waits for it."""
+    """Return what keeps the ranks from their process group, by two looks at each; None where none of them waits for it."""
     waiting = [rank for rank in sorted(pairs) if _waits_there(*pairs[rank])]
     if not waiting:
         return None
@@ -35,7 +35,7 @@ def gathering(pairs: Mapping[int, tuple[RankLook, RankLook]], num_ranks: int) ->
         return Stillness(rank=rank, sign=Sign.WORLD_SIZE, world_size=wrong[first], num_ranks=num_ranks)
     missing = [rank for rank in range(num_ranks) if rank not in waiting]
     if any(rank in pairs and standing(*pairs[rank]) in (Standing.WORKS, Standing.SPINS) for rank in missing):
-        return None  # it is on its way
+        return None  # it makes progress
     if not missing:
         return Stillness(rank=None, sign=Sign.RENDEZVOUS, num_ranks=num_ranks)
     place = pairs[missing[0]][1].place if missing[0] in pairs else ""

@@ -1,8 +1,8 @@
-"""Failures that have a name of their own, read from what a rank said: its exception, else its last lines.
+"""Recognises known failures in a rank's output: its exception, else its last lines.
 
-A sensor: it looks at text that scripts and their libraries wrote, and gives typed facts. What the kernel and the GPU's
-driver said counts more (``evidence.py``). The patterns are ours and cheap; those of a job file are matched elsewhere, with a
-limit on their time (``runtime.ranks.log_policies``).
+It turns text of scripts and their libraries into typed facts. Evidence of the kernel and the GPU's driver takes
+precedence (``evidence.py``). The patterns are ours and cheap; those of a job file are matched elsewhere, with a time
+limit (``runtime.ranks.output.log_policies``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ABORT_LINES: Final = 15  # an abort prints the C++ stack after its reason
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A failure that its words give away: its class, the pattern of the words, and what makes the fact of a rank and a quote."""
+    """A recognisable failure: its class, the pattern of its text, and the function from rank and quote to the fact."""
 
     failure_class: FailureClass
     pattern: re.Pattern[str]
@@ -191,20 +191,20 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
         _quoting(PeerLost),
     ),
 )
-"""In the order in which they are tried: what names a cause before what only follows from one."""
+"""In the order in which they are tried: causes before their consequences."""
 
 
 def match_signature(ended: Exit) -> tuple[FailureClass, RankEnd] | None:
-    """The class and the fact of the first signature that fits the rank's exception, or its last lines without one."""
+    """Return class and fact of the first signature that matches the rank's exception, or its last lines without one."""
     text = _words(ended)
     found = next((s for s in SIGNATURES if s.pattern.search(text)), None) if text else None
     return None if found is None else (found.failure_class, found.build(ended.rank, first_words(ended.error_message)))
 
 
 def missing_file(ended: Exit) -> str:
-    """The file that was not found, by the last lines of a program that could not tell otherwise; empty for none.
+    """Return the missing file, by a program's last lines; empty for none.
 
-    A script in a fresh interpreter, or below a shell, reports no exception: what it prints is all there is.
+    A script in a fresh interpreter, or below a shell, reports no exception: its output is the only source.
     """
     if ended.error_type or ended.signal is not None or not ended.exit_code:
         return ""
@@ -216,7 +216,7 @@ def missing_file(ended: Exit) -> str:
 
 
 def first_words(message: str) -> str:
-    """The first line of an exception's message; with the second, where the first only announces it."""
+    """Return the first line of an exception's message; with the second, where the first only announces it."""
     lines = [line.strip() for line in message.strip().splitlines()]
     if not lines:
         return ""
@@ -224,7 +224,7 @@ def first_words(message: str) -> str:
 
 
 def abort_words(ended: Exit) -> str:
-    """All that the rank said at its end."""
+    """Return the rank's last output."""
     return "\n".join((ended.error_type, ended.error_message, *ended.log_tail[-_ABORT_LINES:]))
 
 

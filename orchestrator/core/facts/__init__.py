@@ -1,5 +1,5 @@
-"""What is known, typed: the records that sensors make, events carry, the store keeps, the API answers with, policies match on.
+"""Typed facts: created by sensors, carried by events, kept by the store, returned by the API, matched by policies.
 
-No fact holds an English sentence of ours: ``core.sentences`` makes them, at the edge. Begin with ``fact.py``; ``codec.py``
+No fact holds an English sentence of orch: ``core.sentences`` creates them for output. Begin with ``fact.py``; ``codec.py``
 has the list of all of them.
 """

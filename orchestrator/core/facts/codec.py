@@ -1,6 +1,6 @@
-"""Facts as JSON-ready values and back: an object with the fact's ``kind`` and those fields that are not at their default.
+"""Converts facts to JSON-ready values and back: an object with the fact's ``kind`` and the fields without default values.
 
-What cannot be read (a sentence of an earlier version, a kind of a later one) becomes a ``Legacy``, so that a record of any
+An unreadable fact (a sentence of an earlier version, a kind of a later one) becomes a ``Legacy``, so that a record of any
 version opens.
 """
 
@@ -44,11 +44,11 @@ def _defined(module: ModuleType) -> Iterator[type[Fact]]:
 FACTS: Final[Mapping[str, type[Fact]]] = {Legacy.kind: Legacy} | {
     cls.kind: cls for module in _MODULES for cls in _defined(module)
 }
-"""Every fact that there is, by its kind. Bases, which have no kind, are none."""
+"""Every fact class, by its kind. Base classes have none."""
 
 
 def fact_to_dict(fact: Fact) -> dict[str, Any]:
-    """The fact as JSON-ready values."""
+    """Return the fact as JSON-ready values."""
     plain: dict[str, Any] = {"kind": fact.kind}
     for f in fields(fact):
         value = getattr(fact, f.name)
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
-    """The inverse of ``fact_to_dict``; with ``code`` and ``advice``, what an earlier version stored beside a sentence."""
+    """Convert ``fact_to_dict``'s values; with ``code`` and ``advice``, what an earlier version stored beside a sentence."""
     if isinstance(value, Fact):
         return value
     if isinstance(value, str):
@@ -100,7 +100,7 @@ def _read(cls: type[Fact], name: str, value: Any) -> Any:
 
 
 def _kinds(cls: type[Fact]) -> Mapping[str, type[Any]]:
-    """The fields that hold an enumeration, or a fact that earlier versions stored as a sentence."""
+    """Return the fields that hold an enumeration, or a fact that earlier versions stored as a sentence."""
     found = _KINDS.get(cls.kind)
     if found is None:
         hints = get_type_hints(cls)
@@ -125,7 +125,7 @@ _KINDS: dict[str, Mapping[str, type[Any]]] = {}
 
 
 def _stored_fact(value: Any) -> Fact:
-    """A stored fact; what is neither a sentence nor an object stays, for ``conformance`` to replace."""
+    """Convert a stored fact; what is neither a sentence nor an object stays, for ``conformance`` to replace."""
     kept: Fact = fact_from(value) if isinstance(value, str | Mapping) else value
     return kept
 

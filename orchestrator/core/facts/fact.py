@@ -1,4 +1,4 @@
-"""What all facts have in common, and the one fact that is a sentence: what earlier versions wrote."""
+"""The base of all facts, and the one fact that is a sentence, written by earlier versions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Something that is known, in figures and names. ``core.sentences`` puts it into words.
+    """A fact in figures and names. ``core.sentences`` puts it into words.
 
     ``kind`` names the fact in the store and in the API. ``failure_code`` is the code of a failure that it causes, where
     several facts share one.
@@ -19,13 +19,13 @@ class Fact:
 
     @property
     def code(self) -> str:
-        """The code of a failure that this fact causes, or of a note that it makes."""
+        """Return the code of a failure that this fact causes, or of its note."""
         return self.failure_code or self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legacy(Fact):
-    """What an earlier version stored as a sentence, with its code and advice: shown as it is, never looked into."""
+    """A sentence that an earlier version stored, with its code and advice: shown unchanged, never parsed."""
 
     kind: ClassVar[str] = "legacy"
     sentence: str

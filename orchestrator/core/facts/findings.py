@@ -1,4 +1,4 @@
-"""What diagnosis finds wrong with a job that runs: one class for each kind, with the figures that show it.
+"""Findings of the diagnosis about a running job: one class for each kind, with its figures.
 
 A finding is about a rank, a GPU, both, a node, or (with none of them) the whole job. ``core/diagnosis`` makes findings, events open and
 close them, and ``docs/diagnosis.md`` has a section for each ``kind``.
@@ -15,7 +15,7 @@ from orchestrator.core.facts.hangs import Lateness, Stillness  # noqa: TC001  # 
 
 
 class Confidence(StrEnum):
-    """How far the figures carry."""
+    """How certain the figures are."""
 
     CERTAIN = "certain"  # measured directly
     LIKELY = "likely"  # nothing else that is measured explains the figures
@@ -24,7 +24,7 @@ class Confidence(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding(Fact):
-    """Base of all. ``since`` is when the figures began to show it, in seconds since the epoch."""
+    """Base of all findings. ``since`` is when the figures began to show it, in seconds since the epoch."""
 
     rank: int | None = None
     gpu_uuid: str = ""
@@ -37,7 +37,7 @@ FindingKey = tuple[str, int | None, str]
 
 
 def key_of(finding: Finding) -> FindingKey:
-    """What makes two findings the same one: kind and subject, which is a GPU, a rank, a node or the job."""
+    """Return the identity of a finding: kind and subject, which is a GPU, a rank, a node or the job."""
     node = finding.node if finding.rank is None else ""
     return finding.kind, finding.rank, finding.gpu_uuid or node
 
@@ -56,7 +56,7 @@ class GpuIdle(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSlow(Finding):
-    """The GPU's clock is below that of the job's others of the same model, and nothing that its driver tells holds it down."""
+    """The GPU's clock is below that of the job's others of the same model, for no reason that its driver reports."""
 
     kind: ClassVar[str] = "gpu_slow"
     hertz: float
@@ -65,7 +65,7 @@ class GpuSlow(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuThrottled(Finding):
-    """The driver holds the GPU's clocks down for ``reasons``, for this share of the time."""
+    """The driver limits the GPU's clocks for ``reasons``, for this share of the time."""
 
     kind: ClassVar[str] = "gpu_throttled"
     reasons: tuple[str, ...]
@@ -90,7 +90,7 @@ class GpuFaulty(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterSilent(Finding):
-    """The exporter of the GPU does not answer: nothing is known of the GPU."""
+    """The GPU's exporter does not answer: the GPU's state is unknown."""
 
     kind: ClassVar[str] = "exporter_silent"
 
@@ -108,7 +108,7 @@ class GpuMemoryGrowing(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadUneven(Finding):
-    """Utilization or power differs between the job's GPUs, and no other figure says why."""
+    """Utilization or power differs between the job's GPUs, and no other figure explains it."""
 
     kind: ClassVar[str] = "load_uneven"
     cv: float
@@ -149,7 +149,7 @@ class RankAwaited(Finding):
 class InputStarved(Finding):
     """The rank, or with None every rank, waits for its next batch for this share of a step.
 
-    ``reported`` is False where the script does not say so: its training thread waits for a file, a pipe or the network for this share of the time.
+    ``reported`` is False where the script does not report it: its training thread waits for a file, a pipe or the network for this share of the time.
     """
 
     kind: ClassVar[str] = "input_starved"
@@ -179,7 +179,7 @@ class RankStopped(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoStep(Finding):
-    """The job makes no step for long."""
+    """The job has made no step for long."""
 
     kind: ClassVar[str] = "no_step"
     seen: Stillness
@@ -197,7 +197,7 @@ class WrongWorldSize(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RendezvousIncomplete(Finding):
-    """Ranks wait for their process group, and this rank does not enter it; None: all have, and it does not come about."""
+    """Ranks wait for their process group, which this rank does not enter; None: all have entered, and it does not form."""
 
     kind: ClassVar[str] = "rendezvous_incomplete"
     seen: Stillness
@@ -218,7 +218,7 @@ class LossNotFinite(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFlat(Finding):
-    """The loss that the script reports has been the same to the last bit for so many steps."""
+    """The loss that the script reports has been bit-identical for this many steps."""
 
     kind: ClassVar[str] = "loss_flat"
     metric: str
@@ -228,7 +228,7 @@ class LossFlat(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesFailing(Finding):
-    """Checkpoints do not reach storage: so many saves failed, the newest among them; ``said`` is what that says."""
+    """Checkpoints do not reach storage: this many saves failed, including the newest; ``said`` is its error."""
 
     kind: ClassVar[str] = "saves_failing"
     failures: int
@@ -237,7 +237,7 @@ class SavesFailing(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesRare(Finding):
-    """No checkpoint for ``seconds``; ``interval_seconds`` is how often the job means to save, where that is known."""
+    """No checkpoint for ``seconds``; ``interval_seconds`` is the job's intended interval, where known."""
 
     kind: ClassVar[str] = "saves_rare"
     seconds: float
@@ -246,7 +246,7 @@ class SavesRare(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesSlow(Finding):
-    """The newest save stalled training for ``seconds``, and one is meant every ``interval_seconds``."""
+    """The newest save stalled training for ``seconds``, with an intended interval of ``interval_seconds``."""
 
     kind: ClassVar[str] = "saves_slow"
     seconds: float
@@ -255,7 +255,7 @@ class SavesSlow(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartLoop(Finding):
-    """The job has been restarted so often within ``seconds``, the last time for ``cause``."""
+    """The job has restarted this often within ``seconds``, the last time for ``cause``."""
 
     kind: ClassVar[str] = "restart_loop"
     restarts: int
@@ -265,7 +265,7 @@ class RestartLoop(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdle(Finding):
-    """The job is RUNNING, reports no step, and its GPUs do nothing."""
+    """The job is RUNNING, reports no step, and its GPUs are idle."""
 
     kind: ClassVar[str] = "job_idle"
     gpus: int
@@ -273,7 +273,7 @@ class JobIdle(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusUnused(Finding):
-    """The job makes steps, and none of its GPUs does anything."""
+    """The job makes steps, and all of its GPUs are idle."""
 
     kind: ClassVar[str] = "gpus_unused"
     gpus: int
@@ -293,7 +293,7 @@ class NodeSlow(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSkewed(Finding):
-    """The clock of the node is ahead of the daemon's by so many seconds; negative: behind it."""
+    """The clock of the node is ahead of the daemon's by this many seconds; negative: behind it."""
 
     kind: ClassVar[str] = "clock_skewed"
     seconds: float

@@ -1,4 +1,4 @@
-"""Why a gang, its node or all of its ranks are of no use any more."""
+"""Faults of a gang, its node or all of its ranks that make it unusable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.fact import Fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangFault(Fact):
-    """Base of what takes a gang away; ``rank`` is the first that was hit, where that is known."""
+    """Base of a gang's faults; ``rank`` is the first affected one, where known."""
 
     failure_code: ClassVar[str] = "gang_lost"
     rank: int | None = None
@@ -25,21 +25,21 @@ class ActorLost(GangFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorMissing(GangFault):
-    """There is no actor of a rank any more, and it is not known why."""
+    """The actor of a rank is missing for an unknown reason."""
 
     kind: ClassVar[str] = "actor_missing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesTaken(GangFault):
-    """Other users of the Ray cluster hold what the gang was to get."""
+    """Other users of the Ray cluster hold the resources of the gang."""
 
     kind: ClassVar[str] = "resources_taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(GangFault):
-    """The node of a rank died, or is not there; ``node`` is its id where that is known."""
+    """The node of a rank died, or is missing; ``node`` is its id where known."""
 
     kind: ClassVar[str] = "node_lost"
     node: str = ""
@@ -54,7 +54,7 @@ class HeadLost(GangFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFailed(GangFault):
-    """Ray could not install the job's runtime_env; ``said`` are its installer's last words."""
+    """Ray could not install the job's runtime_env; ``said`` is the end of its installer's output."""
 
     kind: ClassVar[str] = "environment_failed"
     said: str

@@ -1,4 +1,4 @@
-"""What is wrong with a GPU. ``GpuCondition`` is the only answer to whether a GPU is in order."""
+"""Faults of a GPU. ``GpuCondition`` alone tells whether a GPU is in order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orchestrator.core.facts.rank_ends import RankEnd
 BUS_XID: Final = 79
 ECC_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95})
 PROGRAM_XIDS: Final = frozenset({13, 31, 43, 45, 68, 69})
-"""These follow from what the program did: its own error tells more than they do."""
+"""These follow from the program's own errors, which explain more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFault(RankEnd):
-    """Base of what the hardware reports of one GPU; ``gpu_uuid`` is empty where that is not known.
+    """Base of the hardware's reports about one GPU; ``gpu_uuid`` is empty where unknown.
 
-    ``rank`` is the rank that it ended, where it did.
+    ``rank`` is the rank that it ended, if any.
     """
 
     gpu_uuid: str = ""
@@ -49,7 +49,7 @@ class Xid(GpuFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLost(GpuFault):
-    """The driver no longer has the GPU. ``said``: a rank's own words tell so, not the driver."""
+    """The driver no longer has the GPU. ``said``: the rank's output is the source, not the driver."""
 
     kind: ClassVar[str] = "gpu_lost"
     said: str = ""
@@ -80,7 +80,7 @@ class GpuFailing(GpuFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined(GpuFault):
-    """The GPU takes no ranks until it was checked, for ``cause``."""
+    """The GPU takes no ranks until it is checked, for ``cause``."""
 
     kind: ClassVar[str] = "gpu_quarantined"
     cause: Fact
@@ -97,34 +97,34 @@ class GpuState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCondition:
-    """Whether one GPU is in order, from all that is known of it. ``causes`` are the facts, the gravest first."""
+    """Whether one GPU is in order, from all sources. ``causes`` are the facts, the most severe first."""
 
     gpu_uuid: str
     causes: tuple[GpuFault, ...] = ()
 
     @property
     def state(self) -> GpuState:
-        """Of the gravest cause."""
+        """Return the state of the most severe cause."""
         return max((_state_of(cause) for cause in self.causes), key=list(GpuState).index, default=GpuState.OK)
 
     @property
     def healthy(self) -> bool:
-        """Nothing is known against it."""
+        """Whether there is no cause against it."""
         return self.state is GpuState.OK
 
     @property
     def placeable(self) -> bool:
-        """New ranks may have it: a silent exporter alone is no reason to leave it idle."""
+        """Whether new ranks may use it: a silent exporter alone is no reason to leave it idle."""
         return self.state in (GpuState.OK, GpuState.FAILING)
 
     @property
     def cause(self) -> GpuFault | None:
-        """The gravest; None for one that is in order."""
+        """Return the most severe cause; None for a GPU in order."""
         return self.causes[0] if self.causes else None
 
 
 def condition_of(gpu_uuid: str, causes: tuple[GpuFault, ...]) -> GpuCondition:
-    """The condition of one GPU, with ``causes`` put in order."""
+    """Return the condition of one GPU, with ``causes`` sorted."""
     order = list(GpuState)
     return GpuCondition(gpu_uuid=gpu_uuid, causes=tuple(sorted(causes, key=lambda c: -order.index(_state_of(c)))))
 

@@ -1,4 +1,4 @@
-"""Ranks that make no progress: what was seen of them."""
+"""Facts about ranks that make no progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.fact import Fact
 
 
 class Sign(StrEnum):
-    """What the looks at a rank's processes show."""
+    """The result of the looks at a rank's processes."""
 
     STOPPED = "stopped"
     TRACED = "traced"
@@ -28,11 +28,12 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stillness(Fact):
-    """What a rank without progress is at; ``rank`` None: all of them.
+    """The activity of a rank without progress; ``rank`` None: all of them.
 
-    ``place`` is the Python frame it stands in, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
-    collectives that the other ranks wait in. ``said`` is why nothing was seen, in the words of what looked. ``waits`` is what it
-    waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of ``num_ranks``.
+    ``place`` is its Python frame, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
+    collectives that the other ranks wait in. ``said`` is the inspector's reason why nothing was seen. ``waits`` is what
+    it waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of
+    ``num_ranks``.
     """
 
     kind: ClassVar[str] = "stillness"
@@ -50,7 +51,7 @@ class Stillness(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness(Fact):
-    """How long no rank has made a step, and what is usual; ``by_steps`` is False where only signs of life are known."""
+    """How long no rank has made a step, and the typical time; ``by_steps`` is False where only other progress is known."""
 
     kind: ClassVar[str] = "lateness"
     still_seconds: float
@@ -60,7 +61,7 @@ class Lateness(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang(Fact):
-    """No rank can go on. ``ignored``: nothing is done about it, as health.on_hang says."""
+    """No rank can continue. ``ignored``: no action follows, by health.on_hang."""
 
     kind: ClassVar[str] = "hang"
     seen: Stillness
@@ -71,7 +72,7 @@ class Hang(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Fact):
-    """The job makes no step for long, and may go on."""
+    """The job has made no step for long, and may continue."""
 
     kind: ClassVar[str] = "slow"
     seen: Stillness

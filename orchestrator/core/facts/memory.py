@@ -1,4 +1,4 @@
-"""Memory that ran out on a machine: what the kernel did about it."""
+"""Facts about memory that ran out on a machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class MemoryLimit(RankEnd):
 class OomKill(RankEnd):
     """The kernel killed the rank, or a process of it, because the machine's memory ran out.
 
-    ``used_bytes`` is what the rank used, ``asked_bytes`` what the job asked for; ``pid`` and ``process`` are what the
-    kernel's log names. ``said`` is the line of a program that tells of it.
+    ``used_bytes`` is what the rank used, ``asked_bytes`` what the job requested; ``pid`` and ``process`` are from the
+    kernel's log. ``said`` is the line of a program that reports it.
     """
 
     kind: ClassVar[str] = "oom_kill"
@@ -48,7 +48,7 @@ class OomCount(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelMessage(RankEnd):
-    """A line of the kernel's log that names the rank's process and tells nothing that orch knows."""
+    """A line of the kernel's log that names the rank's process and has no known meaning."""
 
     kind: ClassVar[str] = "kernel_message"
     said: str

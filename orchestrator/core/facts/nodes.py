@@ -1,4 +1,4 @@
-"""What is held against a node: failures that began there, and what its health check found."""
+"""Facts against a node: failures that began there, and results of its health check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.fact import Fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedFailures(Fact):
-    """So many failures began at one node or GPU within a few hours; ``cause`` is that of the last, in job ``job_id``."""
+    """Several failures began at one node or GPU within a few hours; ``cause`` is that of the last, in job ``job_id``."""
 
     kind: ClassVar[str] = "repeated_failures"
     failures: int
@@ -28,7 +28,7 @@ class HealthCheckFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskDamaged(Fact):
-    """The disk under ``path`` gave back other bytes than were written."""
+    """The disk under ``path`` returned other bytes than were written."""
 
     kind: ClassVar[str] = "disk_damaged"
     path: str
@@ -45,7 +45,7 @@ class DiskUnwritable(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceWrong(Fact):
-    """A device computes a wrong result: ``operation`` is multiply or reduce, ``off`` by how much it is wrong."""
+    """A device computes a wrong result: ``operation`` is multiply or reduce, ``off`` is the error."""
 
     kind: ClassVar[str] = "device_wrong"
     device: str

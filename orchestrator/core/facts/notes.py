@@ -1,6 +1,6 @@
-"""What is noted on a job and changes no state.
+"""Notes on a job, which change no state.
 
-``said`` is what a program other than orch, or the checkpoint library in the training process, wrote.
+``said`` is text of a program other than orch, or of the checkpoint library in the training process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ActorEnded(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputsIncomplete(Fact):
-    """Outputs that could not be brought home, and where they are."""
+    """Outputs that could not be copied home, and where they are."""
 
     kind: ClassVar[str] = "outputs"
     said: str
@@ -57,7 +57,7 @@ class OutputsIncomplete(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableRecord(Fact):
-    """The exit record of a rank is damaged and left out."""
+    """The exit record of a rank is damaged and ignored."""
 
     kind: ClassVar[str] = "unusable_record"
     rank: int
@@ -85,7 +85,7 @@ class UnusableStatus(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportLeftOut(Fact):
-    """A part of what a rank's actor reported could not be taken."""
+    """A part of an actor's report could not be processed."""
 
     kind: ClassVar[str] = "report_left_out"
     failure_code: ClassVar[str] = "unusable_report"
@@ -104,7 +104,7 @@ class SaveFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointQuarantined(Fact):
-    """A checkpoint was found damaged and moved aside."""
+    """A checkpoint was found damaged and quarantined."""
 
     kind: ClassVar[str] = "quarantined"
     said: str
@@ -112,7 +112,7 @@ class CheckpointQuarantined(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFileNote(Fact):
-    """What was done about a script's own checkpoint file; ``note_code`` says which."""
+    """What was done about a script's own checkpoint file; ``note_code`` is the kind."""
 
     kind: ClassVar[str] = "checkpoint_file"
     note_code: str
@@ -120,13 +120,13 @@ class CheckpointFileNote(Fact):
 
     @property
     def code(self) -> str:
-        """That of the note."""
+        """Return the note's code."""
         return self.note_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveInterval(Fact):
-    """How often the job saves, where that is chosen for it: every ``steps`` steps. ``said`` is how that was chosen."""
+    """The chosen interval between the job's saves: every ``steps`` steps. ``said`` explains the choice."""
 
     kind: ClassVar[str] = "interval"
     steps: int
@@ -135,7 +135,7 @@ class SaveInterval(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotMemory(Fact):
-    """The snapshots of a rank take more memory than the job asks for."""
+    """The snapshots of a rank take more memory than the job requests."""
 
     kind: ClassVar[str] = "snapshot_memory"
     snapshot_bytes: int
@@ -171,7 +171,7 @@ class CheckpointsLeftOut(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRepaired(Fact):
-    """The stored record held unusable values in these fields, which are left out."""
+    """The stored record held invalid values in these fields, which are left out."""
 
     kind: ClassVar[str] = "record_repaired"
     fields: tuple[str, ...]
@@ -179,7 +179,7 @@ class RecordRepaired(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedFact(Fact):
-    """An event was left out: it held unusable ``fields``, or could not be folded because of an ``error_type``."""
+    """An event was left out: it held invalid ``fields``, or could not be folded because of an ``error_type``."""
 
     kind: ClassVar[str] = "dropped_fact"
     event: str
@@ -197,13 +197,13 @@ class LastOfItsKind(Fact):
 
     @property
     def code(self) -> str:
-        """That of the note."""
+        """Return the note's code."""
         return self.note.code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoliciesLeftOut(Fact):
-    """The job's log policies were not searched for: ``pattern`` took longer than ``seconds``, or ``said`` came in between."""
+    """The job's log policies were not applied: ``pattern`` took longer than ``seconds``, or ``said`` is the error."""
 
     kind: ClassVar[str] = "policies_left_out"
     pattern: str = ""

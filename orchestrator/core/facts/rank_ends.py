@@ -1,6 +1,6 @@
-"""Why a rank's process ended.
+"""Facts about why a rank's process ended.
 
-``said`` is what a program other than orch wrote: the first line of an exception, a line of the kernel's log.
+``said`` is text of a program other than orch: the first line of an exception, a line of the kernel's log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orchestrator.core.states import StopScope  # noqa: TC001  # conformance.py 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd(Fact):
-    """Base of what ended a rank; ``rank`` is None in evidence that is not tied to one yet."""
+    """Base of what ended a rank; ``rank`` is None in evidence that is not yet tied to one."""
 
     rank: int | None = None
 
@@ -64,7 +64,7 @@ class TerminatedFromOutside(ProcessSignal):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedCrash(RankEnd):
-    """The rank ended of the same ``crash`` at the same step in two attempts in a row; ``step`` None: before its first."""
+    """The rank ended with the same ``crash`` at the same step in two attempts in a row; ``step`` None: before its first."""
 
     kind: ClassVar[str] = "repeated_crash"
     crash: Fact
@@ -73,7 +73,7 @@ class RepeatedCrash(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftEarly(RankEnd):
-    """The rank ended, however, after a request to stop that orch had not sent."""
+    """The rank ended, in any way, after a request to stop that orch had not sent."""
 
     kind: ClassVar[str] = "left_early"
     failure_code: ClassVar[str] = "stopped_from_outside"
@@ -84,7 +84,7 @@ class LeftEarly(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoExitStatus(RankEnd):
-    """The process went away and left no exit status; without a rank: all of them did."""
+    """The process ended and left no exit status; without a rank: all of them did."""
 
     kind: ClassVar[str] = "no_exit_status"
     failure_code: ClassVar[str] = "gang_lost"
@@ -108,7 +108,7 @@ class Backend(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTimeout(RankEnd):
-    """Another rank did not come to a collective in time."""
+    """Another rank did not reach a collective in time."""
 
     kind: ClassVar[str] = "collective_timeout"
     backend: Backend
@@ -130,7 +130,7 @@ class DiskFull(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaOutOfMemory(RankEnd):
-    """The rank's GPU had no memory left for an allocation."""
+    """The rank's GPU had no free memory for an allocation."""
 
     kind: ClassVar[str] = "cuda_oom"
     said: str = ""
@@ -146,7 +146,7 @@ class NonFiniteLoss(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerLost(RankEnd):
-    """Another rank went away in the middle of a collective."""
+    """Another rank ended in the middle of a collective."""
 
     kind: ClassVar[str] = "peer_lost"
     said: str = ""
@@ -161,7 +161,7 @@ class RendezvousTimeout(RankEnd):
 
 
 class Problem(StrEnum):
-    """Mistakes and shortages that the words of an exception name, and that nothing but its words tells apart."""
+    """Mistakes and shortages that only the text of an exception identifies."""
 
     SHARED_MEMORY = "shared_memory"
     HOST_MEMORY = "host_memory"
@@ -178,7 +178,7 @@ class Problem(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptProblem(RankEnd):
-    """The rank's own words name a known problem."""
+    """The rank's output names a known problem."""
 
     kind: ClassVar[str] = "script_problem"
     problem: Problem

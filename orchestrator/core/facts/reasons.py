@@ -1,4 +1,4 @@
-"""Why a job is in its state, why it waits, and why a failed one is not tried again."""
+"""Reasons for a job's state, for its waiting, and for not retrying a failed one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.core.states import (  # noqa: TC001  # conformance.py reads th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued(Fact):
-    """It was submitted and has not been looked at."""
+    """It was submitted and not examined yet."""
 
     kind: ClassVar[str] = "queued"
 
@@ -30,7 +30,7 @@ class PlacingGang(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingRanks(Fact):
-    """Its ranks are being started, ``again`` in a gang that had ranks before."""
+    """Its ranks are being started, with ``again`` in a gang that had ranks before."""
 
     kind: ClassVar[str] = "starting_ranks"
     again: bool = False
@@ -45,7 +45,7 @@ class RanksUp(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksSucceeded(Fact):
-    """Every rank ended with exit code 0; with ``releasing``, its GPUs are not given back yet."""
+    """Every rank ended with exit code 0; with ``releasing``, its GPUs are not yet released."""
 
     kind: ClassVar[str] = "ranks_succeeded"
     releasing: bool = False
@@ -78,7 +78,7 @@ class Paused(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Fact):
-    """A person resumed it."""
+    """A user resumed it."""
 
     kind: ClassVar[str] = "resumed"
     by: str
@@ -94,7 +94,7 @@ class MadeRoom(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedAnew(Fact):
-    """It waits for a new gang because of ``cause``; None where that is not known."""
+    """It waits for a new gang because of ``cause``; None where that is unknown."""
 
     kind: ClassVar[str] = "placed_anew"
     cause: Fact | None = None
@@ -102,7 +102,7 @@ class PlacedAnew(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom(Fact):
-    """It was to go on at once, and there is no room for ``ranks`` ranks any more; ``cause`` is why it had stopped."""
+    """It was to continue at once, and ``ranks`` ranks do not fit any more; ``cause`` is why it had stopped."""
 
     kind: ClassVar[str] = "no_room"
     ranks: int
@@ -111,7 +111,7 @@ class NoRoom(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackingOff(Fact):
-    """It is tried again in ``seconds``, because of ``cause``."""
+    """It is retried in ``seconds``, because of ``cause``."""
 
     kind: ClassVar[str] = "backing_off"
     seconds: float
@@ -189,7 +189,7 @@ class AwaitsTime(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixAtLimit(Fact):
-    """So many jobs of its matrix run, or are to run before it, and no more may at a time."""
+    """The maximum number of jobs of its matrix run, or precede it."""
 
     kind: ClassVar[str] = "matrix_at_limit"
     matrix: str
@@ -198,7 +198,7 @@ class MatrixAtLimit(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrerequisiteUnmet(Fact):
-    """A job that it depends on has ended in ``state``, which is not what ``on`` says."""
+    """A job that it depends on has ended in ``state``, which does not meet ``on``."""
 
     kind: ClassVar[str] = "prerequisite_unmet"
     job: str
@@ -208,7 +208,7 @@ class PrerequisiteUnmet(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrerequisiteGone(Fact):
-    """No record is left of a job that it depends on."""
+    """A job that it depends on has no record any more."""
 
     kind: ClassVar[str] = "prerequisite_gone"
     job: str
@@ -217,7 +217,7 @@ class PrerequisiteGone(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPolicyFails(Fact):
-    """A log policy of the job says that this end is final."""
+    """A log policy of the job makes this end final."""
 
     kind: ClassVar[str] = "log_policy_fails"
 
@@ -234,7 +234,7 @@ class BudgetSpent(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNewCheckpoint(Fact):
-    """So many restarts in a row brought no newer checkpoint."""
+    """Several restarts in a row produced no newer checkpoint."""
 
     kind: ClassVar[str] = "no_new_checkpoint"
     restarts: int
@@ -242,7 +242,7 @@ class NoNewCheckpoint(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRetried(Fact):
-    """It failed for ``cause`` and is not tried again because of ``refusal``."""
+    """It failed for ``cause`` and is not retried because of ``refusal``."""
 
     kind: ClassVar[str] = "not_retried"
     cause: Fact

@@ -1,4 +1,4 @@
-"""What asked for a stop of a job."""
+"""Requesters of a job's stop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.fact import Fact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByUser(Fact):
-    """A person's own command."""
+    """A user's own command."""
 
     kind: ClassVar[str] = "by_user"
     name: str
@@ -18,7 +18,7 @@ class ByUser(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByHold(Fact):
-    """A person holds a job that has not started: at its submission, or later."""
+    """A user holds a job that has not started: at its submission, or later."""
 
     kind: ClassVar[str] = "by_hold"
     name: str
@@ -35,7 +35,7 @@ class ByMatrix(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByGrowth(Fact):
-    """The scheduler has room for the elastic job on ``ranks`` ranks; it has ``instead_of``."""
+    """The elastic job can have ``ranks`` ranks; it has ``instead_of``."""
 
     kind: ClassVar[str] = "by_growth"
     ranks: int
@@ -53,7 +53,7 @@ class ByPreemption(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
-    """A person drains a node of the gang."""
+    """A user drains a node of the gang."""
 
     kind: ClassVar[str] = "by_node_drain"
     name: str
@@ -68,7 +68,7 @@ class ByShutdown(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLimit(Fact):
-    """The job has come to a limit of its job.yaml: ``key`` sets it."""
+    """The job has reached a limit of its job.yaml: ``key`` sets it."""
 
     kind: ClassVar[str] = "by_limit"
     key: str

@@ -1,4 +1,4 @@
-"""What a submission records of its surroundings: where the working directory stood in git, and which jobs must end first."""
+"""Facts recorded at a submission: the working directory's git state, and the prerequisite jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.core.states import EndCondition  # noqa: TC001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitState:
-    """Where a working directory stood in git; no commit before the first. ``dirty``: its files were not those of the commit."""
+    """The git state of a working directory; no commit before the first. ``dirty``: its files differ from the commit."""
 
     commit: str
     branch: str = ""
@@ -20,7 +20,7 @@ class GitState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prerequisite:
-    """A job that must have ended as ``on`` says before another one starts: an entry of ``depends_on``, with the id that it meant."""
+    """A job that must end as ``on`` requires before another one starts: an entry of ``depends_on``, with its resolved id."""
 
     job_id: JobId
     on: EndCondition
@@ -28,7 +28,7 @@ class Prerequisite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCell:
-    """Which combination of a matrix a job runs: number ``index`` of ``count``, with these values.
+    """The combination of a matrix that a job runs: number ``index`` of ``count``, with these values.
 
     A rerun has the ``index`` of the job that it runs again: the newest job of each counts.
     """

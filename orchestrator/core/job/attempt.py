@@ -13,10 +13,9 @@ from orchestrator.core.states import AttemptState, StopPurpose  # noqa: TC001
 
 
 class Exits(Sequence["ev.Exit"]):
-    """How ranks of the current attempt ended, in the order in which that was told; at most one end of each rank.
+    """How ranks of the current attempt ended, in the order of the reports; at most one end of each rank.
 
-    It never changes: ``and_then`` gives another one, in the same time whatever its length, because both share one list of
-    which each sees its own part.
+    It is immutable: ``and_then`` returns another one, in constant time, because both share one list of which each sees its own part.
     """
 
     __slots__ = ("_index", "_length", "_shared")
@@ -30,15 +29,15 @@ class Exits(Sequence["ev.Exit"]):
         self._length = len(self._shared)
 
     def has(self, rank: int) -> bool:
-        """Whether the rank's end is among them."""
+        """Whether the rank's end is included."""
         return self._index.get(rank, self._length) < self._length
 
     def and_then(self, end: ev.Exit) -> Exits:
-        """These, and the end of a rank that is not among them."""
+        """Return these, and the end of a rank that is not included yet."""
         if self._length and self._length == len(self._shared):
             longer = object.__new__(Exits)
             longer._index, longer._shared = self._index, self._shared
-        else:  # the list has another end behind this part of it
+        else:  # the list has another end after this part of it
             longer = Exits(self)
         longer._index[end.rank] = len(longer._shared)
         longer._shared.append(end)
@@ -72,7 +71,7 @@ class Exits(Sequence["ev.Exit"]):
 class Attempt:
     """One attempt, current or past. ``ranks`` is its size: that of an elastic job may change between attempts.
 
-    ``progressed``: it has saved a checkpoint that is newer than the one that it began with.
+    ``progressed``: it has saved a checkpoint that is newer than its first one.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""What a job's record holds of its checkpoints: the newest, and the newest on storage."""
+"""The checkpoints in a job's record: the newest, and the newest on storage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A complete checkpoint, which may lie in the memory of a rank actor."""
+    """A complete checkpoint, perhaps only in the memory of a rank actor."""
 
     step: int
     at: float
@@ -15,7 +15,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durable:
-    """A checkpoint on storage. ``digest`` is that of the newest file that the script wrote by itself; "" where there is none."""
+    """A checkpoint on storage. ``digest`` is that of the newest file that the script wrote by itself; "" without one."""
 
     step: int
     at: float
@@ -40,37 +40,37 @@ class Checkpoints:
 
     @property
     def without_memory(self) -> Checkpoints:
-        """What is left when the actors are gone that had the newest in memory."""
+        """Return what is left when the actors with the newest one in memory are gone."""
         if self.durable is None:
             return Checkpoints()
         return replace(self, newest=Saved(step=self.durable.step, at=self.durable.at))
 
     @property
     def step(self) -> int:
-        """Its step; the checkpoint may lie in the memory of a rank actor."""
+        """Return the step of the newest, which may be in the memory of a rank actor."""
         return self.newest.step if self.newest is not None else 0
 
     @property
     def at(self) -> float | None:
-        """When it was saved."""
+        """Return when the newest was saved."""
         return self.newest.at if self.newest is not None else None
 
     @property
     def path(self) -> str:
-        """Where the newest on storage lies."""
+        """Return the path of the newest on storage."""
         return self.durable.path if self.durable is not None else ""
 
     @property
     def digest(self) -> str:
-        """The digest of the newest on storage, where the script wrote it by itself."""
+        """Return the digest of the newest on storage, where the script wrote it by itself."""
         return self.durable.digest if self.durable is not None else ""
 
     @property
     def durable_step(self) -> int:
-        """Its step."""
+        """Return the step of the newest on storage."""
         return self.durable.step if self.durable is not None else 0
 
     @property
     def durable_at(self) -> float | None:
-        """When it was saved."""
+        """Return when the newest on storage was saved."""
         return self.durable.at if self.durable is not None else None

@@ -1,7 +1,7 @@
-"""What a job's record keeps of the attempts that it no longer lists.
+"""Counters of the attempts that a job's record no longer lists.
 
-A job may restart thousands of times, and its record is written anew with every event. The record lists the last
-``KEPT_ATTEMPTS`` attempts; of those before, only counters are kept. The events have every attempt in full.
+A job may restart thousands of times, and its record is rewritten with every event. The record lists the last
+``KEPT_ATTEMPTS`` attempts, and has only counters of earlier ones. The events have every attempt in full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Past:
     recovery_seconds: float = 0.0
 
     def add(self, attempt: Attempt, following: Attempt | None) -> Past:
-        """The same with the next attempt, and with the recovery from it that ``following`` made."""
+        """Return the counters with the next attempt, and with the recovery from it by ``following``."""
         took = None if following is None else recovery_seconds(attempt, following)
         return replace(
             self,
@@ -52,7 +52,7 @@ class Past:
         )
 
     def add_all(self, attempts: tuple[Attempt, ...]) -> Past:
-        """The same with these attempts, which are the job's last."""
+        """Return the counters with these attempts, which are the job's last."""
         past = self
         for number, attempt in enumerate(attempts, start=1):
             past = past.add(attempt, attempts[number] if number < len(attempts) else None)
@@ -60,14 +60,14 @@ class Past:
 
 
 def recovery_seconds(failed: Attempt, following: Attempt) -> float | None:
-    """Seconds from the failure of an attempt to the first new step of the one after it; None without either."""
+    """Return the seconds from an attempt's failure to the first new step of the next one; None without either."""
     if failed.failure is None or failed.ended_at is None or following.first_step_at is None:
         return None
     return following.first_step_at - failed.ended_at
 
 
 def shorten(past: Past, attempts: tuple[Attempt, ...]) -> tuple[Past, tuple[Attempt, ...]]:
-    """Move what is more than ``KEPT_ATTEMPTS`` from the attempts to the counters."""
+    """Move attempts beyond ``KEPT_ATTEMPTS`` to the counters."""
     while len(attempts) > KEPT_ATTEMPTS:
         past, attempts = past.add(attempts[0], attempts[1]), attempts[1:]
     return past, attempts

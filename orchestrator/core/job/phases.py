@@ -1,7 +1,8 @@
-"""The phases of a job's life. Each holds what exists in it alone, so that no other combination can be written down.
+"""The phases of a job. Each holds what exists in it alone, so that no other combination can be represented.
 
-A job that waits has no gang; a stop exists only while a job drains; a job restarts in its gang only while no part of that is
-lost; only what failed has a failure in the end. ``Job.phase`` is one of these values, and the job's state is the phase's.
+A waiting job has no gang; a stop exists only while a job drains; a job restarts in its gang only while no part of the
+gang is lost; only a failed job ends with a failure. ``Job.phase`` is one of these values, and the job's state is the
+phase's.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Gang(_Actors):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostGang(_Actors):
-    """A gang of which an actor or a node is gone: no attempt starts in it again."""
+    """A gang that has lost an actor or a node: no attempt starts in it again."""
 
 
 class Hold(StrEnum):
@@ -48,11 +49,11 @@ class Hold(StrEnum):
 
     NOTHING = "nothing"
     PROCESSES = "processes"
-    """A whole gang, with processes of the current attempt that are not confirmed gone."""
+    """A whole gang, with processes of the current attempt that may still exist."""
     ACTORS = "actors"
     """A whole gang without processes."""
     LOST = "lost gang"
-    """A gang of which a part is gone."""
+    """A gang with a lost part."""
 
 
 def hold_of(gang: Gang | LostGang | None) -> Hold:
@@ -66,7 +67,7 @@ def hold_of(gang: Gang | LostGang | None) -> Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Waits for a gang. ``failure``, here and below, is that of the last attempt that failed."""
+    """Waits for a gang. ``failure``, here and below, is that of the last failed attempt."""
 
     state: ClassVar[JobState] = JobState.PENDING
     not_before: float = 0.0
@@ -86,9 +87,9 @@ NO_EXITS = Exits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What phases of the current attempt share: its gang, None once that is released, and how its ranks ended so far.
+    """Common part of the current attempt's phases: its gang, None once released, and how its ranks ended so far.
 
-    ``attempt_states`` are those that the current attempt can have in the phase.
+    ``attempt_states`` are the possible states of the current attempt in the phase.
     """
 
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset(AttemptState)
@@ -98,15 +99,15 @@ class Holding:
 
     @property
     def left_early(self) -> tuple[Exit, ...]:
-        """The ranks that ended, however, after a request to stop that orch had not sent, and before their last step.
+        """Return the ranks that ended, in any way, after a request to stop that orch had not sent, before their last step.
 
-        A rank that reports no steps has come to its last one when another has.
+        A rank that reports no steps has reached its last one when another has.
         """
         finished = any(e.finished for e in self.exits)
         return tuple(e for e in self.exits if self._asked_from_outside(e) and not e.completed(others=finished))
 
     def ended_well(self, ranks: int) -> bool:
-        """Each of so many ranks ended with 0, and none because it was asked to."""
+        """Whether each of so many ranks ended with 0, and none because of a request."""
         return len(self.exits) == ranks and all(e.ok for e in self.exits) and not self.left_early
 
     def _asked_from_outside(self, ended: Exit) -> bool:
@@ -123,7 +124,7 @@ class Starting(Holding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(Holding):
-    """Every rank is up."""
+    """Every rank ended with 0; the gang must be released. Raises ValueError for a gang with processes."""
 
     state: ClassVar[JobState] = JobState.RUNNING
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
@@ -146,7 +147,7 @@ _FAILED_ATTEMPT = frozenset({AttemptState.FAILED, AttemptState.PREEMPTED, Attemp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting(Holding):
-    """The attempt failed; the next one starts in the same gang, once the processes are gone, not before ``not_before``."""
+    """The attempt failed; the next one starts in the same gang, once the processes have ended, not before ``not_before``."""
 
     state: ClassVar[JobState] = JobState.RECOVERING
     attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
@@ -167,7 +168,7 @@ class Replacing(Holding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivingUp(Holding):
-    """The attempt failed and is not tried again; once its gang is released the job has failed."""
+    """The attempt failed and is not retried; once its gang is released the job has failed."""
 
     state: ClassVar[JobState] = JobState.RECOVERING
     attempt_states: ClassVar[frozenset[AttemptState]] = _FAILED_ATTEMPT
@@ -176,7 +177,7 @@ class GivingUp(Holding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Holding):
-    """Ranks have time to save; what follows when the gang is released is for the stop's purpose to say."""
+    """Ranks have time to save; the stop's purpose determines what follows the gang's release."""
 
     state: ClassVar[JobState] = JobState.DRAINING
     stop: Stop
@@ -196,7 +197,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The end of a job that is not tried again, or that never had an attempt and so may have no failure of one."""
+    """The end of a job that is not retried, or that never had an attempt and so may have no failure of one."""
 
     state: ClassVar[JobState] = JobState.FAILED
     exit_code: int | None
@@ -205,7 +206,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Ended because a person wanted it."""
+    """Ended at a user's request."""
 
     state: ClassVar[JobState] = JobState.CANCELLED
     exit_code: ClassVar[None] = None

@@ -1,7 +1,7 @@
-"""A job's record: what its events say, as one frozen value. ``fold.py`` makes it from the events.
+"""A job's record: the state after its events, as one frozen value. ``fold.py`` computes it from the events.
 
-``Job.phase`` (``phases.py``) holds what exists only in some states; the state follows from it. The properties below let a
-reader ask without knowing the phases: each answers for every phase, with nothing where there is nothing.
+``Job.phase`` (``phases.py``) holds what exists only in some states; the state follows from it. The properties below
+work without knowledge of the phases: each has a value for every phase, empty where there is none.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _size = lru_cache(1024)(Size)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a user asked for, and from where; it never changes. ``sequence`` is the job's place of arrival."""
+    """A user's request, and its origin; immutable. ``sequence`` is the job's place of arrival."""
 
     id: JobId
     sequence: int
@@ -116,7 +116,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name that its user gave it."""
+        """The name from its user."""
         return self.submission.name
 
     @property
@@ -128,7 +128,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Where it stands."""
+        """Its state."""
         return self.phase.state
 
     @property
@@ -138,17 +138,17 @@ class Job:
 
     @property
     def gang_open(self) -> bool:
-        """It holds a gang, whole or not."""
+        """Whether it holds a gang, complete or not."""
         return self.held is not None
 
     @property
     def gang_lost(self) -> bool:
-        """A part of the gang that it holds is gone."""
+        """Whether a part of its gang is lost."""
         return isinstance(self.held, LostGang)
 
     @property
     def attempt_live(self) -> bool:
-        """Processes of the current attempt are not confirmed gone."""
+        """Whether processes of the current attempt may still exist."""
         return self.held is not None and self.held.pids is not None
 
     @property
@@ -158,7 +158,7 @@ class Job:
 
     @property
     def seats(self) -> tuple[ev.Seat, ...]:
-        """The place of each rank of the gang, once its actors answered."""
+        """The place of each rank of the gang, once its actors have answered."""
         return self.held.seats if self.held is not None else ()
 
     @property
@@ -168,7 +168,7 @@ class Job:
 
     @property
     def degraded(self) -> bool:
-        """A node of the gang does not answer."""
+        """Whether a node of the gang does not answer."""
         return self.held is not None and self.held.degraded
 
     @property
@@ -178,24 +178,24 @@ class Job:
 
     @property
     def succeeded(self) -> bool:
-        """Every rank of the current attempt ended with 0; what is left of it has to go."""
+        """Whether every rank of the current attempt ended with 0; the rest must be released."""
         return isinstance(self.phase, Holding) and self.attempts[-1].state is AttemptState.SUCCEEDED
 
     @property
     def stop(self) -> Stop | None:
-        """The stop that it drains for."""
+        """The stop for which it drains."""
         return self.phase.stop if isinstance(self.phase, Draining) else None
 
     @property
     def not_before(self) -> float:
-        """No attempt begins earlier: a back-off, or ranks of a lost gang that may still run."""
+        """The earliest start of an attempt: a back-off, or ranks of a lost gang that may still run."""
         if isinstance(self.phase, Pending | Restarting | Replacing):
             return self.phase.not_before
         return self.fenced_until
 
     @property
     def failure(self) -> ev.Failure | None:
-        """Why the last attempt failed that did; of a job that ended, why it failed."""
+        """Why the last failed attempt failed; for an ended job, why it failed."""
         return self.phase.failure
 
     @property
@@ -205,32 +205,32 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that it ended with."""
+        """Its final exit code."""
         return self.phase.exit_code if isinstance(self.phase, ENDED) else None
 
     # -- its ranks -----------------------------------------------------------------------------------------------------
 
     @property
     def elastic(self) -> ElasticWorkers | None:
-        """The range of its number of ranks, where that may change from attempt to attempt."""
+        """The range of its number of ranks, if that may change from attempt to attempt."""
         workers = self.spec.resources.num_workers
         return workers if isinstance(workers, ElasticWorkers) else None
 
     @property
     def size(self) -> Size:
-        """How many ranks the next attempt may have."""
+        """The possible numbers of ranks of the next attempt."""
         match self.spec.resources.num_workers:
             case ElasticWorkers() as elastic:
                 return _size(elastic.min, elastic.max)
             case int(workers):
                 return _size(workers, workers)
-            case _:  # auto: whatever is free when it first starts, and from then on the same
+            case _:  # auto: the free number at the first start, then fixed
                 first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
                 return _size(first, first) if first else _size(1, MAX_WORKERS)
 
     @property
     def num_workers(self) -> int:
-        """Ranks of the current or last attempt; before the first, the fewest that it may have."""
+        """Ranks of the current or last attempt; before the first, the minimum."""
         workers = self.spec.resources.num_workers
         if isinstance(workers, int):
             return workers
@@ -260,7 +260,7 @@ class Job:
 
     @property
     def ended_well(self) -> bool:
-        """Every rank of the current attempt ended with 0, and none because it was asked to."""
+        """Whether every rank of the current attempt ended with 0, and none because of a request."""
         return isinstance(self.phase, Holding) and self.phase.ended_well(self.num_workers)
 
     @property

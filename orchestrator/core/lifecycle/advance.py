@@ -1,7 +1,7 @@
-"""What follows from one job's record by itself: the events of its next step, a request to stop it, a hang.
+"""Derives events from one job's record alone: those of its next step, of a request to stop it, of a hang.
 
-No rule here looks at another job or at a node; ``scheduler/`` decides what needs them. Each function returns events to be
-written, and none where nothing follows. The clock is an argument.
+No rule here uses another job or a node; ``scheduler/`` decides what needs them. Each function returns events to write,
+or none where nothing follows. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """The events that follow from a record, and when to ask again at the latest; None: when another event was folded."""
+    """The events that follow from a record, and when to ask again at the latest; None: after the next folded event."""
 
     events: tuple[ev.Event, ...] = ()
     wake_at: float | None = None
@@ -35,7 +35,7 @@ _NOTHING = Step()
 
 
 def advance(job: Job, now: float) -> Step:
-    """What follows from the record of a job that may hold a gang, at wall time ``now``."""
+    """Return what follows from the record of a job that may hold a gang, at wall time ``now``."""
     match job.phase:
         case Starting() | Running() as phase:
             return _advance_live(job, phase, now)
@@ -50,9 +50,9 @@ def advance(job: Job, now: float) -> Step:
 
 
 def request_stop(job: Job, purpose: StopPurpose, by: Fact, now: float) -> list[ev.Event]:
-    """The events of a person's cancel or pause, or of the scheduler's own stop.
+    """Return the events of a user's cancel or pause, or of the scheduler's own stop.
 
-    Empty when it is asked for already, or when the job's end is decided and only its gang has to go.
+    Empty when the stop is already requested, or when the job's end is decided and only its gang must be released.
     """
     if job.state is JobState.PENDING or (job.state is JobState.SUSPENDED and purpose is StopPurpose.CANCEL):
         if purpose is StopPurpose.CANCEL:
@@ -69,16 +69,16 @@ def request_stop(job: Job, purpose: StopPurpose, by: Fact, now: float) -> list[e
 
 
 def request_resume(job: Job, by: str, now: float) -> list[ev.Event] | None:
-    """The events of a person's resume: empty when the job waits or runs already, None when it drains or has ended."""
+    """Return the events of a user's resume: empty when the job waits or runs already, None when it drains or has ended."""
     if job.state is JobState.SUSPENDED:
         return [ev.JobResumed(job_id=job.id, at=now, by=by)]
     return None if job.state is JobState.DRAINING or job.state.is_terminal else []
 
 
 def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) -> list[ev.Event]:
-    """The events that end an attempt which hangs since ``failed_at``; empty when it has ended, or is ending, by itself.
+    """Return the events that end an attempt hung since ``failed_at``; empty when it has ended, or is ending, by itself.
 
-    Ranks that wait for one that has left hang because of what made it leave.
+    Ranks that wait for one that has left hang for the reason that made it leave.
     """
     if job.state is not JobState.RUNNING or job.succeeded or job.gang_lost or any(not e.ok for e in job.exits):
         return []
@@ -87,19 +87,19 @@ def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) ->
 
 
 def is_resizing(job: Job) -> bool:
-    """The job was stopped only to start again on another number of ranks."""
+    """Whether the job was stopped only to restart on another number of ranks."""
     return isinstance(job.phase, Draining) and job.phase.stop.purpose is StopPurpose.RESIZE
 
 
 def returns(job: Job, now: float) -> bool:
-    """An elastic job that holds nothing any more and is to go on at once, on as many ranks as there is room for."""
+    """Whether an elastic job holds nothing any more and continues at once, on as many ranks as fit."""
     if job.elastic is None or job.gang_open or job.succeeded or job.not_before > now:
         return False
     return isinstance(job.phase, Replacing) or is_resizing(job)
 
 
 def wants_gang(job: Job, now: float) -> bool:
-    """A gang is to be placed for the job as soon as there is room."""
+    """Whether a gang is to be placed for the job as soon as it fits."""
     if job.state is JobState.DRAINING and _ended_by_itself(job):
         return False
     return job.state is JobState.PENDING or returns(job, now)
@@ -119,7 +119,7 @@ def _advance_live(job: Job, phase: Starting | Running, now: float) -> Step:
 
 
 def _all_ended_well(job: Job, now: float) -> ev.Event:
-    if job.state is JobState.STARTING:  # they ended before it was known that all of them were up
+    if job.state is JobState.STARTING:  # they ended before all were known to be up
         return ev.AttemptRunning(job_id=job.id, at=now, attempt=job.attempt_number, pids=())
     return ev.AttemptSucceeded(job_id=job.id, at=now, attempt=job.attempt_number)
 
@@ -170,7 +170,7 @@ def _advance_recovering(job: Job, phase: Recovering, now: float) -> Step:
 
 
 def _restart(job: Job, phase: Restarting, now: float) -> Step:
-    """The next attempt in the same gang, when the processes of the last one are gone and its time has come."""
+    """Return the start of the next attempt in the same gang, when the last one's processes have ended and its time has come."""
     if phase.gang.pids is not None:
         return _NOTHING
     if now < phase.not_before:
@@ -205,7 +205,7 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
 
 
 def _ended_by_itself(job: Job) -> bool:
-    """Every rank had ended well before a stop was requested, and the attempt had not failed before by what was known."""
+    """Whether every rank had ended well before a stop was requested, and the attempt was not known to have failed."""
     stop_at = job.stop.at if job.stop else 0.0
     return job.ended_well and job.attempts[-1].failure is None and all(e.at <= stop_at for e in job.exits)
 

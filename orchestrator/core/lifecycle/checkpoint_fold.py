@@ -1,4 +1,4 @@
-"""What a saved checkpoint changes in a job's record: where the next attempt begins, and whether this one has made progress."""
+"""Folds a saved checkpoint into a job's record: where the next attempt begins, and whether this one has made progress."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def checkpoint_saved(event: CheckpointSaved, job: Job) -> Job:
-    """The record after ``event``; ``job`` itself where it changes nothing."""
+    """Return the record after ``event``; ``job`` itself where it changes nothing."""
     return _script_saved(event, job) if event.digest else _context_saved(event, job)
 
 
 def _context_saved(event: CheckpointSaved, job: Job) -> Job:
-    """A checkpoint of orch's own format. Its step tells whether it is newer."""
+    """Fold a checkpoint of orch's own format. Its step determines whether it is newer."""
     if event.attempt != job.attempt_number:
         return job  # fenced: only the current attempt's checkpoints count
     if not event.path and not job.gang_open:
-        return job  # it went with the actors that had it in memory
+        return job  # it was lost with the actors that had it in memory
     newest, durable = _newest(event, job.checkpoints), _durable(event, job.checkpoints)
     if newest is job.checkpoints.newest and durable is job.checkpoints.durable:
         return job
@@ -50,9 +50,9 @@ def _durable(event: CheckpointSaved, before: Checkpoints) -> Durable | None:
 
 
 def _script_saved(event: CheckpointSaved, job: Job) -> Job:
-    """A file of the script's own: newer by its content and time, whatever number its name has.
+    """Fold a file of the script's own: newer by its content and time, whatever number its name has.
 
-    One that an attempt has left may be found as late as when the next one is about to start: it is what that one begins with.
+    A file of an ended attempt may be found just before the next one starts: that one begins with it.
     """
     if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
         return job

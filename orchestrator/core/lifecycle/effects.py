@@ -1,4 +1,4 @@
-"""What a job's record requires of the runtime: one table, from the job's phase and what it holds to the effect.
+"""The effect that a job's record requires of the runtime: one table, by the job's phase and what it holds.
 
 Every effect is idempotent, and follows from the record alone: a restarted daemon derives and orders it again.
 """
@@ -39,7 +39,7 @@ class StopRanks:
 
 @dataclass(frozen=True, slots=True)
 class KillRanks:
-    """Every process of the attempt is killed now, and confirmed gone."""
+    """Every process of the attempt is killed now, and confirmed to have ended."""
 
     job_id: JobId
     attempt: int
@@ -48,7 +48,7 @@ class KillRanks:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGang:
-    """Actors and placement group are removed, and confirmed gone."""
+    """Actors and placement group are removed, and confirmed to be gone."""
 
     job_id: JobId
     gang: int
@@ -85,11 +85,11 @@ EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
     p.Failed: _NOTHING,
     p.Cancelled: _NOTHING,
 }
-"""What each phase requires, by what the job holds. What a row lacks cannot be: no value of the phase holds it."""
+"""The effect of each phase, by what the job holds. A missing entry is impossible: no value of the phase holds it."""
 
 
 def desired_effect(job: Job) -> Effect | None:
-    """The effect that the record requires, whatever was done before."""
+    """Return the effect that the record requires, whatever was done before."""
     kind = EFFECTS[type(job.phase)][hold_of(job.held)]
     if kind is None:
         return None
@@ -101,7 +101,7 @@ def desired_effect(job: Job) -> Effect | None:
 
 
 def table() -> str:
-    """The table in Markdown, for the documentation."""
+    """Return the table in Markdown, for the documentation."""
     names = {None: "-", Ensure: "ensure", StopRanks: "stop ranks", KillRanks: "kill ranks", ReleaseGang: "release gang"}
     lines = ["| state | phase | " + " | ".join(Hold) + " |", "|---|---|" + "---|" * len(Hold)]
     for phase, row in EFFECTS.items():

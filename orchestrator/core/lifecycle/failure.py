@@ -1,10 +1,10 @@
-"""Classify a failed attempt, then decide whether it is tried again. Two pure functions; carrying out is elsewhere.
+"""Classifies a failed attempt, then decides whether it is retried. Two pure functions; nothing is carried out here.
 
-Survivors of a dead rank fail too, with errors of the collective they were waiting in. They are collateral: they never
-hide the rank that failed first. When only collateral is known yet, the verdict waits a moment for the root.
+Survivors of a dead rank fail too, with errors of the collective in which they waited. These are collateral: they never
+hide the rank that failed first. While only collateral is known, the decision waits a moment for the root cause.
 
-A rank that left because it was asked to stop, though orch had not asked, has failed whatever its exit code is: its job is
-not done. The others were probably asked as well, and get the time to save that the job gives them.
+A rank that left because of a request to stop that orch had not sent has failed, whatever its exit code: its job is not
+done. The others probably got the same request, and get the time to save that the job grants.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
 
-# How long a collateral error waits for the end that caused it: a process that ends by itself closes its connections before it
-# is gone, by more than 0.25 s on a busy machine.
+# How long a collateral error waits for the end that caused it: an ending process closes its connections before it is
+# gone, by more than 0.25 s on a busy machine.
 SETTLE_SECONDS = 3.0
-KEEP_GANG_SECONDS = 10.0  # a longer back-off gives the GPUs back meanwhile
+KEEP_GANG_SECONDS = 10.0  # a longer back-off releases the GPUs meanwhile
 
 _COLLATERAL = re.compile(
     r"Connection (?:closed|reset) by (?:remote )?peer|connection was (?:closed|reset)|recvBytes failed|Broken pipe"
@@ -56,7 +56,7 @@ _COLLATERAL = re.compile(
     re.IGNORECASE,
 )
 _SIGABRT = 6
-# What a shell returns for a child that one of these signals ended: they come from outside of the program.
+# A shell's exit codes for a child ended by one of these signals, which come from outside of the program.
 _SHELL_BASE = 128
 _SIGTERM = 15
 _SIGNALS_FROM_OUTSIDE = frozenset({1, 9, 15})
@@ -72,7 +72,7 @@ class ClassifiedFailure:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Whether to try again, and not before when."""
+    """Whether to retry, and the earliest time."""
 
     retry: bool
     keep_gang: bool
@@ -81,7 +81,7 @@ class Retry:
 
 
 def is_collateral(ended: Exit) -> bool:
-    """The rank failed because another one had: by an exception, an exit code or an abort that speaks of its peers."""
+    """Whether the rank failed because another one had: an exception, an exit code or an abort about its peers."""
     if ended.ok or ended.signal not in (None, _SIGABRT):
         return False
     text = f"{ended.error_type}: {ended.error_message}" if ended.error_type else "\n".join(ended.log_tail[-15:])
@@ -89,7 +89,7 @@ def is_collateral(ended: Exit) -> bool:
 
 
 def classify(job: Job, now: float) -> ClassifiedFailure | float | None:
-    """The verdict on the current attempt; a time to ask again at, when the root is not known yet; None if none failed."""
+    """Classify the current attempt's failure; a time to ask again, while the root cause is unknown; None if none failed."""
     left = job.left_early
     failed = [e for e in job.exits if not e.ok and e not in left]
     if left and not any(not is_collateral(e) and e.failed_at < _asked_at(left) for e in failed):
@@ -111,7 +111,7 @@ def _asked_at(left: Sequence[Exit]) -> float:
 
 
 def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFailure | float:
-    """The verdict on ranks that left, once the others have ended too, or had their time to."""
+    """Classify ranks that left, once the others have ended too, or had their time to."""
     until = min(e.at for e in left) + job.spec.stop_duration.total_seconds()
     if len(job.exits) < job.num_workers and not job.gang_lost and now < until:
         return until
@@ -119,7 +119,7 @@ def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFa
 
 
 def stop_failure(left: Sequence[Exit]) -> Failure:
-    """Ranks left because of a request to stop that orch had not sent."""
+    """Return the failure of ranks that left after a request to stop that orch had not sent."""
     first = min(left, key=lambda e: (e.stop_seen_at or e.at, e.rank))
     scope = StopScope.MACHINE if any(e.stop_scope is StopScope.MACHINE for e in left) else StopScope.RANK
     cause = LeftEarly(rank=first.rank, scope=scope, step=first.last_step, total_steps=first.total_steps)
@@ -146,7 +146,7 @@ def _failed(first: Exit, failure_class: FailureClass, cause: Fact) -> Failure:
 
 
 def _cause(job: Job, first: Exit) -> tuple[FailureClass, Fact]:
-    """Why the rank ended, what is surest first."""
+    """Return why the rank ended, by the most certain evidence."""
     rank, code = first.rank, first.exit_code
     if code is not None and code in job.spec.retry.exit_codes.retry:
         return FailureClass.INFRA, RetryExitCode(rank=rank, exit_code=code)
@@ -177,13 +177,13 @@ def _signalled(rank: int, number: int, exit_code: int | None = None) -> ProcessS
 
 
 def gang_failure(cause: Fact) -> Failure:
-    """An actor or a node went away under the job. What an earlier version stored has no code."""
+    """Return the failure of a lost actor or node. One stored by an earlier version has no code."""
     cause = replace(cause, legacy_code=GangFault.failure_code) if isinstance(cause, Legacy) else cause
     return Failure(failure_class=FailureClass.INFRA, cause=cause)
 
 
 def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
-    """Whether the job is tried again: log policies, then the class's budget, then progress."""
+    """Decide whether the job is retried: by log policies, then the class's budget, then progress."""
     policy = failure.policy
     if policy == "fail":
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=LogPolicyFails())
@@ -195,7 +195,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
         return Retry(retry=False, keep_gang=False, not_before=now, refusal=refusal)
     progressed = job.attempts[-1].progressed or job.checkpoints.step > job.attempts[-1].start_step
     without_progress = 0 if progressed else job.no_progress
-    preempted = failure.failure_class is FailureClass.PREEMPTION  # says nothing about the job
+    preempted = failure.failure_class is FailureClass.PREEMPTION  # not the job's fault
     if not preempted and without_progress >= job.spec.retry.max_no_progress:
         return Retry(
             retry=False,
@@ -209,7 +209,7 @@ def decide_retry(job: Job, failure: Failure, now: float) -> Retry:
 
 
 def _needs_fresh_gang(cause: Fact) -> bool:
-    """The same place would fail the same way."""
+    """Whether the same place would fail in the same way."""
     match cause:
         case GpuFault() | StartupTimeout():
             return True
@@ -218,7 +218,7 @@ def _needs_fresh_gang(cause: Fact) -> bool:
 
 
 def backoff_seconds(job: Job, without_progress: int) -> float:
-    """Seconds to wait: none after progress, then doubling; less up to 10 % that depends on job and attempt only."""
+    """Return the seconds to wait: none after progress, then doubling; less up to 10 % that depends on job and attempt only."""
     if without_progress == 0:
         return 0.0
     backoff = job.spec.retry.backoff

@@ -1,4 +1,4 @@
-"""What findings make of a job's record: which are open. They end with their attempt, or with the job."""
+"""Folds findings into a job's record: which are open. They end with their attempt, or with the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def finding_opened(event: ev.FindingOpened, job: Job) -> Job:
-    """With the finding among the open ones, if its attempt is the current one and it is not among them yet."""
+    """Add an open finding, if its attempt is the current one and it is not open yet."""
     finding = event.finding
     if not isinstance(finding, Finding) or event.attempt != job.attempt_number or len(job.findings) >= MOST_FINDINGS:
         return job
@@ -23,7 +23,7 @@ def finding_opened(event: ev.FindingOpened, job: Job) -> Job:
 
 
 def finding_closed(event: ev.FindingClosed, job: Job) -> Job:
-    """Without the finding."""
+    """Remove a finding."""
     if not isinstance(event.finding, Finding):
         return job
     closed = key_of(event.finding)
@@ -32,7 +32,7 @@ def finding_closed(event: ev.FindingClosed, job: Job) -> Job:
 
 
 def without_ended(before: Job, after: Job) -> Job:
-    """The record after an event, without the findings that ended with it."""
+    """Return the record after an event, without the findings that ended with it."""
     if not after.findings:
         return after
     if after.state.is_terminal:

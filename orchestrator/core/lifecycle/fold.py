@@ -1,8 +1,8 @@
 """The fold: the only way a job's record changes.
 
-Each event is folded once, by the daemon's loop. The store's rows are the folded record, written in the same transaction as
-the event; ``store/verification.py`` folds stored events again, to compare. Facts may arrive twice (a restarted daemon asks
-the actors again): folding one again changes nothing.
+The daemon's loop folds each event once. The store's rows are the folded record, written in the same transaction as the
+event; ``store/verification.py`` folds stored events again, to compare. Facts may be repeated (a restarted daemon asks
+the actors again): a repeated fold changes nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STORY_LENGTH = 12
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An event with the record before and after it. The event's number within its job is the version after it."""
+    """An event with the record before and after it. Its number within the job is the version after it."""
 
     before: Job
     event: ev.Event
@@ -57,7 +57,7 @@ class Change:
 
 
 def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
-    """The record that a submission begins."""
+    """Return the record of a submission."""
     submission = Submission(
         id=event.job_id,
         sequence=sequence,
@@ -88,13 +88,13 @@ def submitted(event: ev.JobSubmitted, sequence: int) -> Job:
 
 
 def change_of(job: Job, event: ev.Event) -> Change | None:
-    """What ``event`` changes; None where that is nothing. Raises what ``fold`` raises."""
+    """Return the change of ``event``; None where it changes nothing. Raises what ``fold`` raises."""
     after = fold(job, event)
     return None if after is job else Change(job, event, after)
 
 
 def fold(job: Job, event: ev.Event) -> Job:
-    """The record after ``event``. Raises IllegalTransitionError for what the state table lacks."""
+    """Return the record after ``event``. Raises IllegalTransitionError for a transition that the state table lacks."""
     if job.state.is_terminal and not isinstance(event, ev.JobNoted):
         return job  # terminal is absorbing: a late fact of a dead rank changes nothing
     after = _fold(event, job)
@@ -114,7 +114,7 @@ def _fold(event: ev.Event, job: Job) -> Job:
 
 
 def _enter(job: Job, phase: Phase, at: float, reason: Fact, **changes: Any) -> Job:
-    """The record in ``phase``, with ``changes``. Raises IllegalTransitionError for what the state table lacks."""
+    """Return the record in ``phase``, with ``changes``. Raises IllegalTransitionError for a transition that the state table lacks."""
     if phase.state is not job.state:
         check_transition(job.state, phase.state, job.story)
         changes["state_since"] = at
@@ -325,13 +325,13 @@ def _(event: ev.GangReleased, job: Job) -> Job:
 @_fold.register
 def _(event: ev.StopRequested, job: Job) -> Job:
     if job.succeeded or isinstance(job.phase, GivingUp):
-        return job  # its end is decided; only its gang has to go
+        return job  # its end is decided; only its gang must be released
     reason = reasons.StopOrdered(purpose=event.purpose, by=event.by)
     if isinstance(job.phase, Draining):
         before = job.phase.stop
         if not event.purpose.overrides(before.purpose):
             return job
-        # Its processes were told at the first stop: their time to save runs from there.
+        # The first stop informed its processes: their time to save runs from there.
         stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=min(before.deadline, event.deadline))
         return replace(job, phase=replace(job.phase, stop=stop), reason=reason)
     stop = Stop(purpose=event.purpose, by=event.by, at=event.at, deadline=event.deadline)
@@ -339,7 +339,7 @@ def _(event: ev.StopRequested, job: Job) -> Job:
     attempts = job.attempts
     if job.attempt_live and attempts[-1].ended_at is None:
         attempts = _last_changed(job, state=AttemptState.DRAINING)
-    elif attempts and attempts[-1].ended_at is None:  # its processes are gone, and how it ended was not judged yet
+    elif attempts and attempts[-1].ended_at is None:  # its processes have ended, and its end is not yet classified
         attempts = _last_changed(job, state=_drained_attempt(draining), ended_at=event.at)
     return _enter(job, draining, event.at, reason, attempts=attempts)
 
@@ -395,7 +395,7 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 
 
 def _coded(reason: Fact) -> Fact:
-    # A sentence of an earlier version has the code of what it ended with.
+    # A sentence of an earlier version has the code of the end.
     return replace(reason, legacy_code=MaxDuration.kind) if isinstance(reason, Legacy) else reason
 
 

@@ -1,4 +1,4 @@
-"""Why the kernel killed a rank when memory ran out: its own limit's, or the machine's. Pure."""
+"""Finds why the kernel killed a rank for memory: its own limit, or the machine's. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _SIGKILL = 9
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")
-"""What torch's DataLoader raises in the rank when one of its own processes was killed."""
+"""The error of torch's DataLoader in the rank when one of its own processes was killed."""
 
 
 def memory_cause(job: Job, ended: Exit) -> MemoryLimit | OomKill | None:
-    """The cause, when memory explains the end; None when it does not.
+    """Return the cause, when memory explains the end; None when it does not.
 
-    A process of the rank may have been killed for memory long before the rank ended of something else.
+    A process of the rank may have been killed for memory long before the rank ended for another reason.
     """
     memory = ended.memory
     if memory is None or memory.killed is None:

@@ -1,8 +1,8 @@
-"""The same crash at the same step, twice in a row: what a program does to itself it will do again, wherever it runs.
+"""Detects the same crash at the same step twice in a row, which the program will repeat wherever it runs.
 
-A signal that a program raises by its own work (a segmentation fault, an abort), and errors that may be the machine's, count
-as trouble of the machine at first. At the same step of the same rank in the next attempt they are the script's. Before the
-first step nothing tells when it was: there it takes a third attempt, but for a port that is in use, which the first may have held.
+A signal that a program causes itself (a segmentation fault, an abort), and errors that may be the machine's, first
+count as the machine's. At the same step of the same rank in the next attempt they are the script's. Before the first
+step the time is unknown: there it takes a third attempt, except for a port in use, which the first may have held.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 OWN_SIGNALS: Final = frozenset({4, 6, 7, 8, 11})
-"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: from inside of the program. SIGKILL and SIGTERM come from outside."""
+"""SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV: caused by the program. SIGKILL and SIGTERM come from outside."""
 
 
 def repeated(job: Job, failure: Failure) -> Failure:
-    """The failure as one of the script, where the attempt before failed of the same at the same step; else as it is."""
+    """Return the failure as the script's, where the previous attempt failed in the same way at the same step; else unchanged."""
     mark = _mark(failure.cause)
     if mark is None or failure.failure_class is not FailureClass.INFRA:
         return failure
@@ -47,7 +47,7 @@ def repeated(job: Job, failure: Failure) -> Failure:
 
 
 def _mark(cause: Fact) -> tuple[str, object] | None:
-    """What makes two crashes the same; None for those that say nothing about the program."""
+    """Return what makes two crashes the same; None for those that are no evidence about the program."""
     match cause:
         case RepeatedCrash(crash=crash):
             return _mark(crash)

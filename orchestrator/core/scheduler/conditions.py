@@ -1,6 +1,6 @@
-"""Whether a waiting job may be considered now: its start time, and how many jobs of its matrix run at a time. Pure.
+"""Decides whether a waiting job may be considered now: its start time, and how many jobs of its matrix run at a time. Pure.
 
-A job that is held back claims nothing. What it depends on is in ``prerequisites.py``; ``release.py`` keeps both from decision to decision.
+A job that is held back claims nothing. Its dependencies are in ``prerequisites.py``; ``release.py`` keeps both between decisions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HeldBack:
 
 
 def held_back(jobs: Iterable[Job], blocked: Container[JobId], now: float) -> HeldBack:
-    """What keeps waiting jobs from being considered; ``blocked`` are those that wait for other jobs."""
+    """Return what keeps waiting jobs from being considered; ``blocked`` are those that wait for other jobs."""
     waiting: dict[JobId, Fact] = {}
     wake_at: float | None = None
     used: Counter[str] = Counter()
@@ -55,19 +55,19 @@ def held_back(jobs: Iterable[Job], blocked: Container[JobId], now: float) -> Hel
 
 
 def begins_at(job: Job) -> float:
-    """When its first attempt may begin, as its job.yaml says; 0 for at once, and once it has started."""
+    """Return the earliest start of its first attempt by its job.yaml; 0 for at once, and once it has started."""
     start_at = job.spec.start_at
     waits = start_at is not None and job.state is JobState.PENDING and not job.attempts
     return start_at.timestamp() if waits and start_at is not None else 0.0
 
 
 def place_in_matrix(job: Job) -> tuple[bool, int, int]:
-    """The order in which the jobs of a matrix take its places."""
+    """Return the sort key for the places of a matrix."""
     return not job.attempts, -job.priority, job.submission.sequence
 
 
 def _over_limit(limited: list[Job], used: Counter[str]) -> dict[JobId, Fact]:
-    """The jobs beyond their matrix's ``max_concurrent``: those that have run come first, then priority and arrival."""
+    """Return the jobs beyond their matrix's ``max_concurrent``: those that have run come first, then priority and arrival."""
     waiting: dict[JobId, Fact] = {}
     for job in sorted(limited, key=place_in_matrix):
         cell = job.submission.matrix
@@ -81,7 +81,7 @@ def _over_limit(limited: list[Job], used: Counter[str]) -> dict[JobId, Fact]:
 
 
 def fail_fast(jobs: Iterable[Job], failed: Mapping[str, JobId], now: float) -> list[ev.Event]:
-    """The events that end the other jobs of matrices, of which a job has just failed: ``failed`` has it by the matrix's id."""
+    """Return the events that end the other jobs of matrices of which a job has just failed: ``failed`` has it by matrix id."""
     found: list[ev.Event] = []
     for job in jobs:
         cell = job.submission.matrix

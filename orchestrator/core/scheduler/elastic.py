@@ -1,17 +1,16 @@
-"""How many ranks an elastic job gets, and when that changes. Pure.
+"""Decides how many ranks an elastic job gets, and when that changes. Pure.
 
-An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: every waiting job is given what it
-needs first, elastic jobs their ``min``; what is still free then goes to the elastic ones, in the queue's order, up to
-``max``. After a loss it goes on with what there is, again at least ``min``. It grows at a checkpoint:
+An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: every waiting job first gets what it
+needs, elastic jobs their ``min``; the rest goes to the elastic ones, in the queue's order, up to ``max``. After a loss
+it continues with what there is, again at least ``min``. It grows at a checkpoint:
 
-- only into what is left when every job that waits, also one in its back-off, has claimed what it needs: growing makes
-  no job wait longer;
-- not before its attempt has run for ``grow_after`` (five minutes unless the job says else), however often GPUs come and
-  go: a stop and a start cost seconds, so less than a hundredth of the time goes into resizing;
-- only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that also a script that does not save
-  when it is told to stop repeats next to nothing.
+- only into what is left when every waiting job, also one in its back-off, has claimed what it needs: growing delays no job;
+- not before its attempt has run for ``grow_after`` (five minutes by default), however often GPUs become free: a stop and
+  a start cost seconds, so resizing takes less than a hundredth of the time;
+- only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not save
+  when it is told to stop repeats almost nothing.
 
-It is never made smaller for others while it runs. ``auto`` is no elastic job: its number is chosen when it first starts.
+It is never made smaller for others while it runs. ``auto`` is not elastic: its number is fixed at its first start.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 FRESH_SECONDS = 30.0
-"""A checkpoint at most this old is a good moment to stop a job that grows."""
+"""A checkpoint at most this old permits stopping a job that grows."""
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
-    """Where the job goes before any job gets more than it needs; one that is resized has what it had, if it can."""
+    """Return where the job goes before any job gets more than it needs; a resized one gets what it had, if possible."""
     if is_resizing(job):
         found = place(job, free, nodes, ranks=job.num_workers)
         if found is not None:
@@ -49,9 +48,9 @@ def extend(
     nodes: Mapping[str, Node],
     most: int,
 ) -> tuple[str, ...]:
-    """``placed``, or a larger gang of at most ``most`` ranks where ``free`` has room for one; ``free`` is then what is left.
+    """Return ``placed``, or a larger gang of at most ``most`` ranks if ``free`` has space; ``free`` is then the rest.
 
-    ``shares`` is what ``take`` answered for ``placed``.
+    ``shares`` is what ``take`` returned for ``placed``.
     """
     if len(placed) >= most:
         return placed
@@ -63,7 +62,7 @@ def extend(
 
 
 def growth_due(job: Job, now: float) -> bool | float:
-    """Whether the job may be stopped now to grow; a time to ask again at; False until something happens to it."""
+    """Return whether the job may be stopped now to grow; a time to ask again; False until something happens to it."""
     attempt = job.attempt
     if job.state is not JobState.RUNNING or job.elastic is None or attempt is None or attempt.running_at is None:
         return False
@@ -78,14 +77,12 @@ def growth_due(job: Job, now: float) -> bool | float:
 
 
 def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], most: int) -> int:
-    """How many ranks the job could have if it let go of what it holds; its own number when there is no room for more.
+    """Return how many ranks the job could have if it released what it holds; its own number when no more fit.
 
-    It gets no more than ``most``. What it would get is taken from ``free``.
+    At most ``most``. What it would get is taken from ``free``.
     """
     if share_unknown(job) or not all(node_id in free for node_id in job.nodes):
-        return (
-            job.num_workers
-        )  # a part of it runs where nothing new may start: what it has it might not get again, or where is not known
+        return job.num_workers  # a part of it is on nodes that take nothing new, so it might not get its place again
     give_back(job, job.nodes, known_shares(job), free)
     larger = place(job, free, nodes, ranks=min(most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:

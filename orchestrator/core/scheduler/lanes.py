@@ -1,8 +1,8 @@
-"""Jobs that wait, grouped so that a decision looks at each group and not at each job. Pure.
+"""Groups waiting jobs, so that a decision examines each group and not each job. Pure.
 
-Jobs of one queue, user and priority are a lane: only their arrival tells them apart. Within a lane, jobs of one *kind* need the same
-of the same nodes. What is free, and what limits leave, only shrinks while a decision is made; so once a job of a lane and kind cannot
-start for a reason that stays, none of its equals can, and the decision passes over all of them.
+Jobs of one queue, user and priority are a lane: they differ only in arrival. Within a lane, jobs of one *kind* need the
+same of the same nodes. Free resources, and what limits leave, only shrink during a decision; so once a job of a lane
+and kind cannot start for a lasting reason, none of its equals can, and the decision skips all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ arrival = attrgetter("submission.sequence")
 
 
 class Lane(NamedTuple):
-    """Jobs that only their arrival tells apart; ``queue`` as their job.yaml names it."""
+    """Jobs that differ only in arrival; ``queue`` as their job.yaml names it."""
 
     queue: str
     user: str
@@ -31,7 +31,7 @@ class Lane(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What decides on which nodes a rank of the job has room."""
+    """What determines on which nodes a rank of the job fits."""
 
     size: tuple[float, float, int]
     gpu_model: str | None
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What decides whether the job's gang has room."""
+    """What determines whether the job's gang fits."""
 
     shape: Shape
     least: int
@@ -47,22 +47,22 @@ class Kind(NamedTuple):
 
 
 def lane_of(job: Job) -> Lane:
-    """The lane of a job."""
+    """Return the lane of a job."""
     return Lane(job.spec.queue, job.submission.user, job.priority)
 
 
 def shape_of(job: Job) -> Shape:
-    """The shape of the job's ranks."""
+    """Return the shape of the job's ranks."""
     return Shape(rank_size(job), job.spec.resources.resources_per_worker.gpu_model, bool(needs_home(job)))
 
 
 def kind_of(job: Job) -> Kind:
-    """The kind of the job's gang."""
+    """Return the kind of the job's gang."""
     return Kind(shape_of(job), job.size.least, job.spec.resources.placement_strategy)
 
 
 class Line:
-    """The jobs of one lane that wait, by kind and in order of arrival. Those with a back-off, also a past one, are apart (None)."""
+    """The waiting jobs of one lane, by kind and in order of arrival. Those with a back-off, also a past one, are separate (None)."""
 
     __slots__ = ("groups",)
 
@@ -76,11 +76,11 @@ class Line:
         return merge(*self.groups.values(), key=arrival)
 
     def add(self, job: Job) -> None:
-        """A job waits."""
+        """Add a waiting job."""
         insort(self.groups.setdefault(_group(job), []), job, key=arrival)
 
     def remove(self, job: Job) -> None:
-        """A job waits no longer; the record is the one that was added."""
+        """Remove a job; the record is the one that was added."""
         group = _group(job)
         jobs = self.groups[group]
         del jobs[bisect_left(jobs, arrival(job), key=arrival)]
@@ -102,7 +102,7 @@ class Lines:
             self.add(job)
 
     def add(self, job: Job) -> None:
-        """A job waits."""
+        """Add a waiting job."""
         lane = lane_of(job)
         line = self.by_lane.get(lane)
         if line is None:
@@ -111,7 +111,7 @@ class Lines:
         self.count += 1
 
     def remove(self, job: Job) -> None:
-        """A job waits no longer; the record is the one that was added."""
+        """Remove a job; the record is the one that was added."""
         lane = lane_of(job)
         line = self.by_lane[lane]
         line.remove(job)
@@ -120,7 +120,7 @@ class Lines:
             del self.by_lane[lane]
 
     def delayed(self) -> Iterator[Job]:
-        """The jobs that have, or had, a back-off."""
+        """Return the jobs that have, or had, a back-off."""
         for line in self.by_lane.values():
             yield from line.groups.get(None, ())
 
@@ -129,7 +129,7 @@ Groups = list[tuple["Kind | None", "Sequence[Job]"]]
 
 
 def groups_of(lines: Mapping[Lane, Line], others: Iterable[Job]) -> dict[Lane, Groups]:
-    """The groups of each lane; ``others`` are jobs beside those of the lines."""
+    """Return the groups of each lane; ``others`` are jobs beside those of the lines."""
     found: dict[Lane, Groups] = {lane: list(line.groups.items()) for lane, line in lines.items()}
     apart: dict[Lane, list[Job]] = {}
     for job in others:
@@ -140,7 +140,7 @@ def groups_of(lines: Mapping[Lane, Line], others: Iterable[Job]) -> dict[Lane, G
 
 
 class Cursor:
-    """Goes through the groups of a lane in order of arrival."""
+    """Iterates over the groups of a lane in order of arrival."""
 
     __slots__ = ("_groups", "_heap", "_places")
 
@@ -155,22 +155,22 @@ class Cursor:
 
     @property
     def at(self) -> int:
-        """The arrival of the next job."""
+        """Return the arrival of the next job."""
         return self._heap[0][0]
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of the next job; None where it stands for itself."""
+        """Return the kind of the next job; None for a single job."""
         return self._groups[self._heap[0][1]][0]
 
     @property
     def job(self) -> Job:
-        """The next job."""
+        """Return the next job."""
         number = self._heap[0][1]
         return self._groups[number][1][self._places[number]]
 
     def forward(self) -> None:
-        """Leave the next job behind."""
+        """Skip the next job."""
         number = self._heap[0][1]
         jobs = self._groups[number][1]
         self._places[number] += 1
@@ -180,7 +180,7 @@ class Cursor:
             heappop(self._heap)
 
     def skip(self) -> None:
-        """Leave the next job and its equals behind."""
+        """Skip the next job and its equals."""
         heappop(self._heap)
 
 

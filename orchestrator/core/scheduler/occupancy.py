@@ -1,6 +1,6 @@
-"""What gangs hold, by node and by account, kept from change to change. Pure.
+"""What gangs hold, by node and by account, updated with each change. Pure.
 
-``free_on`` and ``Shares.of`` count the same from nothing; here a change costs what it touches.
+``free_on`` and ``Shares.of`` compute the same from scratch; here a change costs what it touches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Accounts:
         self.held: dict[Account, HeldUse] = {}
 
     def count(self, job: Job, sign: int) -> None:
-        """Add (1) or take away (-1) the gang of a record."""
+        """Add (1) or subtract (-1) the gang of a record."""
         account = account_of(job)
         use = self.held.setdefault(account, HeldUse())
         use.gangs += sign
@@ -64,7 +64,7 @@ class Occupancy:
         self._accounts: Accounts | None = None
 
     def put(self, job: Job) -> None:
-        """A job's record is this now."""
+        """Set a job's record."""
         before = self.jobs.get(job.id)
         if before is not None:
             if before.held is job.held and before.attempts is job.attempts:
@@ -83,7 +83,7 @@ class Occupancy:
             self._accounts.count(job, 1)
 
     def drop(self, job_id: JobId) -> None:
-        """A job holds nothing any more."""
+        """Remove a job."""
         job = self.jobs.pop(job_id, None)
         if job is None:
             return
@@ -94,7 +94,7 @@ class Occupancy:
             self._accounts.count(job, -1)
 
     def free(self, nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """What is left on every schedulable node beside the gangs, for a round that changes it."""
+        """Return the free resources of every schedulable node, as a copy for a round."""
         if nodes is not self._nodes:
             self._changed |= {i for i, node in nodes.items() if self._nodes.get(i) != node}
             for gone in self._free.keys() - nodes.keys():
@@ -109,7 +109,7 @@ class Occupancy:
         return {node_id: self._free[node_id].copy() for node_id in nodes if node_id in self._free}
 
     def accounts(self, half_life: float, now: float) -> Accounts:
-        """What each account holds."""
+        """Return what each account holds."""
         known = self._accounts
         if known is None or known.half_life != half_life or now - known.since > _MOST_HALVINGS * half_life:
             known = self._accounts = Accounts(half_life, now)

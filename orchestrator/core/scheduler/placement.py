@@ -1,4 +1,4 @@
-"""Where a gang's ranks go: all or nothing, by the job's placement strategy."""
+"""Places a gang's ranks: all or nothing, by the job's placement strategy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ coordinates."""
 
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
-    """What is left on every schedulable node beside the gangs that are open and other users of the cluster."""
+    """Return the free resources of every schedulable node, beside open gangs and other users of the cluster."""
     free = {n.id: Free.of(n) for n in nodes if n.schedulable}
-    # Whole GPUs and known shares come first: the others get what Ray would give them beside these, whatever order they came in.
+    # Whole GPUs and known shares come first: the others get what Ray would give them beside these, in any order.
     holding = [job for job in jobs if job.gang_open]
     for job in sorted(holding, key=lambda job: (share_unknown(job), -rank_size(job)[1], job.submission.sequence)):
         size = rank_size(job)
@@ -32,12 +32,12 @@ def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
 
 
 def share_unknown(job: Job) -> bool:
-    """Whether it is not known yet on which GPUs the gang's ranks have their shares: what is free is more than it seems."""
+    """Whether the GPUs of the gang's shares are still unknown: then less is free than it seems."""
     return not job.seats and 0 < rank_size(job)[1] < 1
 
 
 def known_shares(job: Job) -> tuple[str | None, ...]:
-    """For each rank of an open gang, the id of the GPU that it has a share of; None with whole GPUs, or before it is known."""
+    """Return for each rank of an open gang the id of its shared GPU; None with whole GPUs, or while unknown."""
     shared = job.seats and 0 < rank_size(job)[1] < 1
     return tuple(seat.gpu_ids[0] for seat in job.seats) if shared else (None,) * len(job.nodes)
 
@@ -45,7 +45,7 @@ def known_shares(job: Job) -> tuple[str | None, ...]:
 def take(
     job: Job, placed: Sequence[str], free: Mapping[str, Free], shares: Sequence[str | None] | None = None
 ) -> tuple[str | None, ...]:
-    """Count a gang's ranks as placed; for each rank, the name of the GPU that it has a share of, which ``shares`` may say."""
+    """Count a gang's ranks as placed; return for each rank the name of its shared GPU, which ``shares`` may give."""
     size = rank_size(job)
     known = shares or (None,) * len(placed)
     return tuple(free[node_id].take(*size, gpu=gpu) for node_id, gpu in zip(placed, known, strict=True))
@@ -59,7 +59,7 @@ def give_back(job: Job, placed: Sequence[str], shares: Sequence[str | None], fre
 
 
 def rank_size(job: Job) -> tuple[float, float, int]:
-    """CPUs, GPUs and memory (bytes) of one rank: what the scheduler sets aside, and what Ray is asked for."""
+    """Return CPUs, GPUs and memory (bytes) of one rank, as reserved by the scheduler and requested from Ray."""
     worker = job.spec.resources.resources_per_worker
     cpus = worker.cpu if worker.gpu else max(worker.cpu, LEAST_CPUS)
     return cpus, worker.gpu, worker.memory_bytes or 0
@@ -68,16 +68,16 @@ def rank_size(job: Job) -> tuple[float, float, int]:
 def place(
     job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None
 ) -> tuple[str, ...] | None:
-    """A node for every rank, in rank order and grouped by node, or None when the gang does not fit now.
+    """Return a node for every rank, in rank order and grouped by node, or None when the gang does not fit now.
 
-    ``ranks`` is the fewest that the job runs with, unless told.
+    ``ranks`` defaults to the fewest that the job runs with.
     """
     wanted = job.size.least if ranks is None else ranks
     return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes)) if wanted else None
 
 
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
-    """The most ranks of the job that ``place`` finds a place for."""
+    """Return the most ranks of the job that ``place`` can place."""
     slots = _room(job, free, nodes)
     match job.spec.resources.placement_strategy:
         case "STRICT_PACK":
@@ -102,9 +102,9 @@ def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
 
 
 def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
-    """Set aside what is free for a gang that does not fit yet, so that nothing behind it takes it away.
+    """Reserve what is free for a gang that does not fit yet, so that no later job takes it.
 
-    Whether it claimed all that its ranks have room in.
+    Returns whether it claimed everything that its ranks fit in.
     """
     size = rank_size(job)
     left = job.size.least
@@ -114,7 +114,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
         while left and free[node_id].room(*size) != 0:
             free[node_id].take(*size)
             left -= 1
-    if left:  # the rest of its demand claims the GPUs that are left in pieces too small for a rank
+    if left:  # the rest of its demand claims GPUs that are left in pieces too small for a rank
         for node_id, node_free in free.items():
             if _suits(job, nodes[node_id]) and size[1] > 0:
                 node_free.claim_gpus()
@@ -122,7 +122,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
 
 
 def needs_home(job: Job) -> str:
-    """Why the job runs only on nodes that share the daemon's home: what it saves or begins with lies there; or nothing."""
+    """Return why the job runs only on nodes that share the daemon's home: its checkpoints lie there; or nothing."""
     if job.spec.checkpoint.storage_path is None:
         return "it has no checkpoint.storage_path, and checkpoints in ORCH_HOME would be lost with the node"
     if job.spec.checkpoint.watch is not None:
@@ -142,7 +142,7 @@ def _suits(job: Job, node: Node) -> bool:
 
 
 def _slots(job: Job, left: Free) -> int:
-    """How many of the job's ranks fit; as many as it may have when they need nothing."""
+    """Return how many of the job's ranks fit; its maximum when they need nothing."""
     room = left.room(*rank_size(job))
     return job.size.most if room is None else room
 
@@ -151,7 +151,7 @@ def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[s
     order = sorted(slots, key=lambda n: (-slots[n], n))
     if strategy in ("PACK", "STRICT_PACK"):
         whole = [n for n in order if slots[n] >= ranks]
-        if whole:  # the fullest node that holds all of it, so that big holes stay for big jobs
+        if whole:  # the fullest node that holds all of it, so that large spaces stay for large jobs
             return (min(whole, key=lambda n: (slots[n], n)),) * ranks
         if strategy == "STRICT_PACK":
             return None

@@ -1,7 +1,7 @@
-"""What a job that depends on others waits for, and whether that can still come. Pure.
+"""Decides what a job with dependencies waits for, and whether that is still possible. Pure.
 
-A job's dependencies were resolved to ids when it was accepted, so they form no cycle: each is older than the job. They
-count until its first attempt; how they ended cannot change afterwards.
+A job's dependencies are resolved to ids when it is accepted, so they form no cycle: each is older than the job. They
+count until its first attempt; the end of a prerequisite never changes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def prerequisites(job: Job) -> tuple[Prerequisite, ...]:
-    """What must have ended before the job starts; nothing once it has started, or ended itself."""
+    """Return what must have ended before the job starts; nothing once it has started, or ended itself."""
     return job.submission.prerequisites if job.state is JobState.PENDING and not job.attempts else ()
 
 
 def hindrance(
     job: Job, live: Mapping[JobId, Job], ended: Mapping[JobId, JobState | None]
 ) -> AwaitsJob | PrerequisiteUnmet | PrerequisiteGone | None:
-    """What keeps the job from starting: the first job that it waits for, or one that ended in the wrong way.
+    """Return what keeps the job from starting: the first job that it waits for, or one that ended in the wrong way.
 
-    ``ended`` has the states of jobs that are not in ``live``; None, or nothing, where no record is left of one.
+    ``ended`` has the states of jobs that are not in ``live``; None, or no entry, for one without a record.
     """
     open_: list[AwaitsJob] = []
     for needed in prerequisites(job):

@@ -1,8 +1,8 @@
-"""What a round of placing has found out already, so that it does not try a gang that cannot fit. Pure.
+"""Results of a round of placing, so that it does not try a gang that cannot fit. Pure.
 
-Within a round what is free only shrinks. So once ranks of one shape (size, GPU model, need of the daemon's home) have claimed all
-that they find room in, no later job with ranks of that shape fits, and it has nothing to claim either. A round that is told so
-passes over all equal jobs of a lane (``WaitingOrder.pass_over``), whatever their number.
+Within a round free resources only shrink. So once ranks of one shape (size, GPU model, need of the daemon's home) have
+claimed all that they fit in, no later job with ranks of that shape fits, and it has nothing to claim either. The round
+then skips all equal jobs of a lane (``WaitingOrder.pass_over``), whatever their number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Skips:
-    """The shapes without room, and the sums of what is free, for one round."""
+    """The shapes that no longer fit, and the sums of free resources, for one round."""
 
     def __init__(self, free: Mapping[str, Free]) -> None:
         self._free = free
@@ -26,19 +26,19 @@ class Skips:
         self._sums: dict[bool, tuple[float, float]] = {}
 
     def full(self, shape: Shape) -> bool:
-        """Whether no rank of this shape has room any more."""
+        """Whether no rank of this shape fits any more."""
         return shape in self._full or (shape.size[1] > 0 and not self._with_gpus)
 
     def fill(self, shape: Shape) -> None:
-        """Note that no rank of this shape has room any more."""
+        """Record that no rank of this shape fits any more."""
         self._full.add(shape)
 
     def where(self, shape: Shape) -> Mapping[str, Free]:
-        """What is free on the nodes that may have room for a rank of this shape."""
+        """Return the free resources of the nodes that a rank of this shape may fit on."""
         return self._with_gpus if shape.size[1] > 0 else self._free
 
     def sums(self, *, whole: bool) -> tuple[float, float]:
-        """Free GPUs, only whole ones if asked so, and free CPUs."""
+        """Return free GPUs, only whole ones if requested, and free CPUs."""
         if whole not in self._sums:
             with_gpus = self._with_gpus.values()
             self._sums[whole] = (
@@ -48,7 +48,7 @@ class Skips:
         return self._sums[whole]
 
     def changed(self) -> None:
-        """Something was taken or claimed."""
+        """Record that something was taken or claimed."""
         self._sums.clear()
         if self._with_gpus:
             spent = [i for i, f in self._with_gpus.items() if f.idle_gpus <= 0 and not f.shares]

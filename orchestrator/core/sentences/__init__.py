@@ -1,6 +1,6 @@
-"""English for people: the only place that puts facts into words, for the command line, the API and web hooks alike. Pure.
+"""English for users: the only package that puts facts into words, for the command line, the API and web hooks alike. Pure.
 
-Begin with ``base.py``. Nothing may look into what comes out of here: what a program needs to know is in the fact.
+Begin with ``base.py``. No code may parse its output: what a program needs is in the fact.
 """
 
 from orchestrator.core.sentences import conditions, findings, jobs, machines, rank_ends

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def failure_sentence(failure: Failure) -> str:
-    """What happened, where, and why it is not tried again."""
+    """Return what happened, where, and why it is not retried."""
     return sentence(failure.reason)
 
 
 def failure_advice(failure: Failure, job_id: str) -> str:
-    """What a person can do about it, with what is to be told of the job's log policies; empty for nothing."""
+    """Return what a user can do about it, with the note about the job's log policies; empty for nothing."""
     note = sentence(failure.policy_note) if failure.policy_note else ""
     return "; ".join(filter(None, (advice(failure.cause, job_id), note)))

@@ -1,4 +1,4 @@
-"""Sentences about findings: what is wrong, with its figures, and what to do about it. The same words everywhere.
+"""Sentences about findings: what is wrong, with its figures, and what to do about it; used by all interfaces.
 
 Those about GPUs and memory are in ``gpu_findings.py``.
 """
@@ -17,12 +17,12 @@ _COMPARE: Final = "compare its share of the data, its input pipeline and its hos
 
 
 def runbook(finding: f.Finding) -> str:
-    """Where the documentation speaks of this kind of finding."""
+    """Return the link to the documentation of this kind of finding."""
     return f"docs/diagnosis.md#{finding.kind}"
 
 
 def finding_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
-    """The finding for programs and people: its fact, its words, and where more is said."""
+    """Return the finding for programs and users: its fact, its words, and a link to more."""
     return {
         "kind": finding.kind,
         "severity": severity_of(finding).value,

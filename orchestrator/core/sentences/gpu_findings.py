@@ -1,4 +1,4 @@
-"""Sentences about findings that are about GPUs and memory: what is wrong, with its figures, and what to do about it."""
+"""Sentences about findings on GPUs and memory: what is wrong, with its figures, and what to do about it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _THROTTLE_ADVICE: Final = {
 
 
 def gpu_of(fact: f.Finding) -> str:
-    """The GPU that a finding is about."""
+    """Return the GPU of a finding."""
     of = f" of rank {fact.rank}" if fact.rank is not None else ""
     return f"the GPU{of}" + (f" ({fact.gpu_uuid})" if fact.gpu_uuid else "")
 
 
 def span_of(seconds: float) -> str:
-    """Seconds as users write durations."""
+    """Return seconds as users write durations."""
     return format_duration(timedelta(seconds=round(seconds)))
 
 

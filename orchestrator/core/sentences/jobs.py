@@ -1,4 +1,4 @@
-"""Sentences about why a job is in its state, about hangs, and about what is noted on a job."""
+"""Sentences about a job's reasons, hangs and notes."""
 
 from __future__ import annotations
 

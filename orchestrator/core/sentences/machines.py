@@ -37,7 +37,7 @@ def _(fact: Legacy, job_id: str = "JOB") -> str:
 
 
 def size(number: int) -> str:
-    """As in ``4.0 GiB``."""
+    """Return text such as ``4.0 GiB``."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if number >= scale:
             return f"{number / scale:.1f} {unit}"

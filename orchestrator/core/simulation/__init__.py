@@ -1,4 +1,4 @@
-"""A simulation of the queue: discrete events through the scheduler that the daemon uses. Pure.
+"""Simulates the queue: discrete events through the daemon's own scheduler. Pure.
 
-Begin with ``engine.py``. It may not decide anything itself: where gangs go, what waits and what is preempted is for ``scheduler``.
+Begin with ``engine.py``. It decides nothing itself: ``scheduler`` decides placement, waiting and preemption.
 """

@@ -1,6 +1,6 @@
-"""The shortest remaining time first, durations known, with preemption that costs nothing, on GPUs without nodes.
+"""Shortest remaining time first, with known durations and free preemption, on GPUs without nodes.
 
-No scheduler does this: it is what the mean completion time of one is held against.
+No scheduler can do this: it is the bound for a scheduler's mean completion time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Left:
 
 
 def shortest_remaining(trace: Sequence[TraceJob], gpus: float) -> Outcome:
-    """Play the trace; jobs that need more GPUs than there are count as refused."""
+    """Run the trace; jobs that need more GPUs than there are count as refused."""
     jobs = sorted((job for job in trace if job.all_gpus <= gpus), key=lambda job: job.at)
     refused = tuple(job for job in trace if job.all_gpus > gpus)
     lives = [_Left(job) for job in jobs]
@@ -69,7 +69,7 @@ def shortest_remaining(trace: Sequence[TraceJob], gpus: float) -> Outcome:
 def _choose(
     running: list[_Entry], waiting: list[_Entry], lives: Sequence[_Left], gpus: float, now: float
 ) -> tuple[list[_Entry], list[_Entry]]:
-    """Who runs next, in order of what is left, and who waits."""
+    """Choose which jobs run next, in order of remaining time, and which wait."""
     chosen: list[_Entry] = []
     left = gpus
     for entry in merge(running, waiting):

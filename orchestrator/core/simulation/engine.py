@@ -1,7 +1,8 @@
 """Discrete events: jobs arrive and end, and after each the production scheduler decides (``scheduler.schedule``).
 
-What is free and the order of the queue are kept from event to event, so an event costs what it touches and one round of
-placing. Starts take no time, and a preempted job goes on from its last checkpoint; checkpoints are ``checkpoint_seconds`` apart.
+Free resources and the order of the queue are kept from event to event, so an event costs what it touches and one round
+of placing. Starts take no time, and a preempted job continues from its last checkpoint; checkpoints are
+``checkpoint_seconds`` apart.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Live:
 
 
 class Cluster:
-    """What is free on the nodes, kept from event to event."""
+    """The free resources of the nodes, kept from event to event."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.nodes = nodes
@@ -62,7 +63,7 @@ class Cluster:
         self.pieces = 0.0
 
     def copy(self) -> dict[str, Free]:
-        """What is free, for a round that changes it."""
+        """Return a copy of the free resources for a round."""
         return {n: Free(f.cpus, f.idle_gpus, f.memory_bytes, dict(f.shares)) for n, f in self.free.items()}
 
     def take(self, job: Job, placed: Sequence[str], gpus: float) -> tuple[str | None, ...]:
@@ -77,7 +78,7 @@ class Cluster:
         return tuple(shares)
 
     def give_back(self, job: Job, shares: Sequence[str | None], gpus: float) -> None:
-        """Let go of a gang."""
+        """Release a gang."""
         self._count(job.nodes, -1)
         give_back(job, job.nodes, shares, self.free)
         self._count(job.nodes, 1)
@@ -120,7 +121,7 @@ class Simulation:
         self._refused: list[TraceJob] = []
 
     def run(self) -> Outcome:
-        """Play the whole trace."""
+        """Run the whole trace."""
         usage = Usage()
         samples: list[tuple[float, float, int]] = []
         arrived = 0
@@ -164,7 +165,7 @@ class Simulation:
             _, job_id, starts = heappop(self._ends)
             live = self._running.get(job_id)
             if live is None or live.starts != starts:
-                continue  # it was preempted since
+                continue  # preempted since
             self._release(live, now)
             del self._live[job_id]
             assert live.started_at is not None
@@ -205,7 +206,7 @@ class Simulation:
                 return
 
     def _holding(self, now: float) -> list[Job]:
-        """The jobs that run; with their newest checkpoints where one of them may be preempted."""
+        """Return the running jobs; with their newest checkpoints where one of them may be preempted."""
         if not self._preempts:
             return []
         for live in self._running.values():
@@ -218,7 +219,7 @@ class Simulation:
         return [live.record for live in self._running.values()]
 
     def _kept(self, live: _Live, now: float) -> float:
-        """Seconds of the current attempt that its newest checkpoint covers."""
+        """Return the seconds of the current attempt that its newest checkpoint covers."""
         return (now - live.since) // self._checkpoint_seconds * self._checkpoint_seconds
 
     def _start(self, live: _Live, event: ev.AttemptStarted, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The jobs that wait in a simulation, kept in order from event to event: in lanes for the daemon's order, else in a policy's own."""
+"""The waiting jobs of a simulation, kept in order: in lanes for the daemon's order, else in a policy's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Waiting:
-    """What waits under ``policy``, and the shares of what runs."""
+    """The waiting jobs under ``policy``, and the shares of running ones."""
 
     def __init__(self, policy: Policy, sharing: Sharing, nodes: Mapping[str, Node], now: float) -> None:
         self._policy = policy
@@ -33,7 +33,7 @@ class Waiting:
         return self._count
 
     def add(self, job: Job, left: float) -> None:
-        """A job waits, with ``left`` seconds of work."""
+        """Add a waiting job, with ``left`` seconds of work."""
         self._count += 1
         if self._policy.order is None:
             self._lines.add(job)
@@ -41,7 +41,7 @@ class Waiting:
             insort(self._queue, (self._policy.order(job, left), arrival(job), job))
 
     def remove(self, job: Job, left: float) -> None:
-        """It waits no longer."""
+        """Remove a job."""
         self._count -= 1
         if self._policy.order is not None:
             del self._queue[bisect_left(self._queue, (self._policy.order(job, left), arrival(job)))]
@@ -49,20 +49,20 @@ class Waiting:
         self._lines.remove(job)
 
     def started(self, job: Job, now: float) -> None:
-        """A job got its gang; the round that placed it has counted that already."""
+        """Record a job's start; the round that placed it has already counted it."""
         self._started[lane_of(job)] = now
 
     def ended(self, job: Job, now: float) -> None:
-        """A job let go of its gang."""
+        """Record that a job released its gang."""
         self._shares.advance(now)
         self._shares.ended(job, len(job.nodes))
 
     def queues(self) -> set[str]:
-        """The queues in which jobs wait."""
+        """Return the queues in which jobs wait."""
         return {lane.queue for lane in self._lines.by_lane}
 
     def offered(self, now: float) -> tuple[Iterable[Job], Shares]:
-        """The jobs in the order in which they are offered, and the shares that the round is to follow."""
+        """Return the jobs in the order in which they are offered, and the shares for the round."""
         self._shares.advance(now)
         if self._policy.order is None:
             return WaitingOrder(self._lines.by_lane, self._started, self._shares, now), self._shares

@@ -1,4 +1,4 @@
-"""The figures of a simulation: completion time, wait, slowdown, use of the GPUs, fairness, and the price of preemption."""
+"""Figures of a simulation: completion time, wait, slowdown, use of the GPUs, fairness, and the cost of preemption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from orchestrator.core.simulation.trace import Outcome, Ran
 
 SHORT_SECONDS: Final = 10.0
-"""Jobs count as at least this long in slowdowns, so that the shortest do not decide the mean."""
+"""Jobs count as at least this long in slowdowns, so that the shortest do not determine the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Of some values; zeros without any."""
+        """Return the spread of some values; zeros without any."""
         if not values:
             return cls(mean=0.0, median=0.0, p99=0.0)
         found = sorted(values)
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a policy did with a trace. Times in seconds; ratios 0-1.
+    """The figures of a policy on a trace. Times in seconds; ratios 0-1.
 
     ``utilization`` is the share of GPU time that was used, ``idle_while_waiting`` the share that was idle although jobs waited,
     ``fragmentation`` the part of that which lay on partly used nodes. ``fairness`` is Jain's index over users' mean speed: the
@@ -55,7 +55,7 @@ class Figures:
     makespan: float
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready values."""
+        """Return JSON-ready values."""
         spreads = {
             name: {"mean": spread.mean, "median": spread.median, "p99": spread.p99}
             for name, spread in (
@@ -79,7 +79,7 @@ class Figures:
 
 
 def figures_of(outcome: Outcome) -> Figures:
-    """The figures of one simulation."""
+    """Return the figures of one simulation."""
     ran, usage = outcome.ran, outcome.usage
     return Figures(
         jobs=len(ran),
@@ -102,7 +102,7 @@ def _slowdown(one: Ran) -> float:
 
 
 def _fairness(ran: Sequence[Ran]) -> float:
-    """Jain's index: 1 when all users are equally well off, 1/n when one of n has everything."""
+    """Return Jain's index: 1 when all users fare equally, 1/n when one of n has everything."""
     times: dict[str, list[float]] = {}
     for one in ran:
         sums = times.setdefault(one.job.user, [0.0, 0.0])

@@ -1,4 +1,4 @@
-"""In which order a simulation offers waiting jobs to the scheduler. ``orch`` is the daemon's own; the others are to compare it with."""
+"""Orders in which a simulation offers waiting jobs to the scheduler. ``orch`` is the daemon's own; the others are for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation takes and gives: jobs of a trace, what became of each, and how the GPUs were used."""
+"""Input and output of a simulation: jobs of a trace, the result of each, and the use of the GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What became of a job. ``lost`` is GPU time that it repeated because it was preempted, in seconds."""
+    """The result of a job. ``lost`` is GPU time that it repeated because it was preempted, in seconds."""
 
     job: TraceJob
     started_at: float

@@ -1,4 +1,4 @@
-"""Stored forms: a job's record and its events as JSON-ready values and back, also as earlier versions have written them. Pure.
+"""Stored forms: a job's record and events as JSON-ready values and back, also as written by earlier versions. Pure.
 
-A change of a record's fields must not change what is stored without a form for the old one. Begin with ``job_record.py``.
+A change of a record's fields must keep old stored values readable. Begin with ``job_record.py``.
 """

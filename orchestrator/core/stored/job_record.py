@@ -1,4 +1,4 @@
-"""A job's record and its events as JSON-ready values and back, also as earlier versions have written them."""
+"""Converts a job's record and its events to JSON-ready values and back, also those of earlier versions."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ _forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
 
 
 def job_to_dict(job: Job) -> dict[str, Any]:
-    """The record as JSON-ready values, for the store's row."""
+    """Return the record as JSON-ready values, for the store's row."""
     return to_plain(record_of(job))
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """The inverse of ``job_to_dict``; records of earlier versions are read too.
+    """Convert ``job_to_dict``'s values, also those of earlier versions.
 
-    Values of the wrong type, which earlier versions let ranks write, become defaults.
+    Values of the wrong type, which earlier versions accepted from ranks, become defaults.
     """
     record, unusable = from_plain(JobRecord, current_record(row))
     return job_of(record, unusable=unusable)
 
 
 def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A stored record in today's form. Records of earlier versions list all attempts and have no counters."""
+    """Return a stored record in the present form. Records of earlier versions list all attempts and have no counters."""
     row = current_job(row)
     attempts = row.get("attempts", ())
-    if not all("progressed" in attempt for attempt in attempts):  # by its steps, where an earlier version did not say
+    if not all("progressed" in attempt for attempt in attempts):  # derived from steps for an earlier version
         attempts = [{"progressed": a["checkpoint_step"] > a["start_step"], **a} for a in attempts]
         row = {**row, "attempts": attempts}
     if "past" in row:
@@ -55,14 +55,14 @@ def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def event_body(event: Event) -> dict[str, Any]:
-    """The event's own fields as JSON-ready values; job_id, at and cause are columns of the store."""
+    """Return the event's own fields as JSON-ready values; job_id, at and cause are columns of the store."""
     return to_plain(event)
 
 
 def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
-    """The inverse of ``event_body``. Raises UnknownEventError for a kind of a newer version.
+    """Convert ``event_body``'s values. Raises UnknownEventError for a kind of a newer version.
 
-    Values of the wrong type, which earlier versions took from ranks as they came, are replaced by defaults.
+    Values of the wrong type, which earlier versions accepted from ranks, are replaced by defaults.
     """
     cls = EVENTS.get(kind)
     if cls is None:
@@ -71,7 +71,7 @@ def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, 
 
 
 def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
-    """The spec's canonical form, made once: the record is written anew with every event, its spec stays the same object."""
+    """Return the spec's canonical form, computed once: the record is rewritten with every event, its spec stays the same object."""
     known = _forms.get(id(spec))
     if known is not None and known[0] is spec:
         return known[1]
@@ -83,7 +83,7 @@ def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
 
 
 def _spec_of(form: Any) -> JobSpec:
-    """Equal specs are one object: a long queue is most often made of few of them, and reading one costs more than all else."""
+    """Return one object for equal specs: a long queue usually has few different ones, and parsing them is the largest cost."""
     return _spec_of_text(json.dumps(form))
 
 
@@ -96,7 +96,7 @@ def _spec_of_text(text: str) -> JobSpec:
 
 
 def _exited_form(event: RankExited) -> dict[str, Any]:
-    """The end of a rank as all versions have stored it: flat. When it was is the event's own time."""
+    """Return the end of a rank in the flat form of all versions. Its time is the event's own."""
     end = to_plain(event.exit)
     del end["at"]
     return {"attempt": event.attempt, **end}

@@ -1,4 +1,4 @@
-"""Stored parts of earlier versions, which held sentences where there are facts today, in today's form. Pure."""
+"""Converts stored parts of earlier versions, which held sentences where there are facts now, to the present form. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def current_job(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A job's record: the same object where it is in today's form."""
+    """Convert a job's record: the same object where it is in the present form."""
     changes: dict[str, Any] = {}
     if "cause" not in (row.get("failure") or {"cause": None}):
         changes["failure"] = current_failure(row["failure"])
@@ -23,7 +23,7 @@ def current_job(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def current_failure(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A failure. Earlier ones had a sentence, a code and advice for their cause."""
+    """Convert a failure. Earlier ones had a sentence, a code and advice for their cause."""
     if value is None or "cause" in value:
         return value
     cause = fact_from(value["sentence"], code=value["code"], advice=value.get("advice", ""))
@@ -32,12 +32,12 @@ def current_failure(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 
 def current_exit(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How a rank ended. Earlier ones had an empty sentence for no note."""
+    """Convert a rank's end. Earlier ones had an empty sentence for no note."""
     return {**value, "policy_note": None} if value.get("policy_note") == "" else value
 
 
 def current_body(kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of an event."""
+    """Convert the fields of an event."""
     match kind:
         case "attempt_failed":
             return {**body, "failure": current_failure(body["failure"])}
@@ -51,7 +51,7 @@ def current_body(kind: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def current_strike(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A strike against a node or a GPU."""
+    """Convert a strike against a node or a GPU."""
     if "cause" in value:
         return value
     cause = fact_from(value["sentence"], code=value["code"])

@@ -1,12 +1,12 @@
-"""The stored form of a job, and the job of that form.
+"""Converts a job to its stored form and back.
 
-Records are stored flat, as all versions have written them: what a job does not have in its phase is stored as what it was before
-there were phases (no gang: ``gang_open`` is false). Reading makes a phase of the flat values.
+Records are stored flat, as in all versions: what a job's phase does not have is stored as before there were phases (no
+gang: ``gang_open`` is false). Reading builds a phase of the flat values.
 """
 
 from __future__ import annotations
 
-# The annotations are read when the program runs, by codec.py and conformance.py.
+# codec.py and conformance.py read the annotations at run time.
 from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -102,7 +102,7 @@ class JobRecord:
 
 
 def record_of(job: Job) -> JobRecord:
-    """The stored form of a job."""
+    """Return the stored form of a job."""
     return JobRecord(
         **dict(zip(_READ_FROM, _read(job), strict=True)),
         exits=tuple(job.exits),
@@ -127,7 +127,7 @@ _read = attrgetter(*_READ_FROM.values())
 
 
 def job_of(record: JobRecord, *, unusable: tuple[str, ...] = ()) -> Job:
-    """The job of its stored form. Raises ValueError and BrokenRuleError for values that no job can have together."""
+    """Return the job of its stored form. Raises ValueError and BrokenRuleError for values that no job can have together."""
     return Job(
         submission=Submission(**{f.name: getattr(record, f.name) for f in fields(Submission)}),
         version=record.version,

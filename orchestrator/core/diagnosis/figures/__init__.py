@@ -1,1 +1,1 @@
-"""Figures: what observations of a job say over windows of time."""
+"""Figures: values over windows of time, computed from a job's observations."""

@@ -1,4 +1,4 @@
-"""A figure with its standard error, from samples with outliers: a difference counts by how often chance would make it. Pure."""
+"""A figure with its standard error, from samples with outliers: a difference is weighed by its probability under chance. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TRIMMED: Final = 0.2
-"""This share of the samples is left out at either end: a save or an evaluation in the window changes no figure."""
+"""This share of the samples is left out at each end: a save or an evaluation in the window changes no figure."""
 FEW: Final = 3.0
-"""The spread of n samples may be larger than it looks: by this, over n."""
+"""The true spread of n samples may be larger than measured: by this, over n."""
 LEAST_ERROR: Final = 1e-3
 """Of the value: no clock and no window is more exact than this."""
 
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """The trimmed mean, and its error by the winsorized deviation. ``samples`` are two at least."""
+    """Return the trimmed mean, and its error by the winsorized deviation. There are at least two ``samples``."""
     ordered, cut = sorted(samples), int(TRIMMED * len(samples))
     kept = ordered[cut : len(ordered) - cut]
     value = fmean(kept)
@@ -39,7 +39,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """By how much one is above the others' usual value, and by how many standard errors."""
+    """How far one is above the others' typical value, and by how many standard errors."""
 
     value: float
     usual: float
@@ -47,7 +47,7 @@ class Difference:
 
 
 def above(one: Estimate, others: Sequence[Estimate]) -> Difference:
-    """Compare one with the others' median. Its spread counts as theirs where it seems to be smaller: that is luck."""
+    """Compare one with the others' median. A smaller spread than theirs is taken for luck: theirs is used."""
     usual, spread = median(other.value for other in others), median(other.error for other in others)
     error = math.hypot(max(one.error, spread), 1.25 * spread / math.sqrt(len(others)))
     return Difference(value=one.value, usual=usual, deviations=(one.value - usual) / error if error else 0.0)

@@ -1,4 +1,4 @@
-"""Memory that grows steadily, judged over minutes: a leak, and not a cache that fills or batches of varied length. Pure."""
+"""Detects memory that grows steadily over minutes: a leak, and not a filling cache or batches of varied length. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Steady growth: what is used at the end of it, and how fast it grows."""
+    """Steady growth: the use at its end, and its rate."""
 
     used: float
     per_second: float
 
 
 class GrowthWindow:
-    """The most that was used in each of the newest ``slots``, each so many seconds. A pause of the observer begins a new series."""
+    """The maximum use in each of the newest ``slots`` of equal length. A pause of the observer begins a new series."""
 
     def __init__(self, slots: int = d.GROWTH_SLOTS, seconds: float = d.GROWTH_SLOT_SECONDS) -> None:
         self._most = slots
@@ -30,7 +30,7 @@ class GrowthWindow:
         self._slots: deque[tuple[int, float]] = deque(maxlen=slots + 2)
 
     def add(self, clock: float, used: float) -> None:
-        """Take in a value; ``clock`` counts witnessed seconds."""
+        """Add a value; ``clock`` counts witnessed seconds."""
         slot = int(clock // self._seconds)
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1] = (slot, max(used, self._slots[-1][1]))
@@ -40,7 +40,7 @@ class GrowthWindow:
         self._slots.append((slot, used))
 
     def growth(self) -> Growth | None:
-        """The growth over the slots that are over, where it is steady."""
+        """Return the growth over the completed slots, where it is steady."""
         over = [used for _, used in self._slots][:-1]
         if len(over) <= self._most or not _is_steady(over):
             return None

@@ -1,4 +1,4 @@
-"""What a rank's processes do, over a window: for scripts that report nothing, and for what no script reports. Pure."""
+"""Figures of a rank's processes over a window, for scripts that report nothing and values that no script reports. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
-    """Of one rank: processors that it uses, and the shares of looks in which its training thread waited. None where too little is known."""
+    """One rank: processors used, and the shares of looks in which its training thread waited. None where too little is known."""
 
     newest: ProcessSeen
     busy: Estimate | None = None
@@ -38,7 +38,7 @@ class _Span:
 
 
 class ProcessWindow:
-    """Of one rank."""
+    """The window of one rank."""
 
     def __init__(self) -> None:
         self._spans: deque[_Span] = deque()
@@ -47,7 +47,7 @@ class ProcessWindow:
         self._fast = GrowthWindow(d.FAST_SLOTS, d.FAST_SLOT_SECONDS)
 
     def add(self, clock: float, seen: ProcessSeen, *, comparable: bool) -> None:
-        """Take in what is seen. Time in which ranks cannot be compared tells nothing of what they wait for."""
+        """Add an observation. Time in which ranks cannot be compared is no evidence of what they wait for."""
         before, self._before = self._before, seen if comparable else None
         self._slow.add(clock, seen.resident_bytes)
         self._fast.add(clock, seen.resident_bytes)
@@ -65,7 +65,7 @@ class ProcessWindow:
             self._spans.popleft()
 
     def figures(self, newest: ProcessSeen) -> ProcessFigures:
-        """What the window says."""
+        """Return the figures of the window."""
         looks = sum(span.looks for span in self._spans)
         known = looks >= d.LEAST_LOOKS
         busy = [span.busy for span in self._spans]

@@ -1,4 +1,4 @@
-"""The newest steps of one rank as samples: each moment at which it had made steps gives one, however many steps they were. Pure."""
+"""The newest steps of one rank as samples: one per moment at which it had made steps, however many. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """A rank over the window: the seconds of a step, what of them is its own work, and what it waits for its next batch."""
+    """A rank over the window: the seconds of a step, its own work in them, and its wait for the next batch."""
 
     rank: int
     node: str
@@ -37,14 +37,14 @@ class _Sample:
 
 
 class RankWindow:
-    """Of one rank."""
+    """The window of one rank."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
         self._steps = 0
 
     def add(self, clock: float, seen: RankSeen) -> None:
-        """Take in what the rank reports, where it has made steps since."""
+        """Add the rank's report, where it has made steps since."""
         made, self._steps = seen.steps - self._steps, seen.steps
         if made <= 0 or not seen.step_seconds:
             return
@@ -60,22 +60,22 @@ class RankWindow:
         )
 
     def expire(self, clock: float) -> None:
-        """Forget samples that are older than the longest window, the last few excepted, however long they take."""
+        """Drop samples that are older than the longest window, except the last few."""
         while len(self._samples) > d.LEAST_STEPS and self._samples[0].at <= clock - d.LONG_WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
     def whole(self) -> bool:
-        """Whether there are enough samples to say anything."""
+        """Whether there are enough samples for a figure."""
         return len(self._samples) >= d.LEAST_STEPS
 
     @property
     def told_parts(self) -> bool:
-        """Whether the rank reports what of a step it spends where."""
+        """Whether the rank reports the parts of its steps."""
         return bool(self._samples) and self._samples[-1].parts_seconds is not None
 
     def figures(self, rank: RankSeen, since: float, *, parts: bool, busy: bool, work: float | None) -> RankFigures:
-        """What the samples after ``since`` say, or the last few. Its own part is that of its ``parts``, else its processor time where ``busy`` tells.
+        """Return the figures of the samples after ``since``, or the last few. Own work is from ``parts``, else processor time (``busy``).
 
         ``work`` is the share of time in which the rank worked, by its GPU, where nothing else tells.
         """

@@ -1,7 +1,7 @@
-"""What a job's observations say over a window of time: means and medians for each rank and GPU, never one sample.
+"""Figures of a job's observations over windows of time: means and medians for each rank and GPU, never one sample.
 
-Ranks and GPUs are compared only while every rank is at steps and steps are made: a first step that compiles, an evaluation
-or a save on one rank is no difference between them. Pure: the caller brings the clock, which counts witnessed time.
+Ranks and GPUs are compared only while every rank trains and steps are made: a first step that compiles, an evaluation
+or a save on one rank is no difference between them. Pure: the caller passes the clock, which counts witnessed time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen
 
 PAUSE_SECONDS: Final = 6.0
-"""No step for so long, or for three usual ones, is a pause."""
+"""No step for this long, or for three typical ones, is a pause."""
 BUSY: Final = 0.5
 """A clock counts where its GPU was busy for this share of the sample."""
 SETTLE_SECONDS: Final = 10.0
-"""A job that reports no steps is looked at once it has run for so long."""
+"""A job that reports no steps is examined once it has run for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class JobFigures:
     reports: bool = False
 
     def node_of(self, rank: int) -> str:
-        """The node that the rank is on; empty where that is not known."""
+        """Return the rank's node; empty where it is unknown."""
         nodes = [one.node for one in self.newest.ranks if one.rank == rank]
         nodes += [gpu.node for gpu in self.newest.gpus if gpu.rank == rank]
         return nodes[0] if nodes else ""
@@ -107,7 +107,7 @@ class _Rows:
 
 
 class JobWindows:
-    """The windows of one attempt; ``began`` is the clock at its begin."""
+    """The windows of one attempt; ``began`` is the clock at its start."""
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -117,7 +117,7 @@ class JobWindows:
         self._stepped_at = began
 
     def add(self, clock: float, seen: JobSeen) -> JobFigures:
-        """Take in what is seen now; what the windows say with it."""
+        """Add an observation; return the figures with it."""
         steps = min((rank.steps for rank in seen.ranks), default=0) if len(seen.ranks) == seen.num_ranks else 0
         if steps != self._steps:
             self._steps, self._stepped_at = steps, clock
@@ -193,11 +193,11 @@ class JobWindows:
             )
             for rank in seen.ranks
         )
-        known = all(one.own is not None for one in figures)  # own parts are compared where every rank's is known
+        known = all(one.own is not None for one in figures)  # own work is compared where every rank's is known
         return figures if known else tuple(replace(one, own=None) for one in figures)
 
     def _work(self, rank: int, seen: JobSeen) -> float | None:
-        """The share of time in which the rank worked, as its simulated GPUs show it."""
+        """Return the share of time in which the rank worked, from its simulated GPUs."""
         gpus = [gpu.gpu_uuid for gpu in seen.gpus if gpu.rank == rank]
         shares = [_mean(row.work for _, row in self._rows.gpus.get(uuid, ())) for uuid in gpus]
         return max((share for share in shares if share is not None), default=None)

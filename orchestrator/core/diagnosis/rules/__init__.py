@@ -1,1 +1,1 @@
-"""Rules: what the figures of a job may mean. Each is pure and names a suspicion with the figure that its definition judges."""
+"""Rules that interpret a job's figures. Each is pure and returns suspicions with the figure that the definition uses."""

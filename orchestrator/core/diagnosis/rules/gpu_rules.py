@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import GpuSeen
 
 HARMLESS: Final = frozenset({"clock_setting", "sync_boost"})
-"""A person has set the clocks, for one GPU or for a group."""
+"""A user has set the clocks, for one GPU or for a group."""
 POWER_CAP: Final = "power_cap"
 HEAVIER: Final = 1.15
-"""A GPU that draws so much more power than its neighbours does more work: its clock says nothing."""
+"""A GPU that draws this much more power than its neighbours does more work: its clock is no evidence."""
 WORKING: Final = frozenset({Sign.WORKS, Sign.SPINS})
 
 
 def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
-    """Everything that the GPUs' figures may mean."""
-    gpus = {gpu.newest.gpu_uuid: gpu for gpu in job.gpus}  # ranks may share one
+    """Return the suspicions from the GPUs' figures."""
+    gpus = {gpu.newest.gpu_uuid: gpu for gpu in job.gpus}  # ranks may share a GPU
     alone = list(gpus.values())
     for gpu in alone:
         yield from _reported(gpu.newest)
@@ -70,7 +70,7 @@ def _usual(gpus: Sequence[GpuFigures], value: Callable[[GpuFigures], float | Non
 def _throttled(gpu: GpuFigures, alike: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     shares = {reason: share for reason, share in gpu.throttle.items() if reason not in HARMLESS}
     if POWER_CAP in shares and not _below(gpu, alike):
-        del shares[POWER_CAP]  # at full load a GPU runs into its own limit: as it is built to
+        del shares[POWER_CAP]  # at full load a GPU reaches its own limit, as designed
     if shares:
         finding = f.GpuThrottled(
             rank=gpu.newest.rank,
@@ -128,7 +128,7 @@ def _idle(gpu: GpuFigures, others: Sequence[GpuFigures]) -> Iterator[Suspicion]:
 
 
 def _awaited(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
-    """Without each rank's own times: every GPU is busy, one draws more power than the rest, and those spin."""
+    """Find the awaited rank without ranks' own times: every GPU is busy, one draws more power, and the others spin."""
     if any(rank.own is not None for rank in job.ranks):
         return
     if any((gpu.utilization or 0.0) < SPINNING_UTILIZATION or gpu.power_watts is None for gpu in gpus):
@@ -189,7 +189,7 @@ def _growing(gpu: GpuFigures) -> Iterator[Suspicion]:
 
 
 def _skewed(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
-    """One for each node: its GPUs read the same clock, and the report that came soonest tells it best."""
+    """Return one for each node: its GPUs share a clock, and the earliest report is the most exact."""
     offsets: dict[str, float] = {}
     for gpu in gpus:
         offset, node = gpu.clock_offset_seconds, gpu.newest.node

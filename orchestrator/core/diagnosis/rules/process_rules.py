@@ -1,4 +1,4 @@
-"""Rules about the processes of a job's ranks: what they wait for where the script does not say, and memory that runs out. Pure."""
+"""Rules about the processes of a job's ranks: their waits where the script reports none, and memory that runs out. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def process_suspicions(job: JobFigures) -> Iterator[Suspicion]:
-    """Everything that the processes' figures may mean."""
+    """Return the suspicions from the processes' figures."""
     yield from _awaited(job)
     yield from _starved(job)
     yield from _growing(job)
 
 
 def _awaited(job: JobFigures) -> Iterator[Suspicion]:
-    """One rank works more than the others, which belong to its process group and stand in locks meanwhile."""
+    """Find a rank that works more than the others, which are in its process group and stand in locks meanwhile."""
     ranks = job.processes
     told = job.gpus or any(rank.own is not None for rank in job.ranks)
     if told or len(ranks) < 2 or len(ranks) < job.newest.num_ranks or not all(one.newest.grouped for one in ranks):
@@ -52,7 +52,7 @@ def _awaited(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _starved(job: JobFigures) -> Iterator[Suspicion]:
-    """Training threads that wait for the world outside while steps are made, and whose script does not say for what."""
+    """Find training threads that wait for something outside while steps are made, where the script reports no waits."""
     if not job.reports or any(rank.data_seconds is not None for rank in job.ranks):
         return
     closes = d.DEFINITIONS[f.InputStarved].closes_at
@@ -96,7 +96,7 @@ def _growing(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _filling(job: JobFigures, one: ProcessFigures, node_pace: float) -> _Filling | None:
-    """Whether a rank's memory fills, by its own limit or by what its node has left for all ranks that grow on it."""
+    """Whether a rank's memory fills, by its own limit or by what its node has left for all growing ranks."""
     for growth, horizon, used in (
         (one.fast_growth, d.FAST_HORIZON_SECONDS, d.FAST_USED),
         (one.growth, d.GROWTH_HORIZON_SECONDS, 0.0),
@@ -110,7 +110,7 @@ def _filling(job: JobFigures, one: ProcessFigures, node_pace: float) -> _Filling
 
 
 def _end(limit: int | None, available: int | None, growth: Growth, node_pace: float) -> tuple[float, float]:
-    """When the memory is used up, in seconds, and how much that is."""
+    """Return when the memory is used up, in seconds, and how much that is."""
     ends = []
     if limit is not None:
         ends.append((max(0.0, limit - growth.used) / growth.per_second, float(limit)))

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 LOCKSTEP: Final = 1.1
 """Ranks whose steps take the same time to within this factor meet in a collective at every step."""
 APART: Final = 1.03
-"""Every rank of a slow node is slower than the others' usual one by this factor."""
+"""Every rank of a slow node is slower than the others' typical one by this factor."""
 LEAST_SECONDS: Final = 0.0002
-"""The clock of steps is no better than this."""
+"""Resolution of the steps' clock."""
 RESTARTS: Final = 3.0
 TRAINING_LOSSES: Final = frozenset({"loss", "train_loss", "train/loss", "training_loss", "loss/train"})
 """A validation loss is the same from one evaluation to the next."""
 
 
 def rank_suspicions(job: JobFigures) -> Iterator[Suspicion]:
-    """Everything that the ranks' figures may mean."""
+    """Return the suspicions from the ranks' figures."""
     slow: dict[f.FindingKey, Suspicion] = {}
     for ranks in (job.ranks, job.long_ranks):
         for suspicion in (one for alike in _groups(job, ranks) for one in _slow(job, alike)):
@@ -47,7 +47,7 @@ def rank_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
-    """Everything that the whole job's figures may mean."""
+    """Return the suspicions from the whole job's figures."""
     for loss in job.losses:
         yield from _loss(loss)
     yield from _saves(job.newest.saves)
@@ -63,7 +63,7 @@ def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _groups(job: JobFigures, ranks: Sequence[RankFigures]) -> list[list[RankFigures]]:
-    """Ranks on the same models of GPUs: a slower model is slower, and no fault."""
+    """Group ranks by the models of their GPUs: a slower model is no fault."""
     models: dict[int, set[str]] = {}
     for gpu in job.newest.gpus:
         models.setdefault(gpu.rank, set()).add(gpu.model)
@@ -81,7 +81,7 @@ def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
     slow = {suspicion.finding.node for suspicion in nodes}
     for rank in ranks:
         if rank.node in slow:
-            continue  # its node is what is slow
+            continue  # its node is slow
         others = [other for other in ranks if other is not rank]
         found = _slower(rank.step.value, rank.own, _owns(others)) or _slower(
             rank.step.value, rank.step, [other.step for other in others]
@@ -103,7 +103,7 @@ def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slower:
-    """``figure`` is the factor, or less where chance may have made it."""
+    """``figure`` is the factor, or less where chance may explain it."""
 
     seconds: float
     usual_seconds: float
@@ -119,7 +119,7 @@ def _owns(ranks: Sequence[RankFigures]) -> list[Estimate]:
 
 
 def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _Slower | None:
-    """How much longer than the others one takes; None where that is too little of a step to matter."""
+    """Return how much longer than the others a rank takes; None where that is too little of a step to matter."""
     if own is None or not others:
         return None
     more = above(own, others)
@@ -131,7 +131,7 @@ def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _S
 
 
 def _slow_nodes(ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
-    """Nodes whose every rank, two at least, is slower than the ranks of the others."""
+    """Return nodes whose every rank, at least two, is slower than the ranks of the others."""
     known = {rank.rank: rank.own or rank.step for rank in ranks}
     nodes: dict[str, list[Estimate]] = {}
     for rank in ranks:

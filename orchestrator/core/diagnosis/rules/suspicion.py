@@ -1,4 +1,4 @@
-"""What a rule says: a finding that may be true, and the figure that its definition judges."""
+"""The result of a rule: a possible finding, and the figure that its definition uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """``figure`` is larger for worse; ``core/diagnosis/definitions.py`` says from where on the finding is open."""
+    """``figure`` is larger for worse; ``core/diagnosis/definitions.py`` defines where the finding opens."""
 
     finding: Finding
     figure: float
