@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.bench.environment import describe_environment
 from orchestrator.bench.errors import BenchError, RankError
-from orchestrator.bench.gpu_watch import GpuWatch
-from orchestrator.bench.plan import cells_of, check, device_of, ranks_of, rounds
+from orchestrator.bench.plan import cells_of, check, device_of, ranks_of
 from orchestrator.bench.plots import write_plots
 from orchestrator.bench.processes import RankProcesses, rank_environ
 from orchestrator.bench.report import Subject, render_report
-from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json, run_of
+from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json
+from orchestrator.bench.rounds import Machine, Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,16 +41,6 @@ class Outcome:
     files: tuple[Path, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the ranks found: their device, what torch says, the model's size, readers of the GPUs in the ranks' order."""
-
-    device: str
-    torch_sees: Mapping[str, Any]
-    parameters: int
-    readers: tuple[GpuReader, ...] = ()
-
-
 def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> Outcome:
     """Measure as asked and write the files. Raises BenchError for a request that cannot be run, or when no run ended."""
     check(request)
@@ -69,7 +59,7 @@ def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Ca
     _say_plan(request, machine, cells, environ, note)
     environment = describe_environment(machine.torch_sees, machine.readers, environ)
     try:
-        results = _Rounds(request, machine, cells, logs, environ).all(note)
+        results = Rounds(request, machine, cells, logs, environ).all(note)
     finally:
         for reader in machine.readers:
             reader.close()
@@ -118,80 +108,6 @@ def _say_plan(
         threads = environ["OMP_NUM_THREADS"]
         note(f"{most} ranks with {threads} thread(s) each share {cpus} processors: they slow each other down")
     note(f"{len(cells)} configurations, {request.runs} runs each, in turn")
-
-
-class _Rounds:
-    """The runs of all cells, round by round."""
-
-    def __init__(
-        self, request: BenchRequest, machine: Machine, cells: Sequence[Cell], logs: Path, environ: Mapping[str, str]
-    ) -> None:
-        self._request = request
-        self._machine = machine
-        self._results = {cell: CellResult(cell=cell) for cell in cells}
-        self._logs = logs
-        self._environ = environ
-        self._ranks: RankProcesses | None = None
-
-    def all(self, note: Callable[[str], None]) -> tuple[CellResult, ...]:
-        """Make every run; results in the order of the cells."""
-        began, told = time.monotonic(), -1
-        try:
-            for number, cell in rounds(tuple(self._results), self._request.runs):
-                if number != told and number:
-                    left = (time.monotonic() - began) / number * (self._request.runs - number)
-                    note(f"round {number} of {self._request.runs} done, about {left:.0f}s left")
-                told = number
-                if not self._results[cell].error:
-                    self._one(number, cell, note)
-        finally:
-            self._close()
-        return tuple(self._results.values())
-
-    def _one(self, number: int, cell: Cell, note: Callable[[str], None]) -> None:
-        result, request = self._results[cell], self._request
-        command = {
-            "do": "measure",
-            "model": request.model,
-            "seed": request.seed,
-            "ranks": cell.ranks,
-            "batch": cell.batch,
-            "steps": request.steps,
-            "precision": request.precision,
-        }
-        try:
-            ranks = self._joined()
-            with GpuWatch(self._machine.readers[: cell.ranks]) as watch:
-                answers = ranks.ask(command, cell.ranks)
-        except RankError as error:
-            self._close()
-            self._results[cell] = replace(result, error=error.message)
-            note(f"{cell.ranks} rank(s), global batch {cell.batch}: {error.message}")
-            return
-        self._log(number, cell, answers)
-        run = run_of(number, cell, answers, request.steps, watch.use())
-        self._results[cell] = replace(result, runs=(*result.runs, run))
-
-    def _joined(self) -> RankProcesses:
-        """The ranks, started anew after one failed."""
-        if self._ranks is None:
-            sizes = sorted({cell.ranks for cell in self._results})
-            self._ranks = RankProcesses(self._logs, self._environ)
-            self._ranks.start(sizes[-1])
-            self._ranks.join(sizes, self._machine.device)
-            if self._request.memory_limit_bytes is not None:
-                self._ranks.ask({"do": "limit_memory", "limit_bytes": self._request.memory_limit_bytes}, sizes[-1])
-        return self._ranks
-
-    def _close(self) -> None:
-        if self._ranks is not None:
-            self._ranks.close()
-            self._ranks = None
-
-    def _log(self, number: int, cell: Cell, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Everything that the ranks measured in a run, every step's time among it."""
-        path = self._logs / f"{self._request.model_name}_{cell.name}_run{number:03}.json"
-        path.write_text(json.dumps({"run": number, "batch_size": cell.batch, "ranks": list(answers)}) + "\n")
 
 
 def _write(

@@ -33,7 +33,7 @@ def describe_environment(
         "system": f"{platform.system()} {platform.release()}",
         "versions": torch_sees["versions"],
         "gpus": [_gpu(reader) for reader in readers],
-        "topology": _topology() if readers else None,
+        "topology": topology() if readers else None,
         "settings": {name: value for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)},
     }
 
@@ -57,7 +57,7 @@ def _cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def _topology() -> str | None:
+def topology() -> str | None:
     """How GPUs are linked, in the words of the vendor's tool; None where it is not installed or does not answer."""
     for tool, arguments in (("nvidia-smi", ["topo", "-m"]), ("rocm-smi", ["--showtopo"])):
         if shutil.which(tool) is None:

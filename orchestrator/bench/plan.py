@@ -29,10 +29,16 @@ MOST_STEPS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cell:
-    """One configuration: so many ranks share a global batch."""
+    """One configuration: so many ranks share a global batch. What is empty is as the request says."""
 
     batch: int
     ranks: int
+    model: str = ""
+    precision: str = ""
+    accumulate: int = 1
+    """Passes that a rank's part of the batch is cut into."""
+    gpus: int = 0
+    """One rank hands its batch to so many GPUs (DataParallel); 0: each rank computes on its own device."""
 
     @property
     def per_rank(self) -> int:
@@ -42,7 +48,9 @@ class Cell:
     @property
     def name(self) -> str:
         """As it appears in file names."""
-        return f"ranks{self.ranks}_batch{self.batch}"
+        more = [self.precision, f"accumulate{self.accumulate}" if self.accumulate > 1 else ""]
+        more += [f"gpus{self.gpus}" if self.gpus else ""]
+        return "_".join((f"ranks{self.ranks}_batch{self.batch}", *(one for one in more if one)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +75,13 @@ class BenchRequest:
     @property
     def model_name(self) -> str:
         """The model as part of a file name: a file's factory has both names."""
-        path, colon, factory = self.model.rpartition(":")
-        return f"{Path(path).stem}_{factory}" if colon else self.model
+        return name_of(self.model)
+
+
+def name_of(model: str) -> str:
+    """A model as part of a file name."""
+    path, colon, factory = model.rpartition(":")
+    return f"{Path(path).stem}_{factory}" if colon else model
 
 
 def check(request: BenchRequest) -> None:

@@ -78,11 +78,19 @@ def render_report(subject: Subject, results: Sequence[CellResult]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table."""
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"
+
+
+def ends(interval: Interval, form: str) -> str:
+    """Both ends of an interval."""
+    if interval.low is None or interval.high is None:
+        return "unknown"
+    return f"{interval.low:{form}}-{interval.high:{form}}"
 
 
 def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -99,7 +107,7 @@ def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[st
         "Efficiency",
         "Recommendation",
     )
-    yield from _table(
+    yield from table(
         header,
         [
             (
@@ -175,7 +183,6 @@ def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
         if not one.runs:
             continue
         mean = one.throughput
-        interval = "unknown" if mean.low is None or mean.high is None else f"{mean.low:,.0f}-{mean.high:,.0f}"
         spent = one.cell.ranks * _MILLION / mean.mean
         use = [run.gpu for run in one.runs]
         rows.append(
@@ -184,7 +191,7 @@ def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
                 str(one.cell.per_rank),
                 str(one.cell.ranks),
                 f"{mean.mean:,.0f}",
-                interval,
+                ends(mean, ",.0f"),
                 f"{max(run.peak_memory_bytes for run in one.runs) / MIB:,.0f}",
                 _known([u.utilization for u in use], "{:.0%}"),
                 _known([u.power_watts for u in use], "{:,.0f}"),
@@ -193,7 +200,7 @@ def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
                 *([f"{spent / _HOUR * money:.4g}"] if money is not None else []),
             ]
         )
-    return _table([*header, *(["cost per million samples"] if money is not None else [])], rows)
+    return table([*header, *(["cost per million samples"] if money is not None else [])], rows)
 
 
 def _joules(watts: float | None, rate: float) -> float | None:
@@ -234,7 +241,7 @@ def _parts(results: Sequence[CellResult]) -> Iterator[str]:
                 f"{one.runs[0].reduced_bytes / 1e6:.3g}",
             )
         )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _remarks(results: Sequence[CellResult]) -> Iterator[str]:

@@ -35,13 +35,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of one cell, over all its ranks."""
+    """One run of one cell, over all its ranks. Memory is the most of any device, and that of all together."""
 
     number: int
     samples_per_second: float
     step_seconds: float
     parts: Parts
     peak_memory_bytes: int
+    all_memory_bytes: int
     reduced_bytes: float
     buckets: int
     warm_up_steps: int
@@ -88,6 +89,11 @@ class Comparison:
         return self.speed_up.mean / self.multi.cell.ranks
 
 
+def exposed_share(result: CellResult) -> list[float]:
+    """Of each run's step, the share that it waits for communication."""
+    return [run.parts.exposed / run.step_seconds for run in result.runs]
+
+
 def run_of(number: int, cell: Cell, answers: Sequence[Mapping[str, Any]], steps: int, gpu: GpuUse) -> Run:
     """A run from its ranks' answers: it lasted as long as its slowest rank; parts are means over ranks."""
     seconds = max(answer["seconds"] for answer in answers)
@@ -101,6 +107,7 @@ def run_of(number: int, cell: Cell, answers: Sequence[Mapping[str, Any]], steps:
         step_seconds=step,
         parts=Parts(compute=compute, exposed=exposed, hidden=hidden, other=step - compute - exposed),
         peak_memory_bytes=max(answer["peak_memory_bytes"] for answer in answers),
+        all_memory_bytes=sum(answer["all_memory_bytes"] for answer in answers),
         reduced_bytes=answers[0]["parts"]["bytes"],
         buckets=int(answers[0]["parts"]["buckets"]),
         warm_up_steps=answers[0]["warm_up_steps"],
@@ -131,7 +138,7 @@ def finding_of(speed_up: Interval) -> str:
     return "slower" if speed_up.high < 1 else "unclear"
 
 
-def cell_json(result: CellResult, *, model: str, parameters: int, precision: str) -> dict[str, Any]:
+def cell_json(result: CellResult, *, model: str, parameters: int | None, precision: str) -> dict[str, Any]:
     """One entry of ``results``."""
     cell = result.cell
     head: dict[str, Any] = {
@@ -169,7 +176,7 @@ def cell_json(result: CellResult, *, model: str, parameters: int, precision: str
     }
 
 
-def _run_json(run: Run, parameters: int) -> dict[str, Any]:
+def _run_json(run: Run, parameters: int | None) -> dict[str, Any]:
     return {
         "run": run.number,
         "samples_per_second": run.samples_per_second,

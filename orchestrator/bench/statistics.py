@@ -27,6 +27,11 @@ class Interval:
     low: float | None = None
     high: float | None = None
 
+    def divided(self, by: float) -> Interval:
+        """All of it, divided."""
+        low, high = (None if end is None else end / by for end in (self.low, self.high))
+        return Interval(self.mean / by, low, high)
+
     def as_json(self) -> list[float] | None:
         """The two ends."""
         return None if self.low is None or self.high is None else [self.low, self.high]

@@ -89,22 +89,42 @@ def limit_memory(place: Place, rank: int, *, limit_bytes: int) -> None:
 
 
 def measure(
-    place: Place, rank: int, *, model: str, seed: int, ranks: int, batch: int, steps: int, precision: str
+    place: Place,
+    rank: int,
+    *,
+    model: str,
+    seed: int,
+    ranks: int,
+    batch: int,
+    steps: int,
+    precision: str,
+    accumulate: int,
+    gpus: int,
 ) -> dict[str, Any]:
     """One run of a cell: warm up, a timed block, the split of a step, the peak of memory."""
     clock = DeviceClock(place.device)
     group = place.groups[ranks]
-    _forget_peak(place.device)
+    used = [torch.device("cuda", index) for index in range(gpus)] or [place.device]
+    for device in used:
+        _forget_peak(device)
     workload = make_workload(model, seed)
     stepper = Stepper(
-        workload, batch=batch // ranks, precision=precision, device=place.device, clock=clock, seed=seed + rank
+        workload,
+        batch=batch // ranks,
+        precision=precision,
+        device=place.device,
+        clock=clock,
+        seed=seed + rank,
+        accumulate=accumulate,
     )
+    if gpus:
+        stepper.spread(gpus)
     if ranks > 1:
         stepper.wrap(group)
     warmed, stable = warm_up(stepper, group, ranks)
     together(group, ranks)
     block = stepper.block(steps)
-    peak = _peak_bytes(place.device)
+    peaks = [_peak_bytes(device) for device in used]
     mean = block.seconds / steps
     parts = {"compute_seconds": mean, "exposed_seconds": 0.0, "hidden_seconds": 0.0, "bytes": 0.0, "buckets": 0.0}
     if ranks > 1:
@@ -114,7 +134,8 @@ def measure(
         "step_seconds": list(block.steps),
         "warm_up_steps": warmed,
         "stable": stable,
-        "peak_memory_bytes": peak,
+        "peak_memory_bytes": max(peaks),
+        "all_memory_bytes": sum(peaks),
         "parts": parts,
     }
 

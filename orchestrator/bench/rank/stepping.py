@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from orchestrator.bench.rank.communication import BucketTimer, StepMarks, split
 
@@ -31,6 +31,8 @@ BATCHES: Final = 4
 WINDOW: Final = 10
 STABLE: Final = 0.05
 MOST_WINDOWS: Final = 10
+MOST_SECONDS: Final = 3.0
+"""No further window of warm-up after so long."""
 _AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,7 +48,15 @@ class Stepper:
     """Makes optimizer steps of one model with Adam on a few fixed batches."""
 
     def __init__(
-        self, workload: Workload, *, batch: int, precision: str, device: torch.device, clock: DeviceClock, seed: int
+        self,
+        workload: Workload,
+        *,
+        batch: int,
+        precision: str,
+        device: torch.device,
+        clock: DeviceClock,
+        seed: int,
+        accumulate: int = 1,
     ) -> None:
         self.model = workload.model.to(device).train()
         self.wrapped: torch.nn.Module = self.model
@@ -57,12 +67,13 @@ class Stepper:
         self._scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
         self._make = workload.batch
         self._seed = seed
+        self._passes = accumulate
         self.use(batch)
 
     def use(self, batch: int) -> None:
-        """Train with batches of this size from here on."""
+        """Train with batches of this size from here on: each step with one of them, in as many passes as are accumulated."""
         generator = torch.Generator().manual_seed(self._seed)
-        made = [self._make(batch, generator) for _ in range(BATCHES)]
+        made = [self._make(batch // self._passes, generator) for _ in range(BATCHES)]
         self._batches = cycle([(inputs.to(self._device), targets.to(self._device)) for inputs, targets in made])
 
     def wrap(self, group: dist.ProcessGroup | None, timer: BucketTimer | None = None) -> None:
@@ -73,6 +84,10 @@ class Stepper:
             self.wrapped.register_comm_hook(
                 timer, lambda state, bucket: state.reduce(bucket)
             )  # DDP refuses annotations of Any
+
+    def spread(self, gpus: int) -> None:
+        """Hand each batch to so many GPUs, from this process (DataParallel)."""
+        self.wrapped = DataParallel(self.model, device_ids=list(range(gpus)))
 
     @property
     def _device(self) -> torch.device:
@@ -95,8 +110,17 @@ class Stepper:
 
     def step(self) -> None:
         """One whole step."""
-        self.forward().backward()
+        self.backward()
         self.update()
+
+    def backward(self) -> None:
+        """Forward and backward of every pass; the last of them sends gradients."""
+        if self._passes > 1:
+            with self.without_communication():
+                for _ in range(self._passes - 1):
+                    (self.forward() / self._passes).backward()
+        loss = self.forward()
+        (loss / self._passes if self._passes > 1 else loss).backward()
 
     def without_communication(self) -> contextlib.AbstractContextManager[Any]:
         """Steps in it keep their gradients to this rank."""
@@ -121,7 +145,7 @@ class Stepper:
         """Make so many steps with the hook's marks."""
         for _ in range(steps):
             marks = timer.begin()
-            self.forward().backward()
+            self.backward()
             marks.backward_done = self._clock.mark()
             self.update()
             yield marks
@@ -136,16 +160,19 @@ def together(group: dist.ProcessGroup | None, ranks: int) -> None:
 def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, window: int = WINDOW) -> tuple[int, bool]:
     """Steps until the median step of a window is within 5 % of that of the window before; the steps, and whether so.
 
-    The ranks decide together, by the least stable of them: one that went on alone would wait for the others.
+    The ranks decide together, by the least stable and the slowest of them: one that went on alone would wait for the others.
     """
-    before = median(stepper.block(window).steps)
+    first = stepper.block(window)
+    before, spent = median(first.steps), first.seconds
     for windows in range(2, MOST_WINDOWS + 1):
-        now = median(stepper.block(window).steps)
-        change = torch.tensor([abs(now - before) / before if before else 0.0])
+        block = stepper.block(window)
+        now, spent = median(block.steps), spent + block.seconds
+        told = torch.tensor([abs(now - before) / before if before else 0.0, spent])
         if ranks > 1:
-            dist.all_reduce(change, dist.ReduceOp.MAX, group=group)
-        if change.item() <= STABLE:
-            return windows * window, True
+            dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+        change, longest = told.tolist()
+        if change <= STABLE or longest >= MOST_SECONDS:
+            return windows * window, change <= STABLE
         before = now
     return MOST_WINDOWS * window, False
 

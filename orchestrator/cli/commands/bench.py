@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.plan import BenchRequest
 
 DEFAULT_BATCH_SIZES = "16,32,64,128"
+SUITE_BATCH_SIZE = "32"
 
 Model = Annotated[
     str, typer.Option("--model", metavar="M", help="medium, large, conv, transformer, or FILE.py:factory of your own.")
@@ -56,6 +57,15 @@ def bench(
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", metavar="DIR", help="Where the files go.")] = Path(
         "results"
     ),
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            "--suite", metavar="S", help="training: DataParallel, DDP, precision, scaling, against documented claims."
+        ),
+    ] = None,
+    nccl_sweep: Annotated[
+        bool, typer.Option("--nccl-sweep", help="Try NCCL settings on all GPUs, report what helps, and set nothing.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Compare training on one GPU with training on several: throughput, communication, memory, power.
@@ -69,6 +79,8 @@ def bench(
     from orchestrator.bench.plan import BenchRequest, parse_numbers, parse_size
 
     session = Session()
+    if suite is not None and batch_sizes == DEFAULT_BATCH_SIZES:
+        batch_sizes = SUITE_BATCH_SIZE
     try:
         request = BenchRequest(
             model=model,
@@ -85,6 +97,13 @@ def bench(
             price_per_gpu_hour=price,
             output=output_dir,
         )
+        if suite is not None or nccl_sweep:
+            from orchestrator.cli.commands.bench_more import run_nccl_sweep, run_training_suite
+
+            with ended_in_order():
+                if suite is None:
+                    return run_nccl_sweep(session, request, as_json=json)
+                return run_training_suite(session, request, suite, sweep=nccl_sweep, as_json=json)
         with ended_in_order():
             outcome = run_benchmark(request, environ=session.environ, note=session.console.note)
     except BenchError as error:

@@ -24,7 +24,7 @@ def run(rate: float, number: int = 0, **changes: Any) -> Run:
     values: dict[str, Any] = {
         "number": number, "samples_per_second": rate, "step_seconds": 64 / rate,
         "parts": Parts(compute=48 / rate, exposed=12 / rate, hidden=6 / rate, other=4 / rate),
-        "peak_memory_bytes": 300 << 20, "reduced_bytes": 217612.0, "buckets": 1, "warm_up_steps": 20, "stable": True,
+        "peak_memory_bytes": 300 << 20, "all_memory_bytes": 600 << 20, "reduced_bytes": 217612.0, "buckets": 1, "warm_up_steps": 20, "stable": True,
         "gpu": GpuUse(),
     }  # fmt: skip
     return Run(**{**values, **changes})
@@ -92,12 +92,12 @@ def test_the_conclusion_covers_all_rows(multi: list[CellResult], words: str) -> 
 def test_a_run_lasts_as_long_as_its_slowest_rank() -> None:
     parts = {"compute_seconds": 0.006, "exposed_seconds": 0.002, "hidden_seconds": 0.001, "bytes": 8.0, "buckets": 2.0}
     answers = [
-        {"seconds": 0.8, "peak_memory_bytes": 5, "warm_up_steps": 20, "stable": True, "parts": parts},
-        {"seconds": 1.0, "peak_memory_bytes": 7, "warm_up_steps": 20, "stable": False, "parts": {**parts, "exposed_seconds": 0.0}},
+        {"seconds": 0.8, "peak_memory_bytes": 5, "all_memory_bytes": 5, "warm_up_steps": 20, "stable": True, "parts": parts},
+        {"seconds": 1.0, "peak_memory_bytes": 7, "all_memory_bytes": 7, "warm_up_steps": 20, "stable": False, "parts": {**parts, "exposed_seconds": 0.0}},
     ]  # fmt: skip
     found = run_of(3, Cell(batch=32, ranks=2), answers, 100, GpuUse())
     assert found.samples_per_second == 3200
-    assert found.peak_memory_bytes == 7
+    assert (found.peak_memory_bytes, found.all_memory_bytes) == (7, 12)
     assert not found.stable
     assert found.parts.exposed == pytest.approx(0.001)
     assert found.parts.other == pytest.approx(0.01 - 0.006 - 0.001)

@@ -1,0 +1,39 @@
+"""A sweep on this machine: what its GPUs are, how they are linked, and real ranks that time all-reduces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.bench.environment import topology
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.nccl.measuring import RankTimer
+from orchestrator.bench.nccl.settings import links_of
+from orchestrator.bench.nccl.sweep import check_machine, sweep
+from orchestrator.bench.plan import check
+from orchestrator.bench.processes import RankProcesses, rank_environ
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orchestrator.bench.nccl.sweep import SweepOutcome
+    from orchestrator.bench.plan import BenchRequest
+
+
+def sweep_machine(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> SweepOutcome:
+    """Raises BenchError for a machine that has nothing to sweep. NCCL_ settings of the environment are left out: they are what is tried."""
+    check(request)
+    logs = request.output / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(
+            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
+        ) from error
+    kept = {name: value for name, value in environ.items() if not name.startswith("NCCL_")}
+    prepared = rank_environ(kept, request.threads)
+    with RankProcesses(logs, prepared) as ranks:
+        ranks.start(1)
+        (seen,) = ranks.ask({"do": "describe"}, 1)
+    gpus = len(seen["gpus"])
+    check_machine(gpus, nvidia=seen["versions"]["nccl"] is not None)
+    return sweep(RankTimer(gpus, logs, prepared), gpus, links_of(topology()), rounds=request.runs, note=note)

@@ -1,0 +1,193 @@
+"""Tries NCCL settings in turn and says which make all-reduces faster: each alone, then those that help, together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.bench.errors import BenchError, RankError
+from orchestrator.bench.nccl.settings import Candidate, candidates
+from orchestrator.bench.report import ends, table
+from orchestrator.bench.statistics import FEWEST_RUNS, Interval, ratio_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from orchestrator.bench.nccl.measuring import AllReduceTimer
+    from orchestrator.bench.nccl.settings import Link
+
+SIZES: Final = (64 << 10, 1 << 20, 25 << 20, 128 << 20)
+"""Bytes of an all-reduce: a small layer, DDP's first bucket, its others, a large model's."""
+WORTH: Final = 1.02
+"""From this speed-up on, settings are said to help, if the interval lies above 1."""
+NOT_VERIFIED: Final = (
+    "not verified: this sweep has not run on several GPUs yet; check what it reports with orch bench before you use it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Settings, their speed-up over NCCL's own choice at each size, or why they could not be tried."""
+
+    candidate: Candidate
+    speed_ups: tuple[Interval, ...] = ()
+    error: str = ""
+
+    def helps(self, size: int) -> bool:
+        """Whether all-reduces of that size are faster for certain, and by enough."""
+        one = self.speed_ups[size] if self.speed_ups else None
+        return one is not None and one.low is not None and one.low > 1 and one.mean >= WORTH
+
+    def harms(self, size: int) -> bool:
+        """Whether they are slower for certain."""
+        one = self.speed_ups[size] if self.speed_ups else None
+        return one is not None and one.high is not None and one.high < 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOutcome:
+    """Every candidate, and the combination of those that help; None where fewer than two do."""
+
+    gpus: int
+    links: frozenset[Link]
+    tried: tuple[Tried, ...]
+    together: Tried | None = None
+
+    @property
+    def best(self) -> Tried | None:
+        """What helps at one size at least and harms at none; the largest gain at a size of DDP's buckets counts."""
+        usable = [one for one in (*self.tried, *([self.together] if self.together else [])) if _useful(one)]
+        return max(usable, key=lambda one: one.speed_ups[2].mean, default=None)
+
+
+def _useful(one: Tried) -> bool:
+    sizes = range(len(SIZES))
+    return any(one.helps(size) for size in sizes) and not any(one.harms(size) for size in sizes)
+
+
+def check_machine(gpus: int, *, nvidia: bool) -> None:
+    """Raise BenchError where there is nothing to sweep."""
+    if gpus < 2 or not nvidia:
+        seen = f"{gpus} GPU{'s' * (gpus != 1)}" if nvidia or not gpus else f"{gpus} GPUs that NCCL does not drive"
+        raise BenchError(
+            f"--nccl-sweep needs at least 2 NVIDIA GPUs in this machine, and torch sees {seen}",
+            hint="run it on the machine that trains; ranks on processors talk through gloo, which has none of these settings",
+        )
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds of each size, by round; and why a candidate dropped out."""
+
+    rounds: list[Sequence[float]] = field(default_factory=list)
+    error: str = ""
+
+
+def sweep(
+    timer: AllReduceTimer, gpus: int, links: frozenset[Link], *, rounds: int, note: Callable[[str], None]
+) -> SweepOutcome:
+    """Measure every candidate once a round, in the opposite order in every other one. Raises BenchError where NCCL itself fails."""
+    if rounds < FEWEST_RUNS:
+        raise BenchError(
+            f"--runs is {rounds}: a sweep needs {FEWEST_RUNS} for an interval", hint=f"--runs {FEWEST_RUNS}"
+        )
+    every = candidates(gpus, links)
+    times = _measured(timer, every, rounds, note)
+    base = times[every[0].name]
+    if base.error:
+        raise BenchError(f"NCCL failed with its own choice of settings: {base.error}", hint="see `orch doctor`")
+    tried = tuple(_compared(one, times[one.name], base) for one in every[1:])
+    helping = [one.candidate for one in tried if _useful(one)]
+    return SweepOutcome(gpus=gpus, links=links, tried=tried, together=_together(timer, every[0], helping, rounds, note))
+
+
+def _measured(
+    timer: AllReduceTimer, every: Sequence[Candidate], rounds: int, note: Callable[[str], None]
+) -> dict[str, _Times]:
+    times = {one.name: _Times() for one in every}
+    for number in range(rounds):
+        for one in every if number % 2 == 0 else reversed(every):
+            mine = times[one.name]
+            if mine.error:
+                continue
+            try:
+                mine.rounds.append(timer.seconds(one.variables, SIZES))
+            except RankError as error:
+                mine.error = error.message
+                note(f"{one.name}: {error.message}")
+        note(f"round {number + 1} of {rounds} done")
+    return times
+
+
+def _together(
+    timer: AllReduceTimer,
+    base: Candidate,
+    helping: Sequence[Candidate],
+    rounds: int,
+    note: Callable[[str], None],
+) -> Tried | None:
+    """Those that help, in one: of several values of a variable the first found; measured against NCCL's own choice anew."""
+    variables: dict[str, str] = {}
+    for one in helping:
+        if not variables.keys() & one.variables.keys():
+            variables |= one.variables
+    if len(helping) < 2 or any(variables == one.variables for one in helping):
+        return None
+    both = Candidate(name="together", variables=variables)
+    times = _measured(timer, (base, both), rounds, note)
+    return _compared(both, times[both.name], times[base.name])
+
+
+def _compared(candidate: Candidate, mine: _Times, base: _Times) -> Tried:
+    if mine.error or base.error:
+        return Tried(candidate=candidate, error=mine.error or base.error)
+    pairs = zip(zip(*base.rounds, strict=True), zip(*mine.rounds, strict=True), strict=True)
+    return Tried(candidate=candidate, speed_ups=tuple(ratio_interval(theirs, own) for theirs, own in pairs))
+
+
+def sweep_lines(outcome: SweepOutcome) -> Iterator[str]:
+    """The report, in Markdown."""
+    links = ", ".join(sorted(outcome.links)) or "links not known"
+    yield f"NCCL settings on {outcome.gpus} GPUs ({links}): speed-up of an all-reduce over NCCL's own choice, with 95 % intervals"
+    yield ""
+    header = ("settings", *(_size(size) for size in SIZES))
+    rows = []
+    for one in (*outcome.tried, *([outcome.together] if outcome.together else [])):
+        shown = [f"{up.mean:.2f}x ({ends(up, '.2f')})" for up in one.speed_ups] or [f"failed: {one.error}"] * len(SIZES)
+        rows.append((_line(one.candidate), *shown))
+    yield from table(header, rows)
+    yield ""
+    best = outcome.best
+    yield "No setting helps: leave NCCL's own choice." if best is None else f"Helps: {_line(best.candidate)}"
+    yield f"Nothing was set. {NOT_VERIFIED[0].upper()}{NOT_VERIFIED[1:]}."
+
+
+def _line(candidate: Candidate) -> str:
+    return " ".join(f"{name}={value}" for name, value in candidate.variables.items())
+
+
+def _size(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+def sweep_json(outcome: SweepOutcome) -> dict[str, Any]:
+    """Everything for programs."""
+    best = outcome.best
+    every = (*outcome.tried, *([outcome.together] if outcome.together else []))
+    return {
+        "gpus": outcome.gpus,
+        "links": sorted(outcome.links),
+        "verified": False,
+        "note": NOT_VERIFIED,
+        "sizes_bytes": list(SIZES),
+        "tried": [_tried_json(one) for one in every],
+        "best": None if best is None else dict(best.candidate.variables),
+    }
+
+
+def _tried_json(one: Tried) -> Mapping[str, Any]:
+    return {
+        "variables": dict(one.candidate.variables),
+        "speed_ups": [{"mean": up.mean, "interval_95": up.as_json()} for up in one.speed_ups],
+        "error": one.error or None,
+    }
