@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign soak dashboards pictures format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz soak dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -50,7 +50,7 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools
@@ -69,6 +69,11 @@ FIRST ?= 0
 FAULTS ?= 1000000
 campaign: $(STAMP)
 	$(BIN)/python -m tests.simulation run --first $(FIRST) --faults $(FAULTS)
+
+# Every reader of foreign bytes, some seconds each; an input that is a defect is kept in tests/fuzz/corpus.
+SECONDS ?= 300
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # A thousand kills of the daemon while users submit, pause, resume and cancel: some twenty minutes.
 soak: $(STAMP)

@@ -145,7 +145,7 @@ class SessionStream:
     def _parsed(self, message: str | bytes) -> dict[str, Any]:
         try:
             said = json.loads(message)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         return said if isinstance(said, dict) else self._socket.not_orch()
 

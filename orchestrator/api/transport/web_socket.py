@@ -191,7 +191,7 @@ class WebSocket:
 def _refusal(body: bytes, label: str) -> OrchError:
     try:
         told: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         told = None
     if isinstance(told, dict):
         return error_from_json(told)

@@ -283,14 +283,14 @@ def _encoded(body: object) -> bytes:
 def _decoded(body: bytes, endpoint: Endpoint) -> Any:
     try:
         return json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolMismatchError(f"what listens at {endpoint.label} does not speak orch's protocol") from error
 
 
 def _error_of(reply: Reply, endpoint: Endpoint) -> OrchError:
     try:
         body = json.loads(reply.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):
         return DaemonUnreachableError(f"the daemon at {endpoint.label} answered {reply.status} without a reason")

@@ -71,7 +71,8 @@ def parse(raw: bytes | bytearray | memoryview) -> Manifest:
     try:
         body = json.loads(bytes(raw))
         claimed = body.pop("sha256")
-        if body.get("format") != FORMAT or body.get("version") != FORMAT_VERSION:
+        version = body.get("version")
+        if body.get("format") != FORMAT or type(version) is not int or version != FORMAT_VERSION:
             raise CorruptCheckpointError(
                 f"manifest: not {FORMAT} version {FORMAT_VERSION}; read it with the orch that wrote it"
             )
@@ -103,6 +104,8 @@ def _check_types(body: Mapping[str, Any]) -> None:
         raise TypeError("job_id or created_at is malformed")
     if not math.isfinite(body["created_at"]):
         raise ValueError("created_at is no time")
+    if any(type(value) not in (int, float, str) for value in body["metrics"].values()):
+        raise TypeError("a metric is no number")
     if any(not isinstance(record["sha256"], str) for record in body["files"].values()):
         raise TypeError("a digest is none")
 

@@ -52,6 +52,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.-]{0,128}")
 _STEP_BITS = 40
 _MAX_STEP = 2**_STEP_BITS - 1
 _MAX_ATTEMPT = 2**23
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, SnapshotUnavailableError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +145,18 @@ class Slot(ABC):
     def meta(self) -> SnapshotMeta | None:
         """Return the snapshot's metadata; None when it does not count or changed while it was read."""
         before = self.identity()
-        if before == 0:
-            return None
-        header = self.header()
+        header = self.header() if before else b""
         if len(header) != HEADER_BYTES:
             return None
         length, crc = _META.unpack_from(header, _META_AT)
-        start = _META_AT + _META.size
-        raw = header[start : start + length]
+        raw = header[_META_AT + _META.size :][:length]
         if zlib.crc32(raw) != crc or self.identity() != before:
             return None
         try:
             meta = _meta_from(json.loads(raw), self.size)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return meta if identity(meta.version) == before else None
+        except _MALFORMED:
             return None  # no version writes that
-        return meta if identity(meta.version) == before else None
 
     def holds(self, meta: SnapshotMeta) -> bool:
         """Whether this is still the snapshot that ``meta`` describes."""

@@ -63,7 +63,7 @@ def _json_entries(text: str) -> tuple[list[Any], int, bool]:
     """(entries, dropped, repaired) of a JSON text: a whole one, one entry a line, or an array that is cut off."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     else:
         if isinstance(document, dict) and isinstance(document.get("samples"), list):
@@ -86,7 +86,7 @@ def _json_lines(text: str) -> tuple[list[Any], int, bool]:
     for number, line in enumerate(lines):
         try:
             entries.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines) - 1:
                 return entries, dropped, True
             dropped += 1
@@ -103,7 +103,7 @@ def _cut_array(text: str) -> tuple[list[Any], int, bool]:
             position += 1
         try:
             entry, position = decoder.raw_decode(text, position)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         entries.append(entry)
     return entries, 0, True

@@ -164,7 +164,7 @@ GpuIdentity = dict[str, object]
 def _identity(path: Path) -> GpuIdentity:
     try:
         document = json.loads(path.with_suffix(".json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -7,6 +7,7 @@ the same user, so this guards against mistakes and other versions, not against m
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from . import wire
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_DESCRIPTOR = re.compile("[0-9]{1,9}")  # isdigit() is true of digits that int() refuses
 REQUIRED_FDS = ("stdout", "stderr", "lifeline")
 
 
@@ -123,7 +125,7 @@ def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str,
     extra: dict[int, int] = {}
     for role, fd in zip(roles, fds, strict=True):
         kind, _, number = role.partition(":")
-        if kind == "extra" and number.isdigit() and int(number) > 2:
+        if kind == "extra" and _DESCRIPTOR.fullmatch(number) and int(number) > 2:
             extra[int(number)] = fd
         elif role in (*REQUIRED_FDS, "stdin", "listen", "lease"):
             named[role] = fd

@@ -128,7 +128,10 @@ def _directives(text: str) -> tuple[dict[str, str], list[str]]:
         match = _DIRECTIVE.match(line)
         if match is None:
             continue
-        words = shlex.split(match[1], comments=True)
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError as error:
+            raise BadValueError(f"{quoted(line)}: a quotation mark is not closed", "close it") from error
         while words:
             word = words.pop(0)
             name, equals, value = word.lstrip("-").partition("=")

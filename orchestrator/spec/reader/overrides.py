@@ -45,7 +45,7 @@ def _split(override: str) -> tuple[list[str], str]:
     if equals is None:
         raise BadValueError("there is no `=`", "write --set resources.num_workers=4")
     steps = [step.replace("\\.", ".").replace("\\=", "=") for step in _STEP_END.split(override[: equals.start()])]
-    if not all(steps) or len(steps) > _MAX_STEPS:
+    if not all(step and step.isprintable() for step in steps) or len(steps) > _MAX_STEPS:
         raise BadValueError("the part before `=` is not a key", "write keys joined by dots: resources.num_workers")
     return steps, override[equals.end() :]
 

@@ -11,9 +11,11 @@ import json
 import os
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from orchestrator.core.conformance import is_count
 from orchestrator.private_files import make_private, open_private
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import log_path
+from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
 
 FOLLOW_SECONDS: Final = 0.25
+MOST_NOTE_BYTES: Final = 4096
 
 
 class LogMirror:
@@ -35,10 +38,10 @@ class LogMirror:
         self._note = path.with_suffix(".mirror")
         self.place = LogLocation()
         self._size = 0
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            said = json.loads(self._note.read_text())
-            self.place = LogLocation(inode=said["inode"], offset=said["offset"])
-            self._size = said["size"] if path.exists() else 0  # it had just been rotated
+        noted = _noted(self._note)
+        if noted is not None:
+            self.place = LogLocation(inode=noted["inode"], offset=noted["offset"])
+            self._size = noted["size"] if path.exists() else 0  # it had just been rotated
 
     def take(self, part: LogPart) -> None:
         """Append what a node sent. The note is written after the lines: lines without a note are written again."""
@@ -71,6 +74,16 @@ class LogMirror:
                 source.replace(self._path.with_name(f"{self._path.name}.{number}"))
         self._path.unlink(missing_ok=True)
         self._size = 0
+
+
+def _noted(path: Path) -> dict[str, int] | None:
+    """What a mirror's note says; None where there is none, or it makes no sense: the job's processes can write there."""
+    try:
+        said = json.loads(read_plain(path, MOST_NOTE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = ("inode", "offset", "size")
+    return said if isinstance(said, dict) and all(is_count(said.get(name)) for name in names) else None
 
 
 class LogFollowers:
