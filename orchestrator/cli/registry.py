@@ -64,6 +64,8 @@ ENTRIES = (
     Entry("simulate", "runs.simulate", MACHINE),
     Entry("dashboards", "dashboards", MACHINE),
     Entry("prune", "machine", MACHINE),
+    Entry("backup", "keeping.backup", MACHINE),
+    Entry("restore", "keeping.backup", MACHINE),
     Entry("init", "files", FILES),
     Entry("import", "jobs.importing", FILES, "import_job"),
     Entry("schema", "files", FILES),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import EXIT_REFUSED
+from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_REFUSED
 from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
+from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
 
 
 @pytest.fixture
@@ -193,3 +194,59 @@ def test_what_is_refused(breakable: Stack, job_id: str) -> None:
         assert words in done.stderr
     assert breakable.job(job_id).attempt == 1
     assert "which drill?" in breakable.orch("drill", job_id).stderr
+
+
+def test_a_campaign_of_drills_leaves_the_result_intact(
+    breakable: Stack, ledger: Ledger, tmp_path: Path, job_id: str
+) -> None:
+    page = tmp_path / "report.html"
+    kinds = "rank,actor,daemon,agent"
+    done = breakable.orch(
+        *(
+            "drill",
+            job_id,
+            "--campaign",
+            "15s",
+            "--kinds",
+            kinds,
+            "--seed",
+            "5",
+            "--html",
+            str(page),
+            "--yes",
+            "--json",
+        ),
+        *("--timeout", f"{PATIENCE_SECONDS:.0f}s"),
+        seconds=2 * PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    report = json.loads(done.stdout)
+    assert report["intact"]
+    assert report["rounds"]
+    for round_ in report["rounds"]:
+        assert round_["intact"] or round_["refused"], round_
+    assert sum(figures["done"] for figures in report["figures"]) > 0
+    assert job_id in page.read_text()
+    (tmp_path / "over").touch()
+    assert breakable.wait(job_id).state == "SUCCEEDED"
+    ledger.check(job_id)
+
+
+def test_a_campaign_that_is_interrupted_reports_and_leaves_nothing_stopped(breakable: Stack, job_id: str) -> None:
+    campaign = subprocess.Popen(
+        [*ORCH, "drill", job_id, "--campaign", "10m", "--kinds", "hang,daemon", "--yes"],
+        env=breakable.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with campaign:
+        assert campaign.stderr is not None
+        first = campaign.stderr.readline()
+        assert job_id in first, first
+        campaign.send_signal(signal.SIGTERM)
+        out, _ = campaign.communicate(timeout=2 * PATIENCE_SECONDS)
+    assert "interrupted" in out
+    assert campaign.returncode == EXIT_INTERRUPTED
+    step = breakable.job(job_id).progress
+    breakable.wait_step(job_id, (step.step or 0 if step else 0) + 3)

@@ -1,4 +1,4 @@
-"""`orch drill`: hurt a running job on purpose, and see that it comes through."""
+"""`orch drill`: hurt a running job on purpose, and see that it comes through; once, or for as long as is wanted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Job, Json, Yes, ask
+from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
+from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
+from orchestrator.cli.drills.kinds import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
 from orchestrator.cli.render.units import parse_span_within
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import JobView
+    from orchestrator.cli.drills.campaign_report import CampaignReport
     from orchestrator.cli.drills.drills import DrillReport
 
 
 MAX_SECONDS = 86_400.0
+MOST_JOBS = 500
+MOST_NAMED = 5
 
 
 class Victim(enum.StrEnum):
@@ -32,20 +38,15 @@ class Victim(enum.StrEnum):
     RAY = "ray"
 
 
-WHAT = {
-    "rank": "kills the training process of rank {rank}; the job continues from its newest checkpoint",
-    "actor": "kills the actor of rank {rank}; the gang is started again and continues from its newest checkpoint on storage",
-    "agent": "kills the agent of the node of rank {rank}; Ray starts another, and all jobs keep running",
-    "ray": "kills Ray's head; EVERY job of this daemon continues from its newest checkpoint on storage",
-    "fill-disk": "fills the disk of its checkpoints until a save has failed; the job keeps running and saves again",
-    "daemon": "kills the daemon and starts it again; all jobs keep running; submissions fail meanwhile",
-    "hang": "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
-    "tear-checkpoint": "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
-}
-
-
 def drill(
-    job: Job,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="An id, the beginning of one, or a name. A campaign without one takes all your running jobs.",
+            autocompletion=complete_job,
+        ),
+    ] = None,
     kill: Annotated[Victim | None, typer.Option("--kill", help="Kill one of its processes.")] = None,
     hang: Annotated[bool, typer.Option("--hang", help="Stop a rank without ending it.")] = False,
     tear_checkpoint: Annotated[
@@ -58,38 +59,57 @@ def drill(
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="SPAN", help="How long to wait for the recovery: 90s, 5m.")
     ] = "2m",
+    campaign: Annotated[
+        str | None, typer.Option("--campaign", metavar="SPAN", help="Drill after drill, for so long: 30m.")
+    ] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option("--kinds", metavar="KIND,…", help=f"A campaign's drills, of {', '.join(Kind)}."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Draw the campaign's drills from this number.")
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write the campaign's report as a page, too.")
+    ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Inject a fault into a running job and report the recovery; exit code 1 when the job did not recover."""
-    from orchestrator.cli.drills.machine import MachineDrill
+    """Inject a fault into a running job and report the recovery; exit code 1 when the job did not recover.
 
+    With --campaign: many faults, of all kinds, one after the other, on your running jobs.
+    """
     chosen = [
-        name for name, on in (("hang", hang), ("tear-checkpoint", tear_checkpoint), ("fill-disk", fill_disk)) if on
+        *(name for name, on in ((Kind.HANG, hang), (Kind.TEAR_CHECKPOINT, tear_checkpoint)) if on),
+        *([Kind.FILL_DISK] if fill_disk else []),
+        *([Kind(kill.value)] if kill is not None else []),
     ]
-    chosen += [kill.value] if kill is not None else []
+    seconds = parse_span_within(timeout, "--timeout", least=1.0, most=MAX_SECONDS)
+    session = Session()
+    if campaign is not None:
+        if chosen or rank:
+            raise BadRequestError("a campaign chooses drills and ranks itself", hint="leave some out with --kinds")
+        span = parse_span_within(campaign, "--campaign", least=1.0, most=MAX_SECONDS)
+        return _campaign(session, job, _kinds(kinds), span, seconds, seed=seed, html=html, yes=yes, json=json)
+    if kinds is not None or seed is not None or html is not None:
+        raise BadRequestError("--kinds, --seed and --html belong to a campaign", hint="add --campaign 30m")
+    if job is None:
+        raise BadRequestError("which job?", hint="name one, or take all of yours with --campaign 30m")
     if len(chosen) != 1:
         raise BadRequestError(
             "one drill at a time" if chosen else "which drill?",
             hint="--kill rank, actor, agent, daemon or ray, --hang, --tear-checkpoint, or --fill-disk",
         )
-    (what,) = chosen
-    seconds = parse_span_within(timeout, "--timeout", least=1.0, most=MAX_SECONDS)
-    session = Session()
+    return _once(session, job, chosen[0], rank, seconds, yes=yes, json=json)
+
+
+def _once(session: Session, job: str, kind: Kind, rank: int, seconds: float, *, yes: bool, json: bool) -> int:
+    from orchestrator.cli.drills.machine import MachineDrill
+
     planned = MachineDrill(session.client(), job, rank=rank, seconds=seconds)
     if not yes:
-        ask(session, f"{planned.job.id}: {WHAT[what].format(rank=rank)}")
-    run: dict[str, Callable[[], DrillReport]] = {
-        "rank": planned.kill_rank,
-        "actor": planned.kill_actor,
-        "daemon": planned.kill_daemon,
-        "agent": planned.kill_agent,
-        "ray": planned.kill_ray,
-        "hang": planned.hang,
-        "tear-checkpoint": planned.tear_checkpoint,
-        "fill-disk": lambda: planned.fill_disk(much=yes),
-    }
-    report = run[what]()
+        ask(session, f"{planned.job.id}: {WHAT[kind].format(rank=rank)}")
+    report = planned.run(kind, much=yes)
     if json:
         print_json(session, report.to_json())
     else:
@@ -97,9 +117,112 @@ def drill(
     return EXIT_OK if report.intact else EXIT_JOB_FAILED
 
 
+# -- a campaign
+
+
+def _campaign(
+    session: Session,
+    job: str | None,
+    kinds: Sequence[Kind],
+    seconds: float,
+    drill_seconds: float,
+    *,
+    seed: int | None,
+    html: str | None,
+    yes: bool,
+    json: bool,
+) -> int:
+    import random
+
+    from orchestrator.cli.drills import campaign_text
+    from orchestrator.cli.drills.campaign import Campaign
+
+    client = session.client()
+    jobs = _targets(client, job)
+    if not yes:
+        ask(session, _warning(client, jobs, kinds, seconds))
+    planned = Campaign(
+        client=client,
+        jobs=[each.id for each in jobs],
+        kinds=kinds,
+        seconds=seconds,
+        drill_seconds=drill_seconds,
+        seed=random.randrange(2**32) if seed is None else seed,  # noqa: S311 - repeats a campaign
+        much=yes,
+        tell=lambda done: session.console.note(campaign_text.round_line(done)),
+    )
+    with ended_in_order():
+        report = planned.run()
+    if json:
+        print_json(session, report.to_json())
+    else:
+        for line in campaign_text.lines(session.console, report):
+            session.console.print(line)
+    if html is not None:
+        _write_page(html, campaign_text.page(report))
+    return _exit_code(report)
+
+
+def _exit_code(report: CampaignReport) -> int:
+    if not report.intact:
+        return EXIT_JOB_FAILED
+    return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
+
+
+def _kinds(text: str | None) -> list[Kind]:
+    if text is None:
+        return list(IN_A_CAMPAIGN)
+    names = list(dict.fromkeys(word.strip() for word in text.split(",")))
+    unknown = [name for name in names if name not in set(Kind)]
+    if unknown:
+        raise BadRequestError(
+            f"unknown drill {unknown[0]!r}", hint=f"--kinds takes {', '.join(Kind)}, joined by commas"
+        )
+    return [Kind(name) for name in names]
+
+
+def _targets(client: Client, job: str | None) -> list[JobView]:
+    """The job that was named, or all running ones of the caller."""
+    if job is not None:
+        found = [client.job(job)]
+    else:
+        import getpass
+
+        found = list(client.jobs(user=getpass.getuser(), states=("RUNNING",), limit=MOST_JOBS).jobs)
+    running = [each for each in found if each.state == "RUNNING"]
+    if not running:
+        what = f"{found[0].id} is {found[0].state}" if found else "no job of yours is running"
+        raise RefusedError(f"{what}; a campaign needs a running job", hint="submit one, and wait until it runs")
+    return running
+
+
+def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], seconds: float) -> str:
+    """What will be done, and to whom: jobs of other users first."""
+    from orchestrator.cli.render.units import span
+
+    felt = [kind for kind in kinds if kind in FELT_BY_ALL]
+    own = {job.id for job in jobs}
+    running = client.jobs(states=("RUNNING",), limit=MOST_JOBS).jobs if felt else ()
+    others = [job for job in running if job.id not in own]
+    text = f"injects {', '.join(kinds)} into {_named(jobs)} for {span(seconds)}, one after the other"
+    return f"{text}; {', '.join(felt)} also reaches {_named(others)}" if others else text
+
+
+def _named(jobs: Sequence[JobView]) -> str:
+    more = f" and {len(jobs) - MOST_NAMED} more" if len(jobs) > MOST_NAMED else ""
+    return ", ".join(f"{job.id} ({job.user})" for job in jobs[:MOST_NAMED]) + more
+
+
+def _write_page(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RefusedError(f"{path} cannot be written: {error.strerror}", hint="choose another --html FILE") from error
+
+
 def _print(session: Session, report: DrillReport) -> None:
-    def seconds(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f} s"
+    from orchestrator.cli.drills.campaign_text import seconds
 
     rows = [
         ("did", clean(report.did)),

@@ -30,6 +30,10 @@ STEP_SECONDS = 30.0
 SUPERVISOR_SECONDS = 3.0  # a service manager brings a daemon back by itself
 
 
+class NotRecoveredError(RefusedError):
+    """A drill was done, and what had to follow was not seen in time."""
+
+
 @dataclass(slots=True, kw_only=True)
 class DrillReport:
     """What came of a drill. Seconds count from the blow; None where there is nothing to measure.
@@ -133,7 +137,12 @@ class Drill:
         step = self._step()
         began = time.time()
         report.did = self._kill(lambda: pid, "the daemon")
-        self._until_daemon(pid, lambda: _start(command, environ, cwd))
+        try:
+            self._until_daemon(pid, lambda: _start(command, environ, cwd))
+        except (KeyboardInterrupt, SystemExit):  # an interrupted drill leaves a daemon, too
+            if not _answers(self._client, other_than=pid):
+                _start(command, environ, cwd)
+            raise
         job = self._wait("steps go on", lambda: self._beyond(step))
         report.recovery_seconds = round(time.time() - began, 3)
         report.steps_lost = 0
@@ -231,7 +240,7 @@ class Drill:
             if found:
                 return found
             time.sleep(POLL_SECONDS)
-        raise RefusedError(
+        raise NotRecoveredError(
             f"the drill was done, but within {self._seconds:g} s not seen: {what}",
             hint=f"orch events {self.job.id} tells how it stands; --timeout waits longer",
         )
@@ -276,6 +285,13 @@ class Drill:
             os.close(held)
         did = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}.get(number, f"sent {number.name} to")
         return f"{did} {what} (process {pid})"
+
+
+def _answers(client: Client, *, other_than: int) -> bool:
+    try:
+        return client.health().pid != other_than
+    except OrchError:
+        return False
 
 
 def overlaps(history: Sequence[EventView]) -> list[str]:

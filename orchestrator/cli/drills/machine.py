@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.errors import RefusedError
 from orchestrator.cli.drills.disk_filler import DiskFiller, refuse_to_fill
 from orchestrator.cli.drills.drills import Drill, DrillReport
+from orchestrator.cli.drills.kinds import Kind
 
 if TYPE_CHECKING:
     from orchestrator.api.views import EventView
@@ -21,6 +22,26 @@ AGENT = "ray::NodeAgent"
 
 class MachineDrill(Drill):
     """The drills of ``Drill``, and those that reach below the job."""
+
+    def run(self, kind: Kind, *, much: bool = False) -> DrillReport:
+        """The drill of that kind; ``much`` as in ``fill_disk``."""
+        match kind:
+            case Kind.RANK:
+                return self.kill_rank()
+            case Kind.ACTOR:
+                return self.kill_actor()
+            case Kind.HANG:
+                return self.hang()
+            case Kind.TEAR_CHECKPOINT:
+                return self.tear_checkpoint()
+            case Kind.DAEMON:
+                return self.kill_daemon()
+            case Kind.AGENT:
+                return self.kill_agent()
+            case Kind.RAY:
+                return self.kill_ray()
+            case Kind.FILL_DISK:
+                return self.fill_disk(much=much)
 
     def kill_agent(self) -> DrillReport:
         """SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""

@@ -1,0 +1,1 @@
+"""Commands that keep the record: copies of it, and the way back."""

@@ -1,0 +1,127 @@
+"""A campaign: drills of several kinds on several jobs, one after the other, drawn from a seed, until its time is over.
+
+Nothing is done to a job whose budget of restarts would be spent by it, nor before it has gone on after the last drill.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api.errors import OrchError, RefusedError
+from orchestrator.cli.drills.campaign_report import CampaignReport, Round
+from orchestrator.cli.drills.drills import NotRecoveredError
+from orchestrator.cli.drills.kinds import CHARGED_TO, Kind
+from orchestrator.cli.drills.machine import MachineDrill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from orchestrator.api.client import Client
+    from orchestrator.api.views import JobView
+
+POLL_SECONDS: Final = 0.1
+MOST_REFUSALS: Final = 3
+"""A kind of drill that a job refuses so often in a row is not tried on it any more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Campaign:
+    """``jobs`` are the ids of those that drills are done to. ``tell`` is given each round when it is over."""
+
+    client: Client
+    jobs: Sequence[str]
+    kinds: Sequence[Kind]
+    seconds: float
+    drill_seconds: float
+    seed: int
+    much: bool = False
+    tell: Callable[[Round], None] = lambda _: None
+    _refusals: dict[tuple[str, Kind], int] = field(default_factory=dict)
+
+    def run(self) -> CampaignReport:
+        """Do it. Ctrl-C and SIGTERM end it in order: what was stopped goes on, and what was found is reported."""
+        dice, began = random.Random(self.seed), time.monotonic()  # noqa: S311 - a seed that repeats the campaign
+        report = CampaignReport(seed=self.seed, began_at=time.time(), jobs=list(self.jobs), kinds=list(self.kinds))
+        try:
+            while (left := self.seconds - (time.monotonic() - began)) > 0:
+                choice = self._choice(dice)
+                if choice is None:
+                    report.ended_because = "no job is left that a drill may be done to"
+                    break
+                job, kind = choice
+                done = self._round(job, kind, dice.randrange(job.num_workers))
+                report.rounds.append(done)
+                self.tell(done)
+                if not done.intact and not done.refused:
+                    report.ended_because = "a drill found a defect: what it left is kept as it is"
+                    break
+                self._until_gone_on(job.id, done, min(left, self.drill_seconds))
+        except (KeyboardInterrupt, SystemExit):
+            report.interrupted = True
+        except OrchError as error:
+            report.problems.append(str(error))
+        report.seconds = round(time.monotonic() - began, 3)
+        report.problems += self._ends()
+        return report
+
+    def _choice(self, dice: random.Random) -> tuple[JobView, Kind] | None:
+        """A running job and what is done to it; waits while jobs only recover. None where there is nothing to choose."""
+        deadline = time.monotonic() + self.drill_seconds
+        while True:
+            jobs = [self.client.job(job_id) for job_id in self.jobs]
+            alive = [job for job in jobs if not job.is_terminal]
+            running = [job for job in alive if job.state == "RUNNING"]
+            choices = [(job, kind) for job in running for kind in self.kinds if self._may(job, kind)]
+            if choices:
+                kind = dice.choice(sorted({kind for _, kind in choices}))
+                return dice.choice([choice for choice in choices if choice[1] is kind])
+            if len(running) == len(alive) or time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+
+    def _may(self, job: JobView, kind: Kind) -> bool:
+        if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
+            return False
+        charged = CHARGED_TO.get(kind)
+        if charged is None:
+            return True
+        budget = self._budgets(job).get(charged)
+        return not isinstance(budget, int) or job.restarts_by_class.get(charged, 0) < budget
+
+    def _budgets(self, job: JobView) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.spec(job.id).spec.get("retry", {}).get("max_restarts", {})
+        return found
+
+    def _round(self, job: JobView, kind: Kind, rank: int) -> Round:
+        done = Round(at=time.time(), kind=kind, job_id=job.id, rank=rank)
+        try:
+            drill = MachineDrill(self.client, job.id, rank=rank, seconds=self.drill_seconds)
+            done.report = drill.run(kind, much=self.much)
+        except NotRecoveredError as error:
+            done.problem = str(error)
+        except RefusedError as error:
+            done.refused = str(error)
+        refused = self._refusals.get((job.id, kind), 0) + 1 if done.refused else 0
+        self._refusals[job.id, kind] = refused
+        return done
+
+    def _until_gone_on(self, job_id: str, done: Round, seconds: float) -> None:
+        """Until the job has saved after the drill, where it saves at all: restarts without progress have a budget, too."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            job = self.client.job(job_id)
+            saved = job.checkpoint is None or (job.checkpoint.at or 0.0) >= done.at
+            if job.is_terminal or (job.state == "RUNNING" and (saved or done.refused)):
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _ends(self) -> list[str]:
+        """Jobs that did not come through."""
+        try:
+            jobs = [self.client.job(job_id) for job_id in self.jobs]
+        except OrchError as error:
+            return [f"the daemon does not answer at the end: {error}"]
+        return [f"{job.id} is FAILED: {job.reason}" for job in jobs if job.state == "FAILED"]
