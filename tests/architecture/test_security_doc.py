@@ -1,0 +1,36 @@
+"""docs/security.md names a test for each attack: each of them is there, and each row has one."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+TEXT = (
+    (ROOT / "docs" / "security.md").read_text().partition("## Attacks, and the test of each")[2].partition("\n## ")[0]
+)
+ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and not line.startswith("| attack")]
+
+
+@functools.cache
+def names_in(path: str) -> set[str]:
+    """The names of the test functions of a file."""
+    tree = ast.parse((ROOT / path).read_text())
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {function.name for function in functions if function.name.startswith("test_")}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip()[:60] for row in ROWS])
+def test_each_attack_has_tests_that_are_there(row: str) -> None:
+    named = NAMED.findall(row)
+    assert named, "name the test of this attack"
+    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
+
+
+def test_there_are_attacks() -> None:
+    assert len(ROWS) > 20
