@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
-    from orchestrator.api.usage_views import UsageReport
+    from orchestrator.api.usage_views import EstimateQualityView, UsageReport
     from orchestrator.api.views import ActionReply
 
 USAGE_SECONDS = 600.0
@@ -137,6 +137,12 @@ class SpecQuestions(ABC):
 
         query = {"by": list(by), "since": since, "until": until, "price": price}
         return UsageReport.from_json(self._call("GET", "/usage", query=query, seconds=USAGE_SECONDS))
+
+    def estimate_quality(self) -> EstimateQualityView:
+        """How often the intervals of estimates held the time that jobs took."""
+        from orchestrator.api.usage_views import EstimateQualityView
+
+        return EstimateQualityView.from_json(self._call("GET", "/estimates"))
 
     def set_queue(
         self,

@@ -46,6 +46,8 @@ class MatrixJobView(View):
     last: float | None = None
     fraction: float | None = None
     eta_seconds: float | None = None
+    eta_low_seconds: float | None = None
+    eta_high_seconds: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
 
@@ -55,7 +57,8 @@ class MatrixView(View):
     """A matrix and its jobs, by combination.
 
     ``state``: PENDING, RUNNING or SUSPENDED; SUCCEEDED when every combination has, else FAILED when one has, else CANCELLED.
-    ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that can be told.
+    ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that can be told,
+    and ``eta_low_seconds`` and ``eta_high_seconds`` are its bounds: with every job at its own.
     """
 
     id: str
@@ -72,6 +75,8 @@ class MatrixView(View):
     score_attribute: str | None = None
     score_order: str | None = None
     eta_seconds: float | None = None
+    eta_low_seconds: float | None = None
+    eta_high_seconds: float | None = None
     ended_at: float | None = None
     jobs: tuple[MatrixJobView, ...] = ()
 

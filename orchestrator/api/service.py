@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
-    from orchestrator.api.usage_views import UsageReport
+    from orchestrator.api.usage_views import EstimateQualityView, UsageReport
     from orchestrator.api.views import (
         ActionReply,
         CheckpointView,
@@ -335,6 +335,10 @@ class JobService(Protocol):
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """What jobs used in a span of time. Raises BadRequestError."""
+        ...
+
+    async def estimate_quality(self) -> EstimateQualityView:
+        """How good estimates of time left were."""
         ...
 
     def change_version(self) -> int:

@@ -1,4 +1,4 @@
-"""What the API answers about use. Only the standard library is imported: the command line loads this module."""
+"""What the API answers about use, and about how good estimates of time left were. Only the standard library is imported: the command line loads this module."""
 
 from __future__ import annotations
 
@@ -38,3 +38,33 @@ class UsageReport(View):
 
 
 NESTED[UsageReport] = {"rows": UsageRow, "total": UsageRow}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateShareView(View):
+    """Estimates made when ``share`` of a job's steps were done; ``median_error`` is relative to the time that was left."""
+
+    share: float
+    checked: int
+    within: int
+    median_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateQualityView(View):
+    """How good estimates were: the intervals of ``within`` of those ``checked`` held the time that the job took.
+
+    They should be ``confidence`` of all. Checked are estimates of ``jobs`` that succeeded in the attempt of the estimate;
+    ``interrupted`` are those of jobs that restarted, were paused, or did not succeed.
+    """
+
+    confidence: float
+    jobs: int = 0
+    checked: int = 0
+    within: int = 0
+    interrupted: int = 0
+    median_error: float | None = None
+    shares: tuple[EstimateShareView, ...] = ()
+
+
+NESTED[EstimateQualityView] = {"shares": EstimateShareView}

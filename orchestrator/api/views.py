@@ -1,8 +1,7 @@
 """What the API answers with: frozen records and their JSON form, the same on both sides.
 
-Views carry no behaviour beyond their JSON form. ``*_at`` is seconds since the Unix epoch (UTC), ``*_seconds`` a
-duration, ``*_bytes`` a size, ratios are 0 to 1. ``from_json`` ignores keys that a newer daemon added and refuses a
-missing one. Only the standard library is imported: the command line loads this module.
+Views carry no behaviour beyond their JSON form. ``*_at`` is seconds since the Unix epoch (UTC), ``*_seconds`` a duration, ``*_bytes`` a
+size, ratios are 0 to 1. ``from_json`` ignores keys that a newer daemon added and refuses a missing one. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -103,9 +102,9 @@ class StacksView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView(View):
-    """The newest that the training process reported; ``eta_seconds`` and ``fraction`` where a total is known.
+    """The newest that the training process reported; ``eta_*`` and ``fraction`` where a total is known.
 
-    A metric that is not a finite number is None.
+    The bounds hold the time left with 95 %, None where it is too early. A metric that is not a finite number is None.
     """
 
     step: int | None = None
@@ -115,6 +114,8 @@ class ProgressView(View):
     fraction: float | None = None
     steps_per_second: float | None = None
     eta_seconds: float | None = None
+    eta_low_seconds: float | None = None
+    eta_high_seconds: float | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     updated_at: float | None = None
 
@@ -467,8 +468,7 @@ class ShutdownReply(View):
 class PruneReply(View):
     """Which ended jobs' records, logs, working copies and checkpoints were removed (or would be), and the room they held.
 
-    ``kept`` are directories and URLs of removed jobs' checkpoints that lie where ``checkpoint.storage_path`` said: they
-    stay.
+    ``kept`` are directories and URLs of removed jobs' checkpoints that lie where ``checkpoint.storage_path`` said: they stay.
     """
 
     removed: tuple[str, ...] = ()

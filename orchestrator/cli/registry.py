@@ -44,6 +44,7 @@ ENTRIES = (
     Entry("hold", "jobs.holding", JOBS),
     Entry("release", "jobs.holding", JOBS),
     Entry("matrix", "runs.matrix", JOBS),
+    Entry("estimate", "runs.estimate", JOBS),
     Entry("usage", "runs.usage", JOBS),
     Entry("report", "runs.report", JOBS),
     Entry("compare", "runs.compare", JOBS),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.daemon.curves.desk import CurveDesk
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
+from orchestrator.daemon.estimates.desk import EstimateDesk
+from orchestrator.daemon.estimates.record import EstimateRecord
 from orchestrator.daemon.gpus.balances import JobBalances
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
@@ -246,11 +248,13 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
     findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
+    estimates = EstimateDesk(EstimateRecord.of(settings.home))
     intake = ProgressIntake(
         ground.book,
         settings.paths,
         jobs=lambda: loop.jobs,
-        followers=(ground.metering.progress, hangs.progress),
+        followers=(ground.metering.progress, hangs.progress, estimates.follow),
+        estimates=estimates,
         post=loop.post,
         changes=ground.changes,
         log=log,
@@ -265,7 +269,12 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
         trackers=JobTrackers(ground.store, settings.paths, log),
-        watchers=(ground.metering.observe, lambda _, event: nodes.gpus.observe(event), nodes.health.observe),
+        watchers=(
+            ground.metering.observe,
+            lambda _, event: nodes.gpus.observe(event),
+            nodes.health.observe,
+            estimates.observe,
+        ),
         spawn=spawn,
     )
     return Jobs(hangs=hangs, findings=findings, intake=intake, tidying=tidying, observers=observers, notifier=notifier)

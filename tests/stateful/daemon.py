@@ -100,6 +100,9 @@ class NothingElse:
     def of(self, job_id: JobId) -> None:
         return None
 
+    def left(self, _: JobId) -> None:
+        return None
+
     async def recall(self, jobs: Any) -> None:
         pass
 

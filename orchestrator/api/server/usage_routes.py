@@ -1,4 +1,4 @@
-"""The route of what was used: everyone looks."""
+"""The routes of what was used, and of how good estimates were: everyone looks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import Query
 
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.api.service import UsageQuery
-from orchestrator.api.usage_views import UsageReport
+from orchestrator.api.usage_views import EstimateQualityView, UsageReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ Moment = Annotated[float | None, Query(ge=0, le=LATEST, allow_inf_nan=False)]
 
 
 def add_usage_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
-    """The route."""
+    """The routes."""
 
     @app.get(f"{API_PREFIX}/usage", response_model=UsageReport)
     async def usage(
@@ -36,3 +36,8 @@ def add_usage_routes(app: FastAPI, service: JobService, answer: Callable[[View],
         """GPU hours by phase, waiting, energy and cost between two times, by `user`, `queue` or `label:KEY`."""
         query = UsageQuery(by=tuple(by or ("user",)), since=since, until=until, price=price)
         return answer(await service.usage(query))
+
+    @app.get(f"{API_PREFIX}/estimates", response_model=EstimateQualityView)
+    async def estimates() -> Response:
+        """How good estimates of time left were: how often their intervals held what came."""
+        return answer(await service.estimate_quality())

@@ -16,12 +16,13 @@ from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from orchestrator.core.diagnosis.pace import Pace
 
 TAIL_BYTES: Final = 64 * 1024  # holds several of the longest lines
+RECENT_BYTES: Final = 1024 * 1024
 MOST_BYTES: Final = 64 * 1024 * 1024  # days of a line a second; then the file replaces metrics.jsonl.1
 _MOST: Final = 2**53
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -103,6 +104,26 @@ def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
         if found is not None:
             return found
     return None
+
+
+def recent(path: Path, most_bytes: int = RECENT_BYTES) -> Iterator[tuple[int, ProgressSnapshot]]:
+    """Attempts and reports of the good lines in the last ``most_bytes``, the oldest first; none where there is no file."""
+    try:
+        handle = os.open(path, os.O_RDONLY | _FLAGS)
+    except OSError:
+        return
+    with os.fdopen(handle, "rb") as file:
+        try:
+            size = _regular_size(handle, path)
+        except OSError:
+            return
+        if size > most_bytes:
+            file.seek(size - most_bytes)
+            file.readline(TAIL_BYTES)  # the rest of a line
+        while line := file.readline(TAIL_BYTES):
+            found = _parsed(line)
+            if found is not None:
+                yield found[0], found[2]
 
 
 def values_since(path: Path, name: str, offset: int) -> tuple[list[float], int]:

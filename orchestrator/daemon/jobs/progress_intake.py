@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 REMEMBER_ENDED: Final = 1000
+
+
+class Estimates(Protocol):
+    """Time left of jobs."""
+
+    def left(self, job_id: JobId) -> TimeLeft | None:
+        """How long a running job will still run."""
+        ...
+
+    def resume(self, jobs: Sequence[tuple[JobId, Path]]) -> None:
+        """Read what live jobs reported to an earlier daemon. Blocks."""
+        ...
 
 
 class ProgressIntake:
@@ -37,6 +51,7 @@ class ProgressIntake:
         jobs: Callable[[], Mapping[JobId, Job]],
         followers: Sequence[Callable[[Job, int, int, ProgressSnapshot], None]],
         post: Callable[[Sequence[Event]], None],
+        estimates: Estimates,
         changes: Changes,
         log: FilteringBoundLogger,
         remember: int = REMEMBER_ENDED,
@@ -46,6 +61,7 @@ class ProgressIntake:
         self._jobs = jobs
         self._followers = followers
         self._post = post
+        self._estimates = estimates
         self._changes = changes
         self._log = log
         self._remember = remember
@@ -69,10 +85,15 @@ class ProgressIntake:
         """Return the job's newest progress, as far as it was reported or recalled."""
         return self._book.of(job_id)
 
+    def left(self, job_id: JobId) -> TimeLeft | None:
+        """How long a running job will still run; None where it does not tell."""
+        return self._estimates.left(job_id)
+
     async def resume(self) -> None:
         """Read what live jobs reported to an earlier daemon: their next reports continue from it."""
         begun = [(j, self._paths.metrics(j.id)) for j in self._jobs().values() if j.attempts]
         await asyncio.to_thread(self._book.resume, begun)
+        await asyncio.to_thread(self._estimates.resume, [(job.id, path) for job, path in begun])
 
     async def recall(self, jobs: Collection[Job]) -> None:
         """Make the book know what these jobs reported to earlier daemons."""

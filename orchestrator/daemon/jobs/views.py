@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.diagnosis.observation import StallSeen
     from orchestrator.core.diagnosis.pace import Pace
+    from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job
@@ -42,6 +43,7 @@ def job_view(
     *,
     outputs_dir: str = "",
     stall: StallSeen | None = None,
+    left: TimeLeft | None = None,
 ) -> v.JobView:
     """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits."""
     paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
@@ -67,7 +69,7 @@ def job_view(
         num_workers=job.num_workers,
         gpus=tuple(_rank(job, seat.rank, paces) for seat in job.seats),
         resources=_resources(job),
-        progress=_progress(job, progress, still=stall is not None),
+        progress=_progress(job, progress, left, still=stall is not None),
         stall=_stall(stall) if job.state is JobState.RUNNING else "",
         checkpoint=_checkpoint(job),
         quarantined=tuple(sorted(progress.quarantined)) if progress else (),
@@ -153,16 +155,20 @@ def _stall(stall: StallSeen | None) -> str:
     return f"{sentence(stall.late)}; {sentence(stall.seen)}"
 
 
-def _progress(job: Job, progress: JobProgress | None, *, still: bool) -> v.ProgressView | None:
+def _progress(job: Job, progress: JobProgress | None, left: TimeLeft | None, *, still: bool) -> v.ProgressView | None:
     leader = progress.leader if progress else None
     if leader is None:
         return None
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
     rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
-    if still or any(isinstance(one, NoStep | RankStopped) for one in job.findings):
+    stuck = still or any(isinstance(one, NoStep | RankStopped) for one in job.findings)
+    if stuck:
         rate = None  # the rate is of the past
-    eta = None
-    if rate and leader.total_steps and leader.step is not None and job.state is JobState.RUNNING:
+    eta = low = high = None
+    running = job.state is JobState.RUNNING and not stuck
+    if running and left is not None:
+        eta, low, high = left.seconds, left.low, left.high
+    elif running and rate and leader.total_steps and leader.step is not None:
         eta = max(0.0, (leader.total_steps - leader.step) / rate)
     return v.ProgressView(
         step=leader.step,
@@ -172,6 +178,8 @@ def _progress(job: Job, progress: JobProgress | None, *, still: bool) -> v.Progr
         fraction=fraction,
         steps_per_second=rate,
         eta_seconds=eta,
+        eta_low_seconds=low,
+        eta_high_seconds=high,
         metrics=dict(leader.metrics),
         updated_at=leader.last_report_at,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.analysis.estimates.makespan import time_left
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
@@ -14,7 +14,7 @@ from orchestrator.core.facts.requesters import ByMatrix
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.api.views import JobView
     from orchestrator.core.job.record import Job
@@ -77,6 +77,7 @@ def matrix_view(
     rows = tuple(_row(one, views, reported, highest=score.score_order == "max") for one in combined)
     ended = [job.ended_at for job in jobs if job.ended_at is not None]
     state = state_of(states)
+    left = _left(combined, rows, cell.max_concurrent, now)
     return MatrixView(
         id=cell.matrix_id,
         name=cell.name,
@@ -91,7 +92,9 @@ def matrix_view(
         fail_fast=cell.fail_fast,
         score_attribute=score.score_attribute,
         score_order=score.score_order,
-        eta_seconds=_left(combined, rows, cell.max_concurrent, now),
+        eta_seconds=None if left is None else left[0],
+        eta_low_seconds=None if left is None else left[1],
+        eta_high_seconds=None if left is None else left[2],
         ended_at=max(ended, default=None) if all(s.is_terminal for s in states) else None,
         jobs=rows,
     )
@@ -117,29 +120,58 @@ def _row(
         last=None if newest is None else newest.last,
         fraction=None if view.progress is None else view.progress.fraction,
         eta_seconds=None if view.progress is None else view.progress.eta_seconds,
+        eta_low_seconds=None if view.progress is None else view.progress.eta_low_seconds,
+        eta_high_seconds=None if view.progress is None else view.progress.eta_high_seconds,
         started_at=job.started_at,
         ended_at=job.ended_at,
     )
 
 
-def _left(combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float) -> float | None:
-    """Return the time until the last job ends: by running jobs' estimates, and the usual length of a job for the others."""
-    lengths = [_length(row, now) for row in rows]
-    known = [length for length in lengths if length is not None]
-    open_ = [one for one in combined if not one.newest.state.is_terminal]
+def _left(
+    combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float
+) -> tuple[float, float | None, float | None] | None:
+    """Until the last job ends, and bounds: by what running jobs say, and the usual length for those that have not started.
+
+    The bounds are those of the case in which every job is at its own: wider than 95 %. None where a job has none.
+    """
+    known = [length for row in rows if (length := _length(row, now)) is not None]
+    open_ = [(one, row) for one, row in zip(combined, rows, strict=True) if not one.newest.state.is_terminal]
     if not open_ or not known:
         return None
-    usual = median(known)
-    running, waiting = [], []
-    for one, row in zip(combined, rows, strict=True):
-        if one.newest.state.is_terminal:
-            continue
-        if not one.newest.state.may_hold_gang:
-            waiting.append(usual * (1.0 - (row.fraction or 0.0)))
-            continue
-        passed = now - (row.started_at or now)
-        running.append(row.eta_seconds if row.eta_seconds is not None else max(0.0, usual - passed))
-    return round(time_left(running, waiting, limit or max(1, len(running))), 3)
+    usual = _Span(median(known), min(known) if len(known) > 1 else None, max(known) if len(known) > 1 else None)
+    running = [_running(row, usual, now) for one, row in open_ if one.newest.state.may_hold_gang]
+    waiting = [usual.share(1.0 - (row.fraction or 0.0)) for one, row in open_ if not one.newest.state.may_hold_gang]
+    at_once = limit or max(1, len(running))
+
+    def until(pick: Callable[[_Span], float | None]) -> float | None:
+        begun, later = [pick(span) for span in running], [pick(span) for span in waiting]
+        if None in begun or None in later:
+            return None
+        return round(time_left([s for s in begun if s is not None], [s for s in later if s is not None], at_once), 3)
+
+    seconds = until(lambda span: span.seconds)
+    assert seconds is not None
+    return seconds, until(lambda span: span.low), until(lambda span: span.high)
+
+
+class _Span(NamedTuple):
+    """Seconds, and what they are at least and at most, where that can be told."""
+
+    seconds: float
+    low: float | None
+    high: float | None
+
+    def share(self, part: float) -> _Span:
+        low, high = (None if bound is None else part * bound for bound in (self.low, self.high))
+        return _Span(part * self.seconds, low, high)
+
+
+def _running(row: MatrixJobView, usual: _Span, now: float) -> _Span:
+    if row.eta_seconds is not None:
+        return _Span(row.eta_seconds, row.eta_low_seconds, row.eta_high_seconds)
+    passed = now - (row.started_at or now)
+    low, high = (None if bound is None else max(0.0, bound - passed) for bound in (usual.low, usual.high))
+    return _Span(max(0.0, usual.seconds - passed), low, high)
 
 
 def _length(row: MatrixJobView, now: float) -> float | None:

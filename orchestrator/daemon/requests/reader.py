@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.api import views as v
     from orchestrator.api.service import JobFilter, LogQuery
     from orchestrator.core.diagnosis.observation import StallSeen
+    from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -46,6 +47,10 @@ class Progress(Protocol):
 
     def of(self, job_id: JobId) -> JobProgress | None:
         """Return the job's newest progress, if known."""
+        ...
+
+    def left(self, job_id: JobId) -> TimeLeft | None:
+        """How long a running job will still run."""
         ...
 
     async def recall(self, jobs: Collection[Job]) -> None:
@@ -145,6 +150,7 @@ class JobReader:
             balance,
             outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
             stall=stall,
+            left=None if progress is None else self._progress.left(job.id),
         )
 
     async def resolve(self, ref: str) -> JobId:

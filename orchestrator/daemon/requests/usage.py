@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.usage_views import UsageReport, UsageRow
 from orchestrator.core.usage import Use, use_between
+from orchestrator.daemon.estimates.record import EstimateRecord, quality
 from orchestrator.daemon.requests.best_values import BestValues
 from orchestrator.daemon.requests.matrices import MatrixDesk, MatrixService
 from orchestrator.daemon.requests.sharing import SharingDesk
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from orchestrator.api.service import UsageQuery
+    from orchestrator.api.usage_views import EstimateQualityView
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.actions import JobActions
@@ -166,12 +168,14 @@ def _row(keys: Mapping[str, str], used: Sequence[Used], price: float | None) -> 
 
 
 class Desks(NamedTuple):
-    """The parts for specs, shares, matrices and use."""
+    """The parts that answer about specs, shares, matrices, use, and how good estimates were; ``pool`` reads files."""
 
     specs: JobSpecs
     sharing: SharingDesk
     matrices: MatrixDesk
     usage: UsageDesk
+    estimates: EstimateRecord
+    pool: Pool
 
 
 def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: JobReader, actions: JobActions) -> Desks:
@@ -182,6 +186,8 @@ def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: J
         sharing=SharingDesk(loop, store),
         matrices=MatrixDesk(loop, store, reader, actions, best, pool),
         usage=UsageDesk(loop, store, settings.paths, pool, settings.gpu_hour_price),
+        estimates=EstimateRecord.of(settings.home),
+        pool=pool,
     )
 
 
@@ -191,7 +197,13 @@ class UsageService(MatrixService):
     def __init__(self, desks: Desks) -> None:
         super().__init__(desks.specs, desks.sharing, desks.matrices)
         self._usage = desks.usage
+        self._estimates = desks.estimates
+        self._files = desks.pool
 
     async def usage(self, query: UsageQuery) -> UsageReport:
         """Return what was used in a span of time."""
         return await self._usage.report(query)
+
+    async def estimate_quality(self) -> EstimateQualityView:
+        """How good estimates of time left were."""
+        return await self._files.run(lambda: quality(self._estimates.lines()))

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import NotFoundError
+from orchestrator.api.usage_views import EstimateQualityView
 from orchestrator.api.views import ActionReply
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ class FakeMatrices:
     def matrices(self) -> dict[str, MatrixView]:
         return {}
 
+    @cached_property
+    def quality(self) -> EstimateQualityView:
+        return EstimateQualityView(confidence=0.95)
+
     async def find_matrix(self, ref: str) -> str | None:
         named = [found.id for found in self.matrices.values() if found.name == ref]
         return ref if ref in self.matrices else named[-1] if named else None
@@ -37,6 +42,9 @@ class FakeMatrices:
     async def usage(self, query: UsageQuery) -> UsageReport:
         self.calls.append(("usage", query))
         return self.used
+
+    async def estimate_quality(self) -> EstimateQualityView:
+        return self.quality
 
     async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
         self.calls.append((f"{request.verb} matrix", (request, caller.user)))

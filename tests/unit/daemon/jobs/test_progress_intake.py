@@ -6,6 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.daemon.changes import Changes
+from orchestrator.daemon.estimates.desk import EstimateDesk
+from orchestrator.daemon.estimates.record import EstimateRecord
+from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.spec.settings import Settings
@@ -34,6 +37,7 @@ class World:
             jobs=lambda: {self.job.id: self.job},
             followers=(lambda job, attempt, rank, _: self.followed.append((job.id, attempt, rank)),),
             post=self.posted.extend,
+            estimates=EstimateDesk(EstimateRecord.of(self.paths.home)),
             changes=self.changes,
             log=LOG,
             remember=1,
@@ -79,3 +83,16 @@ def test_the_jobs_that_ended_longest_ago_are_forgotten(tmp_path: Path) -> None:
     assert world.intake.of(world.job.id) is not None
     world.intake.ended("other-aaaaaa")  # type: ignore[arg-type]
     assert world.intake.of(world.job.id) is None
+
+
+def test_a_new_daemon_reads_what_live_jobs_reported_and_estimates_them(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.intake.left(world.job.id) is None
+    for step in range(1, 31):
+        report = ProgressSnapshot(step=step, max_step=step, total_steps=100, last_report_at=1e9 + step)
+        metrics_file.append(world.paths.metrics(world.job.id), 1, step, report, 1e9 + step)
+    intake = world.new()
+    asyncio.run(intake.resume())
+    left = intake.left(world.job.id)
+    assert left is not None
+    assert 69.0 <= left.seconds <= 70.0

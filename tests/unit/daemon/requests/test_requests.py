@@ -62,6 +62,9 @@ class NoProgress:
     def of(self, _: JobId) -> JobProgress | None:
         return None
 
+    def left(self, _: JobId) -> None:
+        return None
+
     async def recall(self, _: Any) -> None:
         pass
 

@@ -1,0 +1,1 @@
+"""How long a job will still run, from what it has reported. Pure; begin with ``time_left.py``."""

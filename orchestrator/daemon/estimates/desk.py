@@ -1,0 +1,152 @@
+"""Follows what jobs report, and estimates how long they will still run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.estimates.history import Mark, StepHistory
+from orchestrator.core.estimates.time_left import time_left
+from orchestrator.core.states import JobState
+from orchestrator.daemon.estimates.record import Ended, Estimated, EstimateRecord
+from orchestrator.daemon.jobs import metrics_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from orchestrator.core.estimates.time_left import TimeLeft
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Of a job's steps: at each of them what is estimated is recorded."""
+LEAST_SECONDS: Final = 5.0
+"""Shorter estimates are not recorded: jobs of a second would soon be all that the record holds."""
+AGAIN_SECONDS: Final = 1.0
+AGAIN_SHARE: Final = 0.005
+"""An estimate is made anew after this share of it, or AGAIN_SECONDS; in between the time that passes is taken off."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    history: StepHistory = field(default_factory=StepHistory)
+    leader: int = 0
+    total: int | None = None
+    reached: float = 0.0
+    attempt: int = 0
+    made_at: float = 0.0
+    made: TimeLeft | None = None
+
+
+class EstimateDesk:
+    """``clock`` gives Unix time. A record that cannot be written costs the record, nothing else."""
+
+    def __init__(
+        self, record: EstimateRecord, *, clock: Callable[[], float] = time.time, least_seconds: float = LEAST_SECONDS
+    ) -> None:
+        self._record = record
+        self._clock = clock
+        self._least_seconds = least_seconds
+        self._jobs: dict[JobId, _Followed] = {}
+
+    def follow(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
+        """Take a rank's report: that of rank 0, or of the lowest rank that reports steps."""
+        if snapshot.step is None or snapshot.last_report_at is None:
+            return
+        followed = self._jobs.get(job.id)
+        if followed is None:
+            followed = self._jobs[job.id] = _Followed(leader=rank)
+        if attempt > followed.attempt:
+            followed.attempt, followed.leader = attempt, rank
+        followed.leader = min(followed.leader, rank)
+        if rank == followed.leader and self._took(followed, attempt, snapshot):
+            self._note(job.id, followed)
+
+    @staticmethod
+    def _took(followed: _Followed, attempt: int, snapshot: ProgressSnapshot) -> bool:
+        assert snapshot.step is not None
+        assert snapshot.last_report_at is not None
+        if snapshot.total_steps != followed.total:
+            followed.total, followed.made = snapshot.total_steps, None
+        return followed.history.add(Mark(snapshot.last_report_at, attempt, snapshot.step, snapshot.phase))
+
+    def _note(self, job_id: JobId, followed: _Followed) -> None:
+        """Record what is estimated where a share of the steps was reached that was not before."""
+        last = followed.history.marks[-1]
+        done = last.step / followed.total if followed.total else 0.0
+        reached = max((share for share in SHARES if share <= done), default=0.0)
+        if reached <= followed.reached or followed.total is None:
+            return
+        followed.reached = reached
+        left = time_left(followed.history.marks, followed.total)
+        if left is None or left.low is None or left.high is None or left.seconds < self._least_seconds:
+            return
+        with contextlib.suppress(OSError):
+            self._record.add(
+                Estimated(
+                    job=job_id,
+                    attempt=last.attempt,
+                    at=round(last.at, 3),
+                    share=reached,
+                    seconds=round(left.seconds, 3),
+                    low=round(left.low, 3),
+                    high=round(left.high, 3),
+                )
+            )
+
+    def left(self, job_id: JobId) -> TimeLeft | None:
+        """How long a running job will still run, as of now; None where it does not tell."""
+        followed = self._jobs.get(job_id)
+        if followed is None or followed.total is None:
+            return None
+        now = self._clock()
+        passed = now - followed.made_at
+        made = followed.made
+        if made is None or not 0.0 <= passed < max(AGAIN_SECONDS, AGAIN_SHARE * made.seconds):
+            followed.made_at, passed = now, 0.0
+            followed.made = made = time_left(followed.history.marks, followed.total, now=now)
+        return None if made is None else _later(made, passed)
+
+    def observe(self, job: Job, _event: Event) -> None:
+        """A job's record after an event: with its end its estimates can be checked."""
+        if not job.state.is_terminal or (followed := self._jobs.pop(job.id, None)) is None:
+            return
+        if followed.reached > 0.0 and job.ended_at is not None:
+            with contextlib.suppress(OSError):
+                succeeded = job.state is JobState.SUCCEEDED
+                self._record.add(
+                    Ended(job=job.id, attempt=job.attempt_number, ended_at=job.ended_at, succeeded=succeeded)
+                )
+
+    def resume(self, jobs: Iterable[tuple[JobId, Path]]) -> None:
+        """Read what live jobs reported to an earlier daemon. Blocks."""
+        for job_id, path in jobs:
+            followed = _Followed()
+            for attempt, snapshot in metrics_file.recent(path):
+                self._took(followed, attempt, snapshot)
+                followed.attempt = attempt
+            marks = followed.history.marks
+            if marks and followed.total:
+                done = marks[-1].step / followed.total
+                followed.reached = max((share for share in SHARES if share <= done), default=0.0)
+            if marks:
+                self._jobs[job_id] = followed
+
+
+def _later(made: TimeLeft, passed: float) -> TimeLeft:
+    """The same estimate after some time."""
+
+    def less(seconds: float) -> float:
+        return max(0.0, seconds - passed)
+
+    return replace(
+        made,
+        seconds=less(made.seconds),
+        low=None if made.low is None else less(made.low),
+        high=None if made.high is None else less(made.high),
+    )
