@@ -248,13 +248,13 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
     findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
-    estimates = EstimateDesk(EstimateRecord.of(settings.home))
+    desk = EstimateDesk(EstimateRecord.of(settings.home))
     intake = ProgressIntake(
         ground.book,
         settings.paths,
         jobs=lambda: loop.jobs,
-        followers=(ground.metering.progress, hangs.progress, estimates.follow),
-        estimates=estimates,
+        followers=(ground.metering.progress, hangs.progress, desk.follow),
+        estimates=desk,
         post=loop.post,
         changes=ground.changes,
         log=log,
@@ -269,12 +269,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
         trackers=JobTrackers(ground.store, settings.paths, log),
-        watchers=(
-            ground.metering.observe,
-            lambda _, event: nodes.gpus.observe(event),
-            nodes.health.observe,
-            estimates.observe,
-        ),
+        watchers=(desk.observe, ground.metering.observe, nodes.health.observe, lambda _, e: nodes.gpus.observe(e)),
         spawn=spawn,
     )
     return Jobs(hangs=hangs, findings=findings, intake=intake, tidying=tidying, observers=observers, notifier=notifier)

@@ -2,7 +2,7 @@
 
 Two runs are cut into the same parts of their common axis, and the difference of each pair of parts is a series of its own.
 What both runs go through alike (a warm-up, an epoch's rhythm, a falling loss) is gone from it; how much its neighbours
-resemble each other decides the length of the bootstrap's blocks.
+resemble each other widens the interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from orchestrator.analysis.comparison.alignment import (
     parts,
     spans_of,
 )
-from orchestrator.analysis.measure.bootstrap import Interval, mean_interval
+from orchestrator.analysis.measure.intervals import Interval, interval_about
 from orchestrator.analysis.measure.statistics import energy_curve
 from orchestrator.analysis.reading.series import Quantity
 
@@ -205,11 +205,7 @@ def _interval(value: float, deviations: Floats, *, scale: float) -> Interval:
     if float(np.abs(deviations).max()) <= ROUNDING * scale:
         value = 0.0 if abs(value) <= ROUNDING * scale else value
         deviations = np.zeros(len(deviations))
-    found = mean_interval(deviations)
-    if found.low is None or found.high is None:
-        return Interval(value=value, low=None, high=None)
-    half = (found.high - found.low) / 2
-    return Interval(value=value, low=value - half, high=value + half)
+    return interval_about(value, deviations)
 
 
 def _outcome(interval: Interval) -> Outcome:

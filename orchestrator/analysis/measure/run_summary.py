@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from orchestrator.analysis.measure.bootstrap import Interval, mean_interval
+from orchestrator.analysis.measure.intervals import Interval, mean_interval
 from orchestrator.analysis.measure.statistics import EnergyCurve, Summary, energy_curve, mean_over_time, summarize
 from orchestrator.analysis.measure.windows import BalanceAndSpeed, Windows, balance_and_speed, cut
 from orchestrator.analysis.reading.series import SHOWN, Quantity

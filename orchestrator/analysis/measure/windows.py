@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from orchestrator.analysis.measure.bootstrap import Interval, statistic_interval
+from orchestrator.analysis.measure.intervals import Interval, interval_about
 from orchestrator.analysis.reading.series import Floats, Quantity
 from orchestrator.gpu.balance.balance import IDLE_UTILIZATION
 
@@ -145,14 +145,19 @@ def balance_and_speed(run: Run, windows: Windows) -> BalanceAndSpeed | None:
         quantity=quantity,
         windows=len(cv),
         correlation=float(np.corrcoef(cv, steps)[0, 1]),
-        gain=statistic_interval((cv, steps), _gain),
+        gain=_gain(cv, steps),
     )
 
 
-def _gain(cv: Floats, steps: Floats) -> float:
-    """The share of the mean step that the least-squares line takes away at a CV of 0."""
-    spread = float(((cv - cv.mean()) ** 2).sum())
-    if spread <= 0.0:
-        return float("nan")
-    slope = float(((cv - cv.mean()) * (steps - steps.mean())).sum()) / spread
-    return slope * float(cv.mean()) / float(steps.mean())
+def _gain(cv: Floats, steps: Floats) -> Interval:
+    """The share of the mean step that the least-squares line takes away at a CV of 0; ``cv`` is not constant."""
+    mean, seconds = float(cv.mean()), float(steps.mean())
+    apart = cv - mean
+    square = float((apart**2).mean())
+    slope = float((apart * (steps - seconds)).mean()) / square
+    residuals = steps - seconds - slope * apart
+    # A window far from the mean CV draws the line to itself: what it is off by alone is more than its residual.
+    leverage = 1.0 / len(cv) + apart**2 / (square * len(cv))
+    on_slope = apart * residuals / np.maximum(1.0 - leverage, 0.1) / square
+    # The CV and the speed that this run had are as they are; what chance has to do with is the line.
+    return interval_about(slope * mean / seconds, on_slope * mean / seconds)

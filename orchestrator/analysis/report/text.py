@@ -14,7 +14,7 @@ from orchestrator.analysis.reading.series import SHOWN, Quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestrator.analysis.measure.bootstrap import Interval
+    from orchestrator.analysis.measure.intervals import Interval
     from orchestrator.analysis.measure.run_summary import GpuSummary, RunSummary, Speed
     from orchestrator.analysis.measure.windows import BalanceAndSpeed
     from orchestrator.gpu.balance.balance import Spread

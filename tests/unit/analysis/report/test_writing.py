@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.analysis.measure.bootstrap import Interval
+from orchestrator.analysis.measure.intervals import Interval
 from orchestrator.analysis.measure.run_summary import summarize_run
 from orchestrator.analysis.measure.windows import BalanceAndSpeed
 from orchestrator.analysis.reading.series import Quantity

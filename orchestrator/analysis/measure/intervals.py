@@ -1,0 +1,122 @@
+"""Intervals of means of series whose neighbouring values resemble each other.
+
+How far a mean may be off follows from the slow movements of the series: its first cosine components. Few of them are used, and
+Student's distribution knows how few. What neighbours have in common makes the slowest components the largest ones; by a
+model of that (each value is a part of its neighbour, and chance) the others are scaled up to them. The series has to be
+stationary; the published forms are by Mueller (2007) and by Lazarus, Lewis, Stock and Watson (2018).
+A block bootstrap, which was here before, covered 54 % instead of 95 % with 50 values each 0.8 like its neighbour.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.reading.series import Floats
+
+CONFIDENCE: Final = 0.95
+LEAST_VALUES: Final = 8
+MOST_VALUES: Final = 1000
+"""Longer series are taken as the means of neighbours: more say nothing more, and take longer."""
+BIAS_FACTOR: Final = 1.5
+"""By simulation (tests/unit/analysis/measure/coverage.py): the bias of the likeness is not all that short series hide."""
+MOST_ALIKE: Final = 0.98
+LEAST_FLAT: Final = 0.9
+"""So many components are used that they hold at least this share of what as many of the slowest would, by the model."""
+LEAST_COMPONENTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with the bounds between which it lies with ``confidence``; no bounds where the data do not give any."""
+
+    value: float
+    low: float | None
+    high: float | None
+    confidence: float = CONFIDENCE
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the figure differs from 0 by more than chance explains."""
+        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
+
+
+def mean_interval(values: Floats, *, confidence: float = CONFIDENCE) -> Interval:
+    """The mean of a series with its interval; without bounds for a series that is too short for one."""
+    return interval_about(float(values.mean()), values, confidence=confidence)
+
+
+def interval_about(value: float, influence: Floats, *, confidence: float = CONFIDENCE) -> Interval:
+    """A figure with the interval of the mean of ``influence``: by how much each row draws the figure up or down."""
+    half = _half_width(influence, confidence)
+    if half is None:
+        return Interval(value=value, low=None, high=None, confidence=confidence)
+    return Interval(value=value, low=value - half, high=value + half, confidence=confidence)
+
+
+def _half_width(values: Floats, confidence: float) -> float | None:
+    if len(values) < LEAST_VALUES:
+        return None
+    largest = float(np.abs(values).max())
+    values = _thinned(values)
+    centred, count = values - values.mean(), len(values)
+    if float(centred @ centred) <= (1e-9 * largest) ** 2 * count:
+        return 0.0
+    alike = likeness(centred)
+    shape = _shape(alike, count)
+    number = _components(shape)
+    frequencies = math.pi * np.arange(1, number + 1) / count
+    weights = np.cos(np.outer(frequencies, np.arange(count) + 0.5))
+    squares = 2.0 / count * (weights @ centred) ** 2 / shape[:number]
+    return student_quantile(0.5 + confidence / 2, number) * math.sqrt(float(squares.mean()) / count)
+
+
+def _thinned(values: Floats) -> Floats:
+    """The means of as many neighbours as it takes; a rest at the end is left out."""
+    length = math.ceil(len(values) / MOST_VALUES)
+    means: Floats = values[: len(values) // length * length].reshape(-1, length).mean(axis=1)
+    return means
+
+
+def likeness(centred: Floats) -> float:
+    """How much of its neighbour's deviation a value has, from 0 to MOST_ALIKE: without the bias of short series."""
+    count = len(centred)
+    measured = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
+    # The estimate is too low by (1 + 4 r) / n (Kendall 1954) and, close to 1, by more.
+    bias = BIAS_FACTOR / count
+    return min(MOST_ALIKE, max(0.0, (measured + bias) / (1.0 - 4.0 * bias)))
+
+
+def _shape(alike: float, count: int) -> Floats:
+    """How large the components are to be, by the model, relative to the slowest of a series without an end."""
+    most = min(count // 2, int(0.8 * count ** (2 / 3)) + LEAST_COMPONENTS)
+    frequencies = math.pi * np.arange(1, most + 1) / count
+    shape: Floats = (1.0 - alike) ** 2 / (1.0 - 2.0 * alike * np.cos(frequencies) + alike**2)
+    return shape
+
+
+def _components(shape: Floats) -> int:
+    means = np.cumsum(shape) / np.arange(1, len(shape) + 1)
+    flat = np.flatnonzero(means >= LEAST_FLAT)
+    return max(LEAST_COMPONENTS, int(flat[-1]) + 1 if len(flat) else 0)
+
+
+def student_quantile(share: float, freedom: int) -> float:
+    """The quantile of Student's distribution, from that of the normal one by Cornish and Fisher's expansion."""
+    from statistics import NormalDist
+
+    if freedom == 1:
+        return math.tan(math.pi * (share - 0.5))
+    if freedom == 2:
+        return (2 * share - 1) * math.sqrt(1 / (2 * share * (1 - share)))
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + math.fsum(term / float(freedom) ** (power + 1) for power, term in enumerate(terms))
