@@ -21,6 +21,7 @@ from orchestrator.spec.matrix import (
     used_parameters,
 )
 from orchestrator.spec.model import (
+    AutoWorkers,
     Backoff,
     CheckpointSpec,
     Dependency,
@@ -37,6 +38,7 @@ from orchestrator.spec.model import (
     RetrySpec,
     RuntimeEnvSpec,
     TelemetrySpec,
+    WorkerAdvice,
     WorkerResources,
 )
 from orchestrator.spec.problems import BadValueError, Finding, Path, Problem, SpecError, dotted
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_YET",
+    "AutoWorkers",
     "Backoff",
     "CheckpointSpec",
     "Dependency",
@@ -73,6 +76,7 @@ __all__ = [
     "RuntimeEnvSpec",
     "SpecError",
     "TelemetrySpec",
+    "WorkerAdvice",
     "WorkerResources",
     "change_spec",
     "from_dict",

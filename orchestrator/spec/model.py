@@ -113,6 +113,52 @@ class ElasticWorkers(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAdvice(Record):
+    """What `orch advise` found for the job's script: a number of ranks, and what speaks for it."""
+
+    shorthand: ClassVar[str] = "write advice: {ranks: 4}"
+
+    ranks: Annotated[Workers, Doc("ranks that the script is worth")]
+    certain: Annotated[YesNo, Doc("whether the intervals of the predictions allow to say so")] = False
+    efficiency: Annotated[
+        Maybe[Annotated[float, Number(0, 100, digits=4)]],
+        Doc("throughput of each rank, as a share of one rank's alone"),
+    ] = None
+    compute_ms: Annotated[
+        Maybe[Annotated[float, Number(0, 10**9, digits=4)]], Doc("computation of a step with so many ranks")
+    ] = None
+    exposed_ms: Annotated[
+        Maybe[Annotated[float, Number(0, 10**9, digits=4)]], Doc("what a step waits for communication")
+    ] = None
+    gradient_bytes: Annotated[
+        Maybe[Annotated[int, Whole(0, 10**15)]], Doc("bytes of gradients that ranks exchange in each step")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoWorkers(Record):
+    """Limits of `num_workers: auto`, and the advice that it follows. It is part of the job: nothing is measured when it is scheduled."""
+
+    shorthand: ClassVar[str] = "write auto: {min: 1, max: 8}"
+
+    min: Annotated[Workers, Doc("fewest ranks")] = 1
+    max: Annotated[Workers, Doc("most ranks")] = MAX_WORKERS
+    advice: Annotated[
+        Maybe[WorkerAdvice], Doc("what `orch submit --advise` found; null: as many as are free at its first start")
+    ] = None
+
+    @property
+    def advised(self) -> int | None:
+        """The advised number of ranks, within the limits; None without advice."""
+        return None if self.advice is None else max(self.min, min(self.max, self.advice.ranks))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most ranks of the first start."""
+        return (self.min, self.max) if self.advised is None else (self.advised, self.advised)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResources(Record):
     """What each rank holds. A fraction of a GPU shares it; a number above 1 is whole."""
 
@@ -148,9 +194,10 @@ class ResourcesSpec(Record):
         int | ElasticWorkers | Literal["auto"],
         OneOf({"auto": "auto"}, Whole(1, MAX_WORKERS), ElasticWorkers),
         Doc(
-            "ranks (processes); {min: 2, max: 8} for an elastic job; auto for as many as there are GPUs free at its first start"
+            "ranks (processes); {min: 2, max: 8} for an elastic job; auto for as many as there are GPUs free at its first start, or as advised"
         ),
     ] = 1
+    auto: Annotated[Maybe[AutoWorkers], Doc("limits and advice of num_workers: auto")] = None
     resources_per_worker: Annotated[WorkerResources, Doc("what each rank holds")] = field(
         default_factory=WorkerResources
     )

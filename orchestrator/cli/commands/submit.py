@@ -62,6 +62,12 @@ def submit(
     ] = None,
     hold: Hold = False,
     start_at: StartAt = None,
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise", help="Run the script on one rank for seconds, and take the advised num_workers: auto."
+        ),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -83,7 +89,22 @@ def submit(
         hold=hold,
         start_at=start_at,
     )
-    return submit_files(Session(quiet=quiet), options)
+    session = Session(quiet=quiet)
+    if advise:
+        options = options._replace(overrides=(*options.overrides, *_advised(session, options)))
+    return submit_files(session, options)
+
+
+def _advised(session: Session, options: SubmitOptions) -> tuple[str, ...]:
+    from orchestrator.bench.errors import BenchError
+    from orchestrator.cli.commands.runs.advising import advice_overrides
+    from orchestrator.cli.commands.shared import ended_in_order
+
+    try:
+        with ended_in_order():
+            return advice_overrides(session, options.files, options.overrides)
+    except BenchError as error:
+        raise BadRequestError(error.message, hint=error.hint) from error
 
 
 def run(

@@ -12,6 +12,8 @@ from orchestrator.cli.render.units import age, clock, number, span
 from orchestrator.spec.units import format_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.api.views import FailureView, JobView, RankView
     from orchestrator.cli.console import Console
 
@@ -57,6 +59,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         *(("" if line else "findings", text) for line, text in enumerate(_findings(console, job, now))),
         ("still", "" if job.findings else console.style(clean(job.stall), "yellow") if job.stall else ""),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
+        ("advice", advice_text(job)),
         ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
         ("after", ", ".join(f"{other} ({on})" for other, on in job.depends_on.items())),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
@@ -97,6 +100,32 @@ def _workers(job: JobView) -> str:
     if isinstance(bounds, dict):
         return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
     return f"{job.num_workers} rank" + ("" if job.num_workers == 1 else "s")
+
+
+def advice_text(job: JobView) -> str:
+    """Why a job with num_workers: auto has its number of ranks; nothing for other jobs."""
+    if job.resources.get("num_workers") != "auto":
+        return ""
+    auto = job.resources.get("auto")
+    limits = f", within {auto.get('min')} to {auto.get('max')}" if isinstance(auto, dict) else ""
+    advice = auto.get("advice") if isinstance(auto, dict) else None
+    if not isinstance(advice, dict):
+        return f"none (`orch submit --advise` asks for it): as many ranks as are free at its first start{limits}"
+    ranks = advice.get("ranks")
+    certain = "certain" if advice.get("certain") else "not certain"
+    parts = [f"{ranks} rank{'s' * (ranks != 1)} ({certain}){limits}"]
+    parts += [f"each does {efficiency:.0%} of what one does alone" for efficiency in _numbers(advice, "efficiency")]
+    pair = (*_numbers(advice, "exposed_ms"), *_numbers(advice, "compute_ms"))
+    if len(pair) == 2:
+        sent = "".join(f" of {size / 1e6:.3g} MB" for size in _numbers(advice, "gradient_bytes"))
+        parts.append(f"communication{sent} adds {pair[0]:.3g} ms to {pair[1]:.3g} ms of computation per step")
+    return "; ".join(parts)
+
+
+def _numbers(values: Mapping[str, object], name: str) -> tuple[float, ...]:
+    """The value, if it is there."""
+    value = values.get(name)
+    return (float(value),) if isinstance(value, int | float) else ()
 
 
 def _wanted(name: str, value: object) -> str:

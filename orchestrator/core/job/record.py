@@ -224,9 +224,10 @@ class Job:
                 return _size(elastic.min, elastic.max)
             case int(workers):
                 return _size(workers, workers)
-            case _:  # auto: the free number at the first start, then fixed
+            case _:  # auto: as advised, else the free number at the first start; then fixed
                 first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
-                return _size(first, first) if first else _size(1, MAX_WORKERS)
+                auto = self.spec.resources.auto
+                return _size(first, first) if first else _size(*(auto.bounds if auto else (1, MAX_WORKERS)))
 
     @property
     def num_workers(self) -> int:

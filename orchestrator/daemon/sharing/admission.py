@@ -41,5 +41,6 @@ def _least_ranks(spec: JobSpec) -> int:
             return elastic.min
         case int(ranks):
             return ranks
-        case _:  # auto: the free GPUs at its start
-            return 1
+        case _:  # auto: as advised, else the free GPUs at its start
+            auto = spec.resources.auto
+            return auto.bounds[0] if auto else 1

@@ -106,9 +106,22 @@ def _resources(spec: JobSpec) -> Iterator[Finding]:
     if each.gpu == 0 and each.gpu_model is not None:
         message = "a GPU model, but no GPU"
         yield Finding(path=(*place, "gpu_model"), message=message, hint="remove gpu_model, or write gpu: 1")
-    if each.gpu == 0 and workers == "auto":
+    auto = resources.auto
+    if each.gpu == 0 and workers == "auto" and (auto is None or auto.advice is None):
         message = "auto counts free GPUs, but gpu is 0"
-        yield Finding(path=("resources", "num_workers"), message=message, hint="write a number of ranks")
+        hint = "write a number of ranks, or submit it with --advise"
+        yield Finding(path=("resources", "num_workers"), message=message, hint=hint)
+    if auto is not None and workers != "auto":
+        message = "limits and advice of num_workers: auto, which is not written"
+        yield Finding(
+            path=("resources", "auto"),
+            message=message,
+            hint="write num_workers: auto, or leave auto out",
+            others=(("resources", "num_workers"),),
+        )
+    if auto is not None and auto.min > auto.max:
+        message = f"min is {auto.min}, more than max, {auto.max}"
+        yield Finding(path=("resources", "auto"), message=message, hint="exchange them")
 
 
 def _times(spec: JobSpec) -> Iterator[Finding]:

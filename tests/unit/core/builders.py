@@ -35,7 +35,10 @@ def make_spec(
         gpu=float(gpu), cpu=float(cpu), memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None)
     )
     resources = ResourcesSpec(
-        num_workers=workers, resources_per_worker=worker, placement_strategy=keys.pop("strategy", "PACK")
+        num_workers=workers,
+        auto=keys.pop("auto", None),
+        resources_per_worker=worker,
+        placement_strategy=keys.pop("strategy", "PACK"),
     )
     defaults = {"name": "digits", "entrypoint": "python train.py", "stop_duration": timedelta(seconds=30)}
     return JobSpec(**{**defaults, **keys, "resources": resources})

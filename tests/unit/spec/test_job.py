@@ -196,6 +196,8 @@ def test_settings_that_were_accepted_once_stay_readable() -> None:
     ("line", "path", "value"),
     [
         ("resources: {num_workers: auto}", "resources.num_workers", "auto"),
+        ("resources: {num_workers: auto, auto: {max: 8}}", "resources.auto.max", 8),
+        ("resources: {num_workers: auto, auto: {advice: {ranks: 3}}}", "resources.auto.advice.ranks", 3),
         ("retry: {max_restarts: {preemption: unlimited}}", "retry.max_restarts.preemption", None),
         ("checkpoint: {interval: 10m}", "checkpoint.interval", timedelta(minutes=10)),
         ("checkpoint: {interval: 10}", "checkpoint.interval", 10),
@@ -316,6 +318,19 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     (
         "resources: {num_workers: auto, resources_per_worker: {gpu: 0}}",
         *("resources.num_workers", 3, 26, "auto counts free GPUs, but gpu is 0", "a number of ranks"),
+    ),
+    (
+        "resources: {num_workers: 2, auto: {max: 8}}",
+        *("resources.auto", 3, 35, "which is not written", "write num_workers: auto"),
+    ),
+    (
+        "resources: {num_workers: auto, auto: {min: 8, max: 2}}",
+        *("resources.auto", 3, 38, "min is 8, more than max, 2", "exchange them"),
+    ),
+    ("resources: {num_workers: auto, auto: {advice: {}}}", "resources.auto.advice.ranks", 3, 47, "required", ""),
+    (
+        "resources: {num_workers: auto, auto: {advice: {ranks: 2, efficiency: .nan}}}",
+        *("resources.auto.advice.efficiency", 3, 70, "a number from 0 to 100", ""),
     ),
     ("max_duration: 24:00:00", "max_duration", 3, 15, "not a duration", "write 24h"),
     ("max_duration: 0s", "max_duration", 3, 15, "expected at least 1s", ""),

@@ -15,9 +15,14 @@ from orchestrator.cli.submitting import job_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from orchestrator.bench.advisor.script_advice import ScriptAdvice
     from orchestrator.bench.advisor.script_probe import Script
     from orchestrator.cli.session import Session
     from orchestrator.spec.job import JobSpec
+
+
+MOST_ADVISED = 64
+"""Ranks that the advisor tries at most."""
 
 
 def advise_job(
@@ -59,12 +64,70 @@ def logs_kept_on_failure() -> Iterator[Path]:
     shutil.rmtree(logs)
 
 
-def _spec(file: Path) -> JobSpec:
+def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Ask the advisor for a job with num_workers: auto, and write its answer as `--set` would: it is then part of the job.
+
+    Raises BadRequestError for a job that it says nothing about, BenchError where the script cannot be timed.
+    """
+    from orchestrator.bench.advisor.script_advice import run_script_advisor, script_sentence
+
+    if len(files) != 1 or files[0] == "-":
+        raise BadRequestError("--advise runs the script of one job file", hint="name one file")
+    file = Path(files[0])
+    # Without GPUs or advice the word alone is an error, for the number of ranks is not known yet.
+    workers = _spec(file, (*overrides, "resources.resources_per_worker.gpu=1")).resources.num_workers
+    if workers != "auto":
+        raise BadRequestError(
+            "--advise chooses the number of ranks, and the job says it itself in resources.num_workers",
+            hint="write num_workers: auto, or leave out --advise",
+        )
+    spec = _spec(file, (*overrides, "resources.auto.advice={ranks: 1}"))
+    auto = spec.resources.auto
+    assert auto is not None
+    wanted = sorted({n for n in (auto.min, 1, 2, 4, 8, auto.max) if auto.min <= n <= min(auto.max, MOST_ADVISED)})
+    if not wanted:
+        raise BadRequestError(
+            f"resources.auto.min is {auto.min}, and the advisor tries at most {MOST_ADVISED} ranks",
+            hint="write a number of ranks",
+        )
+    with logs_kept_on_failure() as logs:
+        found = run_script_advisor(
+            script_of(spec, file, session.environ),
+            ranks=wanted,
+            threads=1,
+            precision="fp32",
+            logs=logs,
+            note=session.console.note,
+        )
+    if spec.resources.resources_per_worker.gpu and found.device == "cpu":
+        raise BadRequestError(
+            "the job asks for GPUs, and its script computed on processors here: the advice would be about those",
+            hint="submit it from a machine with such GPUs, or give a number: --set resources.auto.advice.ranks=4",
+        )
+    session.console.note(f"advice: {script_sentence(found)}")
+    return (f"resources.auto.advice={advice_value(found)}",)
+
+
+def advice_value(found: ScriptAdvice) -> str:
+    """The advice as a value of `resources.auto.advice`."""
+    chosen = found.choice
+    pairs = {
+        "ranks": str(chosen.cell.ranks),
+        "certain": str(found.certain).lower(),
+        "efficiency": f"{found.efficiency(chosen):.4f}",
+        "compute_ms": f"{chosen.compute * 1e3:.4f}",
+        "exposed_ms": f"{chosen.exposed * 1e3:.4f}",
+        "gradient_bytes": str(found.probe.gradient_bytes),
+    }
+    return "{" + ", ".join(f"{name}: {value}" for name, value in pairs.items()) + "}"
+
+
+def _spec(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
     from orchestrator.spec.job import parse_job
     from orchestrator.spec.problems import SpecError
 
     try:
-        return parse_job(job_text(str(file)).text, source=str(file))
+        return parse_job(job_text(str(file)).text, source=str(file), overrides=overrides)
     except SpecError as error:
         raise invalid_spec(error) from error
 

@@ -51,6 +51,40 @@ def console(width: int = 120, **environ: str) -> Console:
     return Console({"COLUMNS": str(width), **environ})
 
 
+ADVICE = {
+    "ranks": 4,
+    "certain": False,
+    "efficiency": 0.81,
+    "compute_ms": 3.0,
+    "exposed_ms": 0.7,
+    "gradient_bytes": 8_000_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("auto", "said"),
+    [
+        (
+            {"min": 1, "max": 8, "advice": ADVICE},
+            (
+                "4 ranks (not certain), within 1 to 8; each does 81% of what one does alone; communication of 8 MB adds 0.7 ms "
+                "to 3 ms of computation per step"
+            ),
+        ),
+        ({"min": 1, "max": 8, "advice": {"ranks": 1, "certain": True}}, "1 rank (certain), within 1 to 8"),
+        (None, "none (`orch submit --advise` asks for it): as many ranks as are free at its first start"),
+    ],
+)
+def test_a_job_with_auto_says_what_was_advised_and_why(auto: Any, said: str) -> None:
+    lines = detail_lines(console(300), job(resources={"num_workers": "auto", "auto": auto}), NOW)
+    (line,) = [line for line in lines if "advice" in line.split()[0]]
+    assert line.split(maxsplit=1)[1] == said
+
+
+def test_a_job_with_a_number_has_no_advice() -> None:
+    assert "advice" not in "\n".join(detail_lines(console(), job(), NOW))
+
+
 def test_a_line_says_it_all() -> None:
     head, line = job_lines(console(), [job(progress=PROGRESS, restarts=1)], NOW)
     assert head.split() == ["JOB", "STATE", "PROGRESS", "RESTARTS", "GPUS", "AGE", "REASON"]

@@ -22,7 +22,7 @@ from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
-from orchestrator.spec.job import ElasticWorkers
+from orchestrator.spec.job import AutoWorkers, ElasticWorkers, WorkerAdvice
 from tests.unit.core.builders import (
     T0,
     after,
@@ -98,6 +98,22 @@ class TestTheStart:
         (event,) = ask(job, known=(node("a", gpus=3),)).events
         job = fold(job, event)
         assert (job.num_workers, job.size.least, job.size.most, job.elastic is not None) == (3, 3, 3, False)
+
+    @pytest.mark.parametrize(("ranks", "started"), [(4, 4), (1, 2), (40, 6)])
+    def test_auto_starts_as_advised_within_its_limits_and_keeps_that_number(self, ranks: int, started: int) -> None:
+        job = elastic_job(workers="auto", auto=AutoWorkers(min=2, max=6, advice=WorkerAdvice(ranks=ranks)))
+        assert starts(ask(job)) == {"elastic": started}
+        (event,) = ask(job).events
+        job = fold(job, event)
+        assert (job.num_workers, job.size.least, job.size.most) == (started, started, started)
+        assert job_from_dict(job_to_dict(job)) == job
+
+    def test_advised_auto_waits_for_its_number_and_without_advice_takes_what_is_free_within_its_limits(self) -> None:
+        two = (node("a", gpus=2),)
+        advised = AutoWorkers(max=8, advice=WorkerAdvice(ranks=4))
+        assert starts(ask(elastic_job(workers="auto", auto=advised), known=two)) == {}
+        assert starts(ask(elastic_job(workers="auto", auto=AutoWorkers(max=3)))) == {"elastic": 3}
+        assert starts(ask(elastic_job(workers="auto", auto=AutoWorkers(min=3)), known=two)) == {}
 
     def test_the_size_belongs_to_the_attempt_and_survives_the_store(self) -> None:
         job = on(5)

@@ -14,7 +14,7 @@ from orchestrator.core.scheduler.use import Account
 from orchestrator.core.states import JobState
 from orchestrator.daemon.sharing.admission import check_queue
 from orchestrator.daemon.sharing.book import ShareBook, sharing_of
-from orchestrator.spec.model import ElasticWorkers
+from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
@@ -71,6 +71,8 @@ def test_a_job_that_can_keep_its_quota_is_taken() -> None:
     sharing = Sharing(queues=parse_queues("research maximum=2"), user_gpus=2)
     check_queue(make_spec(queue="research", workers=ElasticWorkers(min=2, max=8)), sharing)
     check_queue(make_spec(queue="research", workers="auto"), sharing)
+    advised = AutoWorkers(advice=WorkerAdvice(ranks=2))
+    check_queue(make_spec(queue="research", workers="auto", auto=advised), sharing)
     check_queue(make_spec(queue="research", workers=8, gpu=0), sharing)
     check_queue(make_spec(queue="default"), sharing)
     check_queue(make_spec(queue="anything"), Sharing())

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.bench.errors import BenchError
-from orchestrator.cli.commands.runs.advising import logs_kept_on_failure, script_of
+from orchestrator.cli.commands.runs.advising import advice_overrides, logs_kept_on_failure, script_of
+from orchestrator.cli.session import Session
 from orchestrator.spec.job import parse_job
 
 JOB = "version: 1\nname: one\nentrypoint: {}\nresources: {{num_workers: 2, resources_per_worker: {{gpu: {}}}}}\n"
@@ -52,6 +53,64 @@ def test_without_python_on_the_path_orch_s_own_is_taken(tmp_path: Path) -> None:
 def test_what_has_no_steps_to_time_is_refused(tmp_path: Path, entrypoint: str, more: str, message: str) -> None:
     with pytest.raises(BadRequestError, match=message):
         script_of(parse_job(JOB.format(entrypoint, 0) + more), tmp_path / "job.yaml", {})
+
+
+SCRIPT = """
+import torch
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(40):
+    optimizer.zero_grad()
+    net(torch.randn(16, 8)).sum().backward()
+    optimizer.step()
+"""
+AUTO = "resources: {num_workers: auto, auto: {min: 1, max: 1}, resources_per_worker: {gpu: 0}}\n"
+
+
+def test_advice_becomes_a_part_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"version: 1\nname: one\nentrypoint: {sys.executable} train.py\nworking_dir: {tmp_path}\n{AUTO}")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (override,) = advice_overrides(Session(), [str(file)], ())
+    assert "advice: worth 1 rank" in capsys.readouterr().err
+    spec = parse_job(file.read_text(), overrides=(override,))
+    assert spec.resources.auto is not None
+    advice = spec.resources.auto.advice
+    assert advice is not None
+    assert (advice.ranks, advice.efficiency, advice.gradient_bytes) == (1, 1.0, 36)
+    assert advice.compute_ms is not None
+    assert spec.resources.auto.bounds == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "resources", "message"),
+    [
+        (["a.yaml", "b.yaml"], "", "--advise runs the script of one job file"),
+        (["-"], "", "--advise runs the script of one job file"),
+        (["job.yaml"], "{num_workers: auto, auto: {min: 65}}", "the advisor tries at most 64 ranks"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_refused(tmp_path: Path, files: list[str], resources: str, message: str) -> None:
+    (tmp_path / "job.yaml").write_text(f"version: 1\nname: one\nentrypoint: python t.py\nresources: {resources}\n")
+    paths = [name if name == "-" else str(tmp_path / name) for name in files]
+    with pytest.raises(BadRequestError, match=message):
+        advice_overrides(Session(), paths, ())
+
+
+def test_a_fixed_number_takes_no_advice(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("version: 1\nname: one\nentrypoint: python t.py\nresources: {num_workers: 2}\n")
+    with pytest.raises(BadRequestError, match="--advise chooses the number of ranks, and the job says it itself"):
+        advice_overrides(Session(), [str(tmp_path / "job.yaml")], ())
+
+
+def test_a_job_with_gpus_is_not_advised_on_by_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = tmp_path / "job.yaml"
+    auto = AUTO.replace("gpu: 0", "gpu: 1")
+    file.write_text(f"version: 1\nname: one\nentrypoint: {sys.executable} train.py\nworking_dir: {tmp_path}\n{auto}")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with pytest.raises(BadRequestError, match="the job asks for GPUs, and its script computed on processors here"):
+        advice_overrides(Session(), [str(file)], ())
 
 
 def test_logs_stay_only_when_an_error_names_them() -> None:
