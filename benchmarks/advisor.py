@@ -1,12 +1,14 @@
-"""How good ``orch advise`` is: its predictions and choices against what ``orch bench`` measures, and against thresholds.
+"""How good ``orch advise`` is: its predictions and choices against what is measured, and against thresholds.
 
-A group is a model and a precision. For each, the advisor answers first, then every cell of the group (batch size x ranks)
-is measured, runs in turn. Default: 4 models x 2 precisions x 4 batch sizes x 2 numbers of ranks, 64 cells.
+A group is a model, a precision and batch sizes that keep its steps short. A round asks the advisor about each group, and measures every
+cell of it (batch size x ranks) right after, on the same ranks; rounds follow each other, so that a cell's measurements lie
+minutes apart and share the machine's load with the answers. Default: 4 models x 4 batch sizes x 2 numbers of ranks x 2 precisions, 64 cells.
 
     python -m benchmarks.advisor --raw advisor.jsonl --json benchmarks/results/$(date +%F)-advisor.json
 
-A group is appended to the raw file when it is complete; the same command goes on after the last complete group. The result
-holds all raw data. Figures need idle cores: groups record the load average, which shows whether they were.
+A group of a round is appended to the raw file when it is complete; the same command goes on after the last one, with more ``--rounds``
+too. The result holds all raw data. A prediction is held against the median of the cell's measurements; every answer of every round
+counts by itself. Figures need idle cores: groups record the load average, which shows whether they were.
 """
 
 from __future__ import annotations
@@ -14,20 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.measure import commit, machine, report
-from orchestrator.bench.advisor.advice import advice_json
-from orchestrator.bench.advisor.advisor import run_advisor
+from orchestrator.bench.advisor.advice import advice_json, advise
+from orchestrator.bench.advisor.advisor import calibrate, probe_model
 from orchestrator.bench.advisor.thresholds import advise_by_thresholds
-from orchestrator.bench.benchmark import run_benchmark
-from orchestrator.bench.plan import BenchRequest, parse_numbers
+from orchestrator.bench.plan import BenchRequest, cells_of, parse_numbers, rounds
+from orchestrator.bench.processes import RankProcesses, rank_environ
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,23 +36,22 @@ if TYPE_CHECKING:
 TARGET_ERROR: Final = 0.05
 TARGET_SHARE: Final = 0.95
 MOST_REGRET: Final = 0.01
+CELLS: Final = "medium=16,64,256,1024 large=8,32,128,512 conv=4,8,16,32 transformer=4,8,16,32"
+_WINDOW: Final = 5
 
 
 def main() -> None:
     """Measure the groups that are missing, and evaluate all."""
     options = _options()
-    wanted = [(model, precision) for model in options.models.split(",") for precision in options.precisions.split(",")]
-    settings = {name: getattr(options, name) for name in ("batch_sizes", "ranks", "runs", "steps", "threads")}
-    done = {(one["model"], one["precision"]): one for one in read_groups(options.raw, settings)}
-    for model, precision in wanted:
-        if (model, precision) not in done:
-            print(f"{model} in {precision}", file=sys.stderr)
-            group = measure_group(_request(options, model, precision), settings)
-            done[model, precision] = group
-            with options.raw.open("a") as raw:
-                raw.write(json.dumps(group) + "\n")
-    groups = [done[one] for one in wanted]
-    found = {"measure": "advisor", **evaluate(groups), "groups": groups}
+    groups = [(model, precision) for model in options.cells.split() for precision in options.precisions.split(",")]
+    settings = {name: getattr(options, name) for name in ("cells", "precisions", "ranks", "runs", "steps", "threads")}
+    done = read_groups(options.raw, settings)
+    made = {(one["round"], one["cells"], one["precision"]) for one in done}
+    for number in range(options.rounds):
+        missing = [group for group in groups if (number, *group) not in made]
+        if missing:
+            done += _round(options, settings, number, missing if number % 2 == 0 else missing[::-1])
+    found = {"measure": "advisor", "rounds": options.rounds, **evaluate(done), "groups": done}
     report({**found, "machine": machine(), "commit": commit(), "date": time.strftime("%Y-%m-%d")}, options.json)
 
 
@@ -59,26 +59,47 @@ def _options() -> argparse.Namespace:
     made = argparse.ArgumentParser(description="Predictions and choices of orch advise against measurements.")
     made.add_argument("--raw", type=Path, required=True, help="complete groups, one a line; goes on where it ends")
     made.add_argument("--json", type=Path, help="write the result there as well")
-    made.add_argument("--models", default="medium,large,conv,transformer", help="models, or FILE.py:factory")
+    made.add_argument("--cells", default=CELLS, help="MODEL=BATCH,BATCH ..., global batches, separated by blanks")
     made.add_argument("--precisions", default="fp32,bf16")
-    made.add_argument("--batch-sizes", default="16,64,256,1024", help="global")
     made.add_argument("--ranks", default="1,2")
-    made.add_argument("--runs", type=int, default=10)
-    made.add_argument("--steps", type=int, default=50)
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--runs", type=int, default=2, help="of each cell in a round")
+    made.add_argument("--steps", type=int, default=10)
     made.add_argument("--threads", type=int, default=1)
     return made.parse_args()
 
 
-def _request(options: argparse.Namespace, model: str, precision: str) -> BenchRequest:
+def _round(
+    options: argparse.Namespace, settings: Mapping[str, Any], number: int, groups: Sequence[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """The groups of a round, on ranks that are started once."""
+    sizes = parse_numbers("--ranks", options.ranks)
+    made = []
+    with (
+        tempfile.TemporaryDirectory(prefix="orch-advisor-") as scratch,
+        RankProcesses(Path(scratch), rank_environ(os.environ, options.threads)) as ranks,
+    ):
+        ranks.start(max(sizes))
+        ranks.join(sorted({1, *sizes}), "cpu")
+        for cells, precision in groups:
+            group = measure_group(ranks, _request(options, cells, precision))
+            made.append({"round": number, "cells": cells, "settings": dict(settings), **group})
+            with options.raw.open("a") as raw:
+                raw.write(json.dumps(made[-1]) + "\n")
+            print(f"round {number}: {cells} in {precision}, load {group['load']:.1f}", file=sys.stderr)
+    return made
+
+
+def _request(options: argparse.Namespace, cells: str, precision: str) -> BenchRequest:
+    model, _, sizes = cells.partition("=")
     return BenchRequest(
         model=model,
         precision=precision,
-        batch_sizes=parse_numbers("--batch-sizes", options.batch_sizes),
+        batch_sizes=parse_numbers("--cells", sizes),
         ranks=parse_numbers("--ranks", options.ranks),
         runs=options.runs,
         steps=options.steps,
         threads=options.threads,
-        output=Path(tempfile.mkdtemp(prefix="orch-advisor-")),
     )
 
 
@@ -96,49 +117,66 @@ def read_groups(path: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]
     return groups
 
 
-def measure_group(request: BenchRequest, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The advisor's answer for a model, then the measurement of each cell."""
-
-    def note(text: str) -> None:
-        print(f"  {text}", file=sys.stderr)
-
+def measure_group(ranks: RankProcesses, request: BenchRequest) -> dict[str, Any]:
+    """The advisor's answer for a model as `orch advise` gives it, then runs of each cell in turn."""
     load = os.getloadavg()[0]
-    try:
-        answer = run_advisor(request, environ=os.environ, logs=request.output, note=note)
-        outcome = run_benchmark(request, environ=os.environ, note=note)
-    finally:
-        shutil.rmtree(request.output)
+    sizes = sorted({1, *request.ranks})
+    cells = cells_of(request, sizes)
+    probe = probe_model(ranks, request, cells)
+    answers = advise(cells, probe, calibrate(ranks, request.precision, sizes, probe))
+    rates: dict[tuple[int, int], list[float]] = {(cell.batch, cell.ranks): [] for cell in cells}
+    for _, cell in rounds(cells, request.runs):
+        command = {
+            "do": "measure",
+            "model": request.model,
+            "seed": request.seed,
+            "ranks": cell.ranks,
+            "batch": cell.batch,
+            "steps": request.steps,
+            "precision": request.precision,
+            "window": _WINDOW,
+        }
+        seconds = max(answer["seconds"] for answer in ranks.ask(command, cell.ranks))
+        rates[cell.batch, cell.ranks].append(cell.batch * request.steps / seconds)
     return {
         "model": request.model,
         "precision": request.precision,
-        "settings": dict(settings),
         "load": load,
-        "parameters": answer.probe.parameters,
-        "probe": {"steps": answer.probe.steps, "seconds": answer.probe.seconds},
-        "advice": [advice_json(one, answer.probe) for one in answer.advice],
+        "parameters": probe.parameters,
+        "probe": {"steps": probe.steps, "seconds": probe.seconds},
+        "advice": [advice_json(one, probe) for one in answers],
         "measured": [
-            {"batch_size": one.cell.batch, "ranks": one.cell.ranks, "samples_per_second": one.throughputs}
-            for one in outcome.results
-            if one.runs
+            {"batch_size": batch, "ranks": number, "samples_per_second": found}
+            for (batch, number), found in rates.items()
         ],
     }
 
 
 def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Errors of predictions, and regrets of choices: of the advisor, with and without its "I can't tell", and of the thresholds."""
-    cells = [cell for group in groups for cell in _cells(group)]
-    choices = [choice for group in groups for choice in _choices(group)]
+    """Errors of predictions, and regrets of choices: of the advisor, with and without its "I can't tell", and of the thresholds.
+
+    ``mean_error_of_median_answers`` is what is left when the noise of a single answer is averaged out: the model's own error.
+    """
+    measured = _measured(groups)
+    cells = [cell for group in groups for cell in _cells(group, measured)]
+    choices = [choice for group in groups for choice in _choices(group, measured)]
     error = fmean(abs(cell["error"]) for cell in cells)
     share = _share([choice["regret"] for choice in choices])
     return {
+        "distinct_cells": len({_key(cell) for cell in cells}),
         "cells": cells,
         "choices": choices,
         "mean_error": error,
+        "median_error": median(abs(cell["error"]) for cell in cells),
+        "mean_error_of_median_answers": fmean(_median_errors(cells)),
+        "mean_spread_of_measurements": fmean(_spreads(measured)),
         "largest_error": max(abs(cell["error"]) for cell in cells),
         "within_interval": fmean(cell["within_interval"] for cell in cells),
         "good_choices": share,
         "good_choices_that_were_certain": _share([1.0 if not c["certain"] else c["regret"] for c in choices]),
         "good_choices_of_thresholds": _share([choice["regret_of_thresholds"] for choice in choices]),
+        "mean_regret": fmean(choice["regret"] for choice in choices),
+        "mean_regret_of_thresholds": fmean(choice["regret_of_thresholds"] for choice in choices),
         "certain": fmean(choice["certain"] for choice in choices),
         "most_probe_steps": max(group["probe"]["steps"] for group in groups),
         "most_probe_seconds": max(group["probe"]["seconds"] for group in groups),
@@ -150,18 +188,43 @@ def _share(regrets: Sequence[float]) -> float:
     return fmean(regret <= MOST_REGRET for regret in regrets)
 
 
-def _measured(group: Mapping[str, Any]) -> dict[tuple[int, int], float]:
-    return {(one["batch_size"], one["ranks"]): fmean(one["samples_per_second"]) for one in group["measured"]}
+Key = tuple[str, str, int, int]
 
 
-def _cells(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _key(cell: Mapping[str, Any]) -> Key:
+    return cell["model"], cell["precision"], cell["batch_size"], cell["ranks"]
+
+
+def _measured(groups: Sequence[Mapping[str, Any]]) -> dict[Key, list[float]]:
+    """The runs of each cell, over all rounds."""
+    found: dict[Key, list[float]] = {}
+    for group in groups:
+        for one in group["measured"]:
+            key = (group["model"], group["precision"], one["batch_size"], one["ranks"])
+            found.setdefault(key, []).extend(one["samples_per_second"])
+    return found
+
+
+def _median_errors(cells: Sequence[Mapping[str, Any]]) -> list[float]:
+    by_cell: dict[Key, list[float]] = {}
+    for cell in cells:
+        by_cell.setdefault(_key(cell), []).append(cell["error"])
+    return [abs(median(errors)) for errors in by_cell.values()]
+
+
+def _spreads(measured: Mapping[Key, Sequence[float]]) -> list[float]:
+    """How far a cell's runs lie from their own median, in the mean: what no prediction can do better than."""
+    return [fmean(abs(rate / median(rates) - 1) for rate in rates) for rates in measured.values()]
+
+
+def _cells(group: Mapping[str, Any], measured: Mapping[Key, Sequence[float]]) -> Iterator[dict[str, Any]]:
     """Every prediction beside its measurement."""
-    measured = _measured(group)
     for advice in group["advice"]:
         for one in advice["predictions"]:
-            found = measured.get((advice["batch_size"], one["ranks"]))
-            if found is None:
+            rates = measured.get((group["model"], group["precision"], advice["batch_size"], one["ranks"]))
+            if not rates:
                 continue
+            found = median(rates)
             low, high = one["interval_95"]
             yield {
                 "model": group["model"],
@@ -175,12 +238,15 @@ def _cells(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _choices(group: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _choices(group: Mapping[str, Any], measured: Mapping[Key, Sequence[float]]) -> Iterator[dict[str, Any]]:
     """Every choice of ranks beside the best measured one. Regret is the share of throughput given away; a choice not made gives all away."""
-    measured = _measured(group)
     for advice in group["advice"]:
         batch = advice["batch_size"]
-        by_ranks = {ranks: rate for (size, ranks), rate in measured.items() if size == batch}
+        by_ranks = {
+            ranks: median(rates)
+            for (model, precision, size, ranks), rates in measured.items()
+            if (model, precision, size) == (group["model"], group["precision"], batch)
+        }
         if not by_ranks:
             continue
         best = max(by_ranks.values())

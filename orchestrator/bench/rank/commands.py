@@ -16,7 +16,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 from orchestrator.bench.rank.clocks import DeviceClock
 from orchestrator.bench.rank.models import ModelError, make_workload
 from orchestrator.bench.rank.probing import all_reduce, overlap, probe, reference
-from orchestrator.bench.rank.stepping import Stepper, communication_split, together, warm_up
+from orchestrator.bench.rank.stepping import WINDOW, Stepper, communication_split, together, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,10 +98,11 @@ def measure(
     batch: int,
     steps: int,
     precision: str,
-    accumulate: int,
-    gpus: int,
+    accumulate: int = 1,
+    gpus: int = 0,
+    window: int = WINDOW,
 ) -> dict[str, Any]:
-    """One run of a cell: warm up, a timed block, the split of a step, the peak of memory."""
+    """One run of a cell: warm up (in windows of so many steps), a timed block, the split of a step, the peak of memory."""
     clock = DeviceClock(place.device)
     group = place.groups[ranks]
     used = [torch.device("cuda", index) for index in range(gpus)] or [place.device]
@@ -121,7 +122,7 @@ def measure(
         stepper.spread(gpus)
     if ranks > 1:
         stepper.wrap(group)
-    warmed, stable = warm_up(stepper, group, ranks)
+    warmed, stable = warm_up(stepper, group, ranks, window)
     together(group, ranks)
     block = stepper.block(steps)
     peaks = [_peak_bytes(device) for device in used]

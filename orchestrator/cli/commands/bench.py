@@ -98,7 +98,7 @@ def bench(
             output=output_dir,
         )
         if suite is not None or nccl_sweep:
-            from orchestrator.cli.commands.bench_more import run_nccl_sweep, run_training_suite
+            from orchestrator.cli.commands.runs.benching import run_nccl_sweep, run_training_suite
 
             with ended_in_order():
                 if suite is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.advisor import evaluate, read_groups
+from benchmarks.advisor import evaluate, measure_group, read_groups
+from orchestrator.bench.plan import BenchRequest
+from orchestrator.bench.processes import RankProcesses, rank_environ
 
 SETTINGS = {"runs": 2}
 
@@ -69,3 +72,30 @@ def test_groups_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
     raw.write_text(json.dumps(GROUP) + "\n")
     with pytest.raises(SystemExit, match="was measured with"):
         read_groups(raw, {"runs": 3})
+
+
+def test_every_answer_counts_by_itself_against_the_median_of_all_rounds() -> None:
+    later = {
+        **GROUP,
+        "advice": [{"batch_size": 16, "ranks": 2, "certain": True, "predictions": [prediction(1, 96.0)]}],
+        "measured": [measured(16, 1, 100.0, 130.0), measured(16, 2, 50.0)],
+    }
+    found = evaluate([GROUP, later])
+    of_cell = [cell["error"] for cell in found["cells"] if (cell["batch_size"], cell["ranks"]) == (16, 1)]
+    assert of_cell == pytest.approx([104 / 100.5 - 1, 96 / 100.5 - 1])
+    assert found["distinct_cells"] == 4
+    of_median = abs((104 + 96) / 2 / 100.5 - 1)
+    assert found["mean_error_of_median_answers"] == pytest.approx((of_median + 0.2 + 0.0 + 0.5) / 4)
+    assert [choice["regret"] > 0 for choice in found["choices"]] == [False, True, True]
+    assert found["mean_spread_of_measurements"] > 0
+
+
+def test_a_group_is_asked_about_and_measured_on_the_same_ranks(tmp_path: Path) -> None:
+    request = BenchRequest(batch_sizes=(4,), ranks=(1,), runs=1, steps=1)
+    with RankProcesses(tmp_path, rank_environ(os.environ, 1)) as ranks:
+        ranks.start(1)
+        ranks.join([1], "cpu")
+        group = measure_group(ranks, request)
+    assert [one["ranks"] for one in group["measured"]] == [1]
+    assert group["parameters"] == 54_403
+    assert evaluate([group])["distinct_cells"] == 1
