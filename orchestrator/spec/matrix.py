@@ -22,8 +22,8 @@ from orchestrator.spec.problems import BadValueError, nearest, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from orchestrator.spec.matrix_model import MatrixSpec, MatrixValue
     from orchestrator.spec.problems import Path
+    from orchestrator.spec.sections.matrix import MatrixSpec, MatrixValue
 
 MAX_MATRIX_JOBS = 1000
 """Most jobs that one matrix may make: each has a working copy of its own."""

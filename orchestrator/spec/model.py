@@ -42,7 +42,11 @@ from orchestrator.spec.fields.rules import (
     watched,
     web_address,
 )
-from orchestrator.spec.matrix_model import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
+from orchestrator.spec.sections.matrix import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
+from orchestrator.spec.sections.workers import MAX_WORKERS
+from orchestrator.spec.sections.workers import AutoWorkers as AutoWorkers  # noqa: PLC0414
+from orchestrator.spec.sections.workers import ElasticWorkers as ElasticWorkers  # noqa: PLC0414
+from orchestrator.spec.sections.workers import WorkerAdvice as WorkerAdvice  # noqa: PLC0414
 from orchestrator.spec.trainer import TrainingSettings
 
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
@@ -61,7 +65,6 @@ Maybe = Annotated[T | None, Null()]
 Items = Annotated[tuple[T, ...], Listed()]
 Distinct = Annotated[tuple[T, ...], Listed(unique=True)]
 
-MAX_WORKERS = 10_000
 MAX_GPUS_PER_WORKER = 64
 _SECOND = timedelta(seconds=1)
 
@@ -86,7 +89,6 @@ Storage = Annotated[str, Text("a path", check=storage)]
 JobReference = Annotated[str, Text("a job", pattern=r"[a-z][-a-z0-9]{0,63}", remedy="write its name or its id")]
 YesNo = Annotated[bool, Boolean()]
 Count = Annotated[int, Whole(1, 1_000_000)]
-Workers = Annotated[int, Whole(1, MAX_WORKERS)]
 Budget = Annotated[int, Whole(0, 1_000_000, instead={-1: "write a number; only preemption can be unlimited"})]
 Wait = Annotated[timedelta, Duration()]
 Time = Annotated[timedelta, Duration(minimum=_SECOND)]
@@ -99,63 +101,6 @@ _ENDS |= dict.fromkeys(("afterany", "always"), "any")
 def _without_unit(attribute: str) -> str:
     """The key of `memory_bytes` is `memory`: in the file the value has a unit."""
     return attribute.removesuffix("_bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticWorkers(Record):
-    """Any number of ranks from `min` to `max`. An attempt runs at least `grow_after` before it is stopped to grow."""
-
-    min: Annotated[Workers, Doc("fewest ranks it runs with")]
-    max: Annotated[Workers, Doc("most ranks it grows to")]
-    grow_after: Annotated[Time, Doc("how long it runs before it is stopped to start on more ranks")] = timedelta(
-        minutes=5
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAdvice(Record):
-    """What `orch advise` found for the job's script: a number of ranks, and what speaks for it."""
-
-    shorthand: ClassVar[str] = "write advice: {ranks: 4}"
-
-    ranks: Annotated[Workers, Doc("ranks that the script is worth")]
-    certain: Annotated[YesNo, Doc("whether the intervals of the predictions allow to say so")] = False
-    efficiency: Annotated[
-        Maybe[Annotated[float, Number(0, 100, digits=4)]],
-        Doc("throughput of each rank, as a share of one rank's alone"),
-    ] = None
-    compute_ms: Annotated[
-        Maybe[Annotated[float, Number(0, 10**9, digits=4)]], Doc("computation of a step with so many ranks")
-    ] = None
-    exposed_ms: Annotated[
-        Maybe[Annotated[float, Number(0, 10**9, digits=4)]], Doc("what a step waits for communication")
-    ] = None
-    gradient_bytes: Annotated[
-        Maybe[Annotated[int, Whole(0, 10**15)]], Doc("bytes of gradients that ranks exchange in each step")
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AutoWorkers(Record):
-    """Limits of `num_workers: auto`, and the advice that it follows. It is part of the job: nothing is measured when it is scheduled."""
-
-    shorthand: ClassVar[str] = "write auto: {min: 1, max: 8}"
-
-    min: Annotated[Workers, Doc("fewest ranks")] = 1
-    max: Annotated[Workers, Doc("most ranks")] = MAX_WORKERS
-    advice: Annotated[
-        Maybe[WorkerAdvice], Doc("what `orch submit --advise` found; null: as many as are free at its first start")
-    ] = None
-
-    @property
-    def advised(self) -> int | None:
-        """The advised number of ranks, within the limits; None without advice."""
-        return None if self.advice is None else max(self.min, min(self.max, self.advice.ranks))
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """The fewest and the most ranks of the first start."""
-        return (self.min, self.max) if self.advised is None else (self.advised, self.advised)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,73 @@
+"""The forms of `resources.num_workers` in job.yaml: an elastic range, and the limits and advice of `auto`. Part of `model`, which re-exports them."""
+
+from __future__ import annotations
+
+# Pydantic reads the annotations when the program runs.
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, ClassVar, TypeVar
+
+from orchestrator.spec.fields.kinds import Boolean, Doc, Duration, Null, Number, Whole
+from orchestrator.spec.fields.records import Record
+
+T = TypeVar("T")
+Maybe = Annotated[T | None, Null()]
+MAX_WORKERS = 10_000
+Workers = Annotated[int, Whole(1, MAX_WORKERS)]
+YesNo = Annotated[bool, Boolean()]
+Time = Annotated[timedelta, Duration(minimum=timedelta(seconds=1))]
+Factor = Annotated[float, Number(0, 100, digits=4)]
+Milliseconds = Annotated[float, Number(0, 10**9, digits=4)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticWorkers(Record):
+    """Any number of ranks from `min` to `max`. An attempt runs at least `grow_after` before it is stopped to grow."""
+
+    min: Annotated[Workers, Doc("fewest ranks it runs with")]
+    max: Annotated[Workers, Doc("most ranks it grows to")]
+    grow_after: Annotated[Time, Doc("how long it runs before it is stopped to start on more ranks")] = timedelta(
+        minutes=5
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAdvice(Record):
+    """What `orch advise` found for the job's script: a number of ranks, and what speaks for it."""
+
+    shorthand: ClassVar[str] = "write advice: {ranks: 4}"
+
+    ranks: Annotated[Workers, Doc("ranks that the script is worth")]
+    certain: Annotated[YesNo, Doc("whether the intervals of the predictions allow to say so")] = False
+    efficiency: Annotated[
+        Maybe[Factor],
+        Doc("throughput of each rank, as a share of one rank's alone"),
+    ] = None
+    compute_ms: Annotated[Maybe[Milliseconds], Doc("computation of a step with so many ranks")] = None
+    exposed_ms: Annotated[Maybe[Milliseconds], Doc("what a step waits for communication")] = None
+    gradient_bytes: Annotated[
+        Maybe[Annotated[int, Whole(0, 10**15)]], Doc("bytes of gradients that ranks exchange in each step")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoWorkers(Record):
+    """Limits of `num_workers: auto`, and the advice that it follows. It is part of the job: nothing is measured when it is scheduled."""
+
+    shorthand: ClassVar[str] = "write auto: {min: 1, max: 8}"
+
+    min: Annotated[Workers, Doc("fewest ranks")] = 1
+    max: Annotated[Workers, Doc("most ranks")] = MAX_WORKERS
+    advice: Annotated[
+        Maybe[WorkerAdvice], Doc("what `orch submit --advise` found; null: as many as are free at its first start")
+    ] = None
+
+    @property
+    def advised(self) -> int | None:
+        """The advised number of ranks, within the limits; None without advice."""
+        return None if self.advice is None else max(self.min, min(self.max, self.advice.ranks))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most ranks of the first start."""
+        return (self.min, self.max) if self.advised is None else (self.advised, self.advised)
