@@ -1,4 +1,4 @@
-"""Which of a job's events are marks on its charts: `orch_job_event_timestamp_seconds{event}`, drawn as annotations."""
+"""Which of a job's events are annotations on its charts: `orch_job_event_timestamp_seconds{event}`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.core.states import StopPurpose
 
 
 class AnnotationKind(StrEnum):
-    """What happened to a run, in the words of the boards."""
+    """The kind of an event, in the boards' terms."""
 
     START = "start"
     CHECKPOINT = "checkpoint"
@@ -19,7 +19,7 @@ class AnnotationKind(StrEnum):
 
 
 def mark_of(event: ev.Event) -> tuple[AnnotationKind, float] | None:
-    """The mark that an event leaves, and its wall time; None for most events."""
+    """Return the annotation of an event, and its wall time; None for most events."""
     match event:
         case ev.AttemptRunning():
             return AnnotationKind.START, event.at

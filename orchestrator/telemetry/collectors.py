@@ -1,9 +1,9 @@
-"""The daemon's own metrics, made from a `Snapshot` when Prometheus asks: nothing is counted twice, nothing goes stale.
+"""The daemon's own metrics, created from a `Snapshot` at each scrape: no value is counted twice or stale.
 
 Names, labels, types and texts come from the catalogue. A job has series while it has a live attempt and for 15 minutes
-after, so their number follows what runs now and not what ever ran; names that scripts report are capped. Everything that
-is a closed set (states, classes, phases) is exported with its zeros, since `increase()` misses the first event of a
-series that begins with 1.
+after, so their number follows the running jobs and not all past ones; names that scripts report are capped. Closed sets
+(states, classes, phases) are exported with their zeros, since `increase()` misses the first event of a series that
+begins with 1.
 
 This module must not look at the daemon, the store or a clock.
 """
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 
 LINGER_SECONDS: Final = 900.0
-"""How long a job keeps its series after its last attempt: alerts and people need its end, not its whole week."""
+"""How long a job keeps its series after its last attempt: alerts and users need its end, not more."""
 MAX_JOBS: Final = 2000
-"""No more jobs than this have series; live ones come first, then those that ended last."""
+"""At most this many jobs have series; live ones come first, then those that ended last."""
 MAX_METRICS: Final = 64
-"""No more names than this are exported of what one script reports; the alphabet decides, so that the choice is stable."""
+"""At most this many names of one script's metrics are exported, in alphabetical order, so that the choice is stable."""
 
 Row = tuple[tuple[str, ...], float | None]
 
 
 class DaemonCollector(Collector):
-    """Exports what `take` returns. `take` runs in the thread of the scrape and must be quick."""
+    """Exports what `take` returns. `take` runs in the thread of the scrape and must be fast."""
 
     def __init__(self, take: Callable[[], Snapshot]) -> None:
         self._take = take
@@ -54,25 +54,25 @@ class DaemonCollector(Collector):
         yield from _daemon_families(snapshot)
 
     def describe(self) -> Iterable[Family]:
-        """Nothing: a registry would otherwise collect everything just to learn names."""
+        """Return nothing: a registry would otherwise collect everything just to learn names."""
         return ()
 
 
 def registry(take: Callable[[], Snapshot]) -> CollectorRegistry:
-    """A registry of the daemon's metrics alone: none of the client library's own, which are about Python."""
+    """Return a registry of the daemon's metrics alone: without the client library's own, which are about Python."""
     made = CollectorRegistry(auto_describe=False)
     made.register(DaemonCollector(take))
     return made
 
 
 def render(metrics: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The page of metrics and its media type, in the format that the scraper's Accept header prefers."""
+    """Return the page of metrics and its media type, in the format that the scraper's Accept header prefers."""
     encode, content_type = choose_encoder(accept)
     return encode(metrics), content_type
 
 
 def chosen(snapshot: Snapshot) -> list[JobSeries]:
-    """The jobs that have series now."""
+    """Return the jobs that have series now."""
     young = [
         job
         for job in snapshot.series
@@ -164,7 +164,7 @@ def _health_families(jobs: list[JobSeries]) -> Iterator[Family]:
 
 
 def _finite(rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows that have a value; a balance that cannot be computed is absent and not NaN."""
+    """Return rows with a value; a balance that cannot be computed is absent and not NaN."""
     return ((labels, value) for labels, value in rows if value is not None and math.isfinite(value))
 
 
@@ -190,7 +190,7 @@ def _total_families(snapshot: Snapshot) -> Iterator[Family]:
 
 
 def _endings(queue: str, snapshot: Snapshot) -> list[tuple[str, str, str]]:
-    """How a job of the queue can end; what else was counted (by another version) is kept."""
+    """Return how a job of the queue can end; counts of another version's states are kept."""
     known = [(queue, JobState.SUCCEEDED.value, ""), (queue, JobState.CANCELLED.value, "")]
     known += [(queue, JobState.FAILED.value, kind.value) for kind in FailureClass]
     return known + sorted(key for key in snapshot.finished if key[0] == queue and key not in known)

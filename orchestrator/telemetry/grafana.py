@@ -1,8 +1,7 @@
-"""The boards that orch carries: written to a folder, or sent to a Grafana over its HTTP API.
+"""The boards in the orch package: written to a folder, or sent to a Grafana over its HTTP API.
 
 Only the standard library, since the command line loads this module. Boards choose their data source themselves, so that
-nothing in the Grafana is changed but one folder and the boards in it. A token is sent to the given address and shown
-nowhere.
+only one folder and its boards change in Grafana. A token is sent to the given address and never displayed.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_ANSWER_BYTES: Final = 1_000_000
 
 
 class GrafanaError(Exception):
-    """Grafana did not take a board; `hint` says what to do. `unreachable` when nothing answered at all."""
+    """Grafana did not accept a board; `hint` says what to do. `unreachable` when there was no answer."""
 
     def __init__(self, message: str, *, hint: str, unreachable: bool = False) -> None:
         super().__init__(message)
@@ -36,7 +35,7 @@ class GrafanaError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """A board that Grafana has now: where, and which version of it this is."""
+    """A board in Grafana: its address, and its version."""
 
     uid: str
     title: str
@@ -45,14 +44,14 @@ class Pushed:
 
 
 def boards() -> dict[str, str]:
-    """The boards that the wheel carries: file name and text."""
+    """Return the boards in the wheel: file name and text."""
     folder = resources.files("orchestrator.data").joinpath("dashboards")
     found = sorted((item for item in folder.iterdir() if item.name.endswith(".json")), key=lambda item: item.name)
     return {item.name: item.read_text(encoding="utf-8") for item in found}
 
 
 def documented(board: str, docs_url: str) -> str:
-    """The board's text with the address of the documentation filled in, to which its findings link."""
+    """Return the board's text with the address of the documentation, to which its findings link."""
     document = json.loads(board)
     for variable in document["templating"]["list"]:
         if variable["name"] == "docs":
@@ -62,7 +61,7 @@ def documented(board: str, docs_url: str) -> str:
 
 
 def export(folder: Path, docs_url: str = "") -> list[Path]:
-    """Write boards and rules to `folder`, which is made if need be; returns the files. Raises OSError.
+    """Write boards and rules to `folder`, created if missing; return the files. Raises OSError.
 
     Findings and alerts link to the documentation at `docs_url`, where it is given.
     """
@@ -76,7 +75,7 @@ def export(folder: Path, docs_url: str = "") -> list[Path]:
 
 
 def push(url: str, token: str, docs_url: str = "") -> list[Pushed]:
-    """Send every board to the Grafana at `url`, into the folder orch; boards that are there are replaced.
+    """Send every board to the Grafana at `url`, into the folder orch; existing boards are replaced.
 
     Findings link to the documentation at `docs_url`, where it is given.
 
@@ -96,14 +95,14 @@ class _Grafana:
             raise GrafanaError("the address holds a password", hint="make a service account and pass its token")
         self._url = url.rstrip("/")
         self._token = token
-        # Redirects are refused: the token would follow one to wherever it leads.
+        # Redirects are refused: the token would follow one to any address.
         self._opener = urllib.request.build_opener(_NoRedirect())
 
     def make_folder(self) -> None:
         status, answer = self._ask("GET", f"/api/folders/{FOLDER_UID}")
         if status == http.client.NOT_FOUND:
             status, answer = self._ask("POST", "/api/folders", {"uid": FOLDER_UID, "title": FOLDER_TITLE})
-        if status not in (200, 412):  # 412: another process made it in between
+        if status not in (200, 412):  # 412: another process created it in between
             raise self._refusal(status, answer, f"the folder {FOLDER_TITLE}")
 
     def send(self, board: dict[str, Any]) -> Pushed:

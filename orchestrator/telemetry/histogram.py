@@ -1,4 +1,4 @@
-"""Counts of how long things took, in the buckets that the catalogue gives; written by the daemon, read at scrape time."""
+"""Histograms of durations, in the catalogue's buckets; written by the daemon, read at scrape time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Counts:
 
 
 class Histogram:
-    """Counts values of one series of a histogram metric. Not for several threads: the daemon's loop owns it."""
+    """Counts values of one series of a histogram metric. Not thread-safe: the daemon's loop owns it."""
 
     def __init__(self, metric: Metric) -> None:
         if metric.type != "histogram":
@@ -34,7 +34,7 @@ class Histogram:
         self._total += value
 
     def counts(self) -> Counts:
-        """What was counted so far."""
+        """Return the counts so far."""
         so_far, buckets = 0, []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             so_far += count

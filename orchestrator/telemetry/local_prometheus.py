@@ -1,8 +1,8 @@
 """A Prometheus and an Alertmanager on this machine, for `orch up --with-prometheus`: their configuration and command lines.
 
-Configuration is made from arguments by pure functions; `prepare` alone writes, and only below the folder that it is given.
-Starting and stopping the processes is the caller's business. The files under deploy/ for containers follow the same
-functions, which the tests hold.
+Pure functions build the configuration from arguments; only `prepare` writes, and only below the given folder. The
+caller starts and stops the processes. The files under deploy/ for containers come from the same functions, which tests
+check.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DAEMON_JOB: Final = "orch-daemon"
 EXPORTER_JOB: Final = "orch-gpu"
-"""Names of the scrape jobs; the alerts on missing daemons and exporters ask for them."""
+"""Names of the scrape jobs, used by the alerts on missing daemons and exporters."""
 TARGETS_PATH: Final = "/api/v1/prometheus/targets"
 """Where the daemon lists its exporters, on the listener that also has its /metrics."""
 RETENTION: Final = "15d"
@@ -56,7 +56,7 @@ class LocalStack:
 
 
 def find_binaries(which: Callable[[str], str | None] = shutil.which) -> Binaries:
-    """Prometheus and Alertmanager on the PATH. Raises LocalPrometheusError when there is no Prometheus."""
+    """Return Prometheus and Alertmanager from the PATH. Raises LocalPrometheusError when there is no Prometheus."""
     prometheus = which("prometheus")
     if prometheus is None:
         raise LocalPrometheusError(
@@ -69,7 +69,7 @@ def find_binaries(which: Callable[[str], str | None] = shutil.which) -> Binaries
 def prometheus_config(
     *, daemon: str, rules: str = "orch.rules.yml", alertmanager: str | None = None, token_file: str | None = None
 ) -> Document:
-    """Prometheus' configuration. `daemon` is host:port of the reading listener, `alertmanager` host:port or None.
+    """Return Prometheus' configuration. `daemon` is host:port of the reading listener, `alertmanager` host:port or None.
 
     Exporters are scraped more often than the daemon: balance is an average over a minute, and four samples are few.
     """
@@ -83,7 +83,7 @@ def prometheus_config(
                 "job_name": EXPORTER_JOB,
                 "scrape_interval": "5s",
                 "scrape_timeout": "4s",
-                # gpu_info's own label node stays what it is; series without one get the node of their target
+                # gpu_info's own label node is unchanged; series without one get the node of their target
                 "honor_labels": True,
                 **access,
                 "http_sd_configs": [{"url": f"http://{daemon}{TARGETS_PATH}", "refresh_interval": "15s", **access}],
@@ -99,7 +99,7 @@ def prometheus_config(
 
 
 def alertmanager_config(*, receivers: list[Document], receiver: str) -> Document:
-    """Alertmanager's configuration: alerts of a job come together, those of a node come together, causes hide effects."""
+    """Return Alertmanager's configuration: alerts are grouped by job and by node, and causes hide effects."""
     return {
         "route": {
             "receiver": receiver,
@@ -124,16 +124,16 @@ SAID_BY_FINDINGS: Final = (
     ("saves_rare", "OrchCheckpointTooOld", ("job_id",)),
     ("restart_loop", "OrchJobRestartLoop", ("job_id",)),
 )
-"""Findings that say the same as an older alert, and more: which, and what both must be about."""
+"""Findings that repeat an older alert with more detail: which, and what both must be about."""
 
 
 def _urgent() -> Document:
-    """Below each group: what cannot wait is told at once and again every hour; grouping is the parent's."""
+    """Within each group: urgent alerts are sent at once and again every hour; the parent defines the grouping."""
     return {"matchers": ['severity="critical"'], "group_wait": "10s", "repeat_interval": "1h"}
 
 
 def inhibit_rules() -> list[Document]:
-    """Which alert silences which: a cause its effects, and only where the labels in `equal` agree."""
+    """Return which alert silences which: a cause its effects, and only where the labels in `equal` agree."""
 
     def rule(source: str, target: str, *equal: str) -> Document:
         return {"source_matchers": [source], "target_matchers": [target], "equal": list(equal)}
@@ -156,7 +156,7 @@ def inhibit_rules() -> list[Document]:
 
 
 def local_receivers(webhook: str | None) -> tuple[list[Document], str]:
-    """The receivers of a machine of one's own, and which one is used: a webhook, or none (alerts are only shown)."""
+    """Return the receivers of a local machine, and the one in use: a webhook, or none (alerts are only shown)."""
     receivers: list[Document] = [{"name": "none"}]
     if webhook:
         receivers.append({"name": "webhook", "webhook_configs": [{"url": webhook, "send_resolved": True}]})
@@ -164,7 +164,7 @@ def local_receivers(webhook: str | None) -> tuple[list[Document], str]:
 
 
 def bundled_rules() -> str:
-    """The rules that the wheel carries."""
+    """Return the rules in the wheel."""
     return resources.files("orchestrator.data").joinpath("orch.rules.yml").read_text(encoding="utf-8")
 
 
@@ -178,7 +178,7 @@ def prepare(
     webhook: str | None = None,
     token_file: str | None = None,
 ) -> LocalStack:
-    """Write configuration, rules and folders for data below `folder`; what is measured already stays.
+    """Write configuration, rules and data folders below `folder`; existing data stays.
 
     Raises LocalPrometheusError when the folder cannot be written.
     """
@@ -237,7 +237,7 @@ def _yaml(document: Document) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all; only its owner reads it, since a webhook's address may be a secret."""
+    """Write atomically; only the owner can read it, since a webhook's address may be a secret."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

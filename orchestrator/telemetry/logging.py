@@ -1,8 +1,8 @@
-"""How the program logs: events with values, not prose; for people on a terminal, as JSON everywhere else.
+"""The program's logging: events with values, not prose; text on a terminal, JSON everywhere else.
 
-A log line is an event name in dotted form (`gang.rank_lost`) and its values. Job, attempt, rank and cause are bound once
-for everything that a piece of work logs (`log_context`) and not repeated at each call. Records of libraries that use the
-standard library's logging (uvicorn, asyncio, Ray) come out of the same door in the same form.
+A log line is an event name in dotted form (`gang.rank_lost`) and its values. Job, attempt, rank and cause are bound
+once for a piece of work (`log_context`) and not repeated at each call. Records of libraries that use the standard
+library's logging (uvicorn, asyncio, Ray) are written in the same form.
 
 This module must not decide what is logged, and logging must never end the program: a line that cannot be written (a full
 disk, a closed pipe) is dropped and counted.
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
 
 LEVELS: Final = ("debug", "info", "warning", "error", "critical")
-"""What `level` may be."""
+"""The values of `level`."""
 
 
 class _Lines:
-    """Writes rendered lines to a stream and survives the stream; `dropped` counts what it could not write."""
+    """Writes rendered lines to a stream and survives the stream's errors; `dropped` counts unwritten lines."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -65,7 +65,7 @@ def configure_logging(
     level: str = "info",
     stream: TextIO | None = None,
 ) -> None:
-    """Set logging up for the whole process; called again, it replaces what was set up before.
+    """Configure logging for the whole process; a second call replaces the configuration.
 
     `json` None means JSON unless `stream` (None: standard error) is a terminal. `level` is the lowest one that is logged.
     Raises ValueError for an unknown level, with those that exist.
@@ -81,13 +81,13 @@ def configure_logging(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: lines,
-        cache_logger_on_first_use=False,  # a second call must reach loggers that were made before it
+        cache_logger_on_first_use=False,  # a second call must affect existing loggers
     )
     _capture_standard_logging(lines, shared, renderer, number)
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
-    """A logger whose lines carry `logger=name`. May be called before `configure_logging`, at import too."""
+    """Return a logger whose lines carry `logger=name`. May be called before `configure_logging`, also at import."""
     return cast("FilteringBoundLogger", structlog.get_logger(logger_name=name))
 
 
@@ -95,7 +95,7 @@ def get_logger(name: str) -> FilteringBoundLogger:
 def log_context(
     *, job: str | None = None, attempt: int | None = None, rank: int | None = None, cause: str | None = None
 ) -> Iterator[None]:
-    """Within it, every line carries what is given (None: left as it is), in this task or thread and those it starts."""
+    """Within it, every line carries the given values (None: unchanged), in this task or thread and those it starts."""
     given = {"job": job, "attempt": attempt, "rank": rank, "cause": cause}
     with contextvars.bound_contextvars(**{key: value for key, value in given.items() if value is not None}):
         yield
@@ -131,7 +131,7 @@ def _capture_standard_logging(
     for handler in [handler for handler in root.handlers if isinstance(handler, _ForeignHandler)]:
         root.removeHandler(handler)
     root.addHandler(_ForeignHandler(lines, formatter))
-    # Libraries' info is about themselves; ours is about jobs.
+    # Info records of libraries are about themselves; ours are about jobs.
     root.setLevel(max(number, logging.WARNING) if number > logging.DEBUG else logging.DEBUG)
     logging.captureWarnings(capture=True)
 

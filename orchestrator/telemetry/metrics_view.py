@@ -1,8 +1,7 @@
-"""What the daemon's metrics are made of: one frozen view of everything, taken when Prometheus asks.
+"""The source of the daemon's metrics: one frozen view of everything, taken at each scrape.
 
-Plain values in base units, so that a view can be made by hand in a test. Nothing here knows the metric format, and
-nothing here reads the daemon: the daemon fills it in. None, or a key that is missing, means that it is not known, and
-leads to no series; it never leads to a 0.
+Plain values in base units, so that a test can construct a view. Nothing here knows the metric format or reads the
+daemon: the daemon fills it in. None, or a missing key, means unknown, and leads to no series, never to a 0.
 """
 
 from __future__ import annotations

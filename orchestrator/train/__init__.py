@@ -79,7 +79,7 @@ _HOMES = {
 
 
 def context() -> Context:
-    """The Context of this process: rank, device, report, save, load, should_stop. The same object each time."""
+    """Return the Context of this process: rank, device, report, save, load, should_stop. The same object each time."""
     from orchestrator.train.script.training_context import current_context
 
     return current_context()

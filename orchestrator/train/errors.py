@@ -1,7 +1,8 @@
-"""What goes wrong in training, each with what to do next, and the rule that many ranks show one error.
+"""Errors of training, each with what to do next, and the rule by which many ranks show one error.
 
-All ranks of a job often meet the same error at the same time. `only_on_main` keeps it readable: rank 0 raises it as it
-is; the others raise a twin that `except` clauses catch just the same, but that ends its process without a traceback.
+All ranks of a job often meet the same error at the same time. `only_on_main` keeps the output readable: rank 0 raises
+the error itself; the others raise a twin that `except` clauses catch as well, but that ends its process without a
+traceback.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from orchestrator.train.script.environment import read_environment
 
 
 class TrainError(Exception):
-    """Something that the training system can name; its message says what to do next."""
+    """An error of the training system; its message says what to do next."""
 
 
 class ConfigError(TrainError, ValueError):
-    """A configuration was refused. `problems` holds everything wrong with it, one sentence each, with the remedy."""
+    """A configuration is invalid. `problems` holds every error in it, one sentence each, with the remedy."""
 
     def __init__(self, *problems: str) -> None:
         self.problems = problems
@@ -30,7 +31,7 @@ class ConfigError(TrainError, ValueError):
 
 
 class DataError(TrainError, ValueError):
-    """The data cannot be trained on: none, too little, unreadable, or of a shape that nothing can be made of."""
+    """The data cannot be used for training: none, too little, unreadable, or of an unusable shape."""
 
 
 class ModelOutputError(TrainError, TypeError):
@@ -38,7 +39,7 @@ class ModelOutputError(TrainError, TypeError):
 
 
 class NonFiniteLossError(TrainError, ArithmeticError):
-    """The loss stayed NaN or infinite after as many skipped steps as are allowed."""
+    """The loss stayed NaN or infinite after the allowed number of skipped steps."""
 
 
 class OutOfMemoryError(TrainError, RuntimeError):
@@ -46,7 +47,7 @@ class OutOfMemoryError(TrainError, RuntimeError):
 
 
 class RecoveryTimeoutError(TrainError, RuntimeError):
-    """Ranks are missing after a (re)start; the message names them."""
+    """Ranks are missing after a start or restart; the message names them."""
 
 
 class StopTraining(SystemExit):
@@ -58,9 +59,9 @@ class StopTraining(SystemExit):
 
 
 def only_on_main(error: TrainError, *, rank: int, under_orch: bool = False) -> TrainError:
-    """The exception for this rank to raise: `error` on rank 0, elsewhere its quiet twin.
+    """Return the exception for this rank to raise: `error` on rank 0, elsewhere its quiet twin.
 
-    `under_orch`: leave one line in this rank's own log, so that its exit is not taken for the cause.
+    `under_orch`: write one line to this rank's own log, so that its exit does not count as the cause.
     """
     if rank == 0:
         return error
@@ -70,7 +71,7 @@ def only_on_main(error: TrainError, *, rank: int, under_orch: bool = False) -> T
 
 
 def fail_once(error: TrainError, *, rank: int | None = None) -> TrainError:
-    """The exception for this process to raise, so that all ranks end and one of them says why."""
+    """Return the exception for this process to raise, so that all ranks end and one of them reports why."""
     environment = read_environment(os.environ)
     return only_on_main(
         error, rank=environment.rank if rank is None else rank, under_orch=environment.attempt is not None
@@ -78,7 +79,7 @@ def fail_once(error: TrainError, *, rank: int | None = None) -> TrainError:
 
 
 def quiet(error: TrainError) -> TrainError:
-    """A twin of `error` that is also a SystemExit with status 1: uncaught, it ends the process without a word."""
+    """Return a twin of `error` that is also a SystemExit with status 1: uncaught, it ends the process without output."""
     twin_type = type(f"Quiet{type(error).__name__}", (type(error), SystemExit), {})
     twin = twin_type(*error.args)
     twin.code = 1

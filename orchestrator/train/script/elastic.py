@@ -1,12 +1,12 @@
-"""Who of how many ranks takes which samples of an optimizer step: the batch stays what it is, whatever their number.
+"""Divides the samples of an optimizer step among ranks: the batch stays the same for any number of ranks.
 
-Pure arithmetic, without torch. The samples of a step are numbered 0 to ``global_batch`` - 1; each rank takes a row of
-them, rows differ by at most one sample (of 256 samples on 3 ranks: 86, 85, 85), and a rank goes through its own in
-pieces that fit its memory.
+Pure arithmetic, without torch. The samples of a step are numbered 0 to ``global_batch`` - 1; each rank takes a
+contiguous row of them, rows differ by at most one sample (of 256 samples on 3 ranks: 86, 85, 85), and a rank processes
+its row in pieces that fit its memory.
 
-Data parallelism averages gradients over ranks, as if all had seen equally many samples. Multiplied by its ``weight``, the
-mean loss of a piece counts for its samples: the average is then the gradient of the mean over the global batch, and the
-learning rate that was right on one number of ranks is right on any other.
+Data parallelism averages gradients over ranks, as if all had seen equally many samples. Multiplied by its ``weight``,
+the mean loss of a piece counts for its samples: the average is then the gradient of the mean over the global batch, and
+the same learning rate is right for any number of ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class NotElasticError(RuntimeError):
-    """The job may get any number of ranks, and its script has not asked what that means for its batches.
+    """The job may get any number of ranks, and its script has not asked for its share of the batch.
 
-    Ask ``context().batch_share(global_batch)``, train with the training system (which asks), or write a fixed num_workers.
+    Call ``context().batch_share(global_batch)``, train with the training system (which calls it), or write a fixed num_workers.
     """
 
 
@@ -62,20 +62,20 @@ class BatchShare:
     portions: tuple[int, ...]
     """The samples of every rank."""
     same_passes: bool
-    """Whether all ranks have equally many pieces; not so only when some rank has fewer samples than others have passes."""
+    """Whether all ranks have equally many pieces; false only when some rank has fewer samples than others have passes."""
 
     @property
     def accumulation(self) -> int:
-        """Forward and backward passes of this rank per optimizer step."""
+        """Return the number of forward and backward passes of this rank per optimizer step."""
         return len(self.pieces)
 
 
 def share_out(
     global_batch: SupportsIndex, *, rank: int, world_size: int, per_pass: SupportsIndex | None = None
 ) -> BatchShare:
-    """The share of ``rank`` in steps of ``global_batch`` samples, in passes of at most ``per_pass`` samples.
+    """Return the share of ``rank`` in steps of ``global_batch`` samples, in passes of at most ``per_pass`` samples.
 
-    Raises ValueError for a batch that has not one sample for each rank, or no sample per pass.
+    Raises ValueError for a batch with less than one sample per rank, or less than one sample per pass.
     """
     portions = equal_portions(operator.index(global_batch), world_size)
     passes = _passes(max(portions), _limit(per_pass, max(portions)))
@@ -83,7 +83,7 @@ def share_out(
 
 
 def equal_portions(global_batch: int, world_size: int) -> tuple[int, ...]:
-    """Samples of each rank, as equal as they can be. Raises ValueError for a batch that has not one for each."""
+    """Return the samples of each rank, as equal as possible. Raises ValueError for a batch with less than one for each."""
     if global_batch < world_size:
         raise ValueError(
             f"a batch of {global_batch} samples cannot be shared by {world_size} ranks: make it larger, or allow fewer ranks "
@@ -94,9 +94,9 @@ def equal_portions(global_batch: int, world_size: int) -> tuple[int, ...]:
 
 
 def share_of(portions: Sequence[int], *, rank: int, per_pass: SupportsIndex | None = None) -> BatchShare:
-    """The share of ``rank`` where each has its own number of samples: in as few passes as its own samples need.
+    """Return the share of ``rank`` with a number of samples for each rank: in the fewest passes for its own samples.
 
-    Raises ValueError for a rank without a sample, or for no sample per pass.
+    Raises ValueError for a rank without a sample, or for less than one sample per pass.
     """
     if min(portions) < 1:
         raise ValueError(f"portions are {list(portions)}: each rank takes at least one sample")
@@ -156,7 +156,7 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 def must_ask(least: int, most: int) -> NotElasticError:
-    """The error of a script that goes on without having asked for its share."""
+    """Return the error of a script that reports without having asked for its share."""
     return NotElasticError(
         f"the job may run on {least} to {most} ranks (resources.num_workers), but its script has not asked for its share of "
         "the batch, which would be another with each number of ranks: call context().batch_share(global_batch) before the "

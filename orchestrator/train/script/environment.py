@@ -1,6 +1,6 @@
-"""What the environment tells a training process: read once, typed, with the reason where a value makes no sense.
+"""Reads the environment of a training process: once, typed, with the reason where a value is invalid.
 
-The same variables as torchrun's, and ORCH_* ones that the runtime adds. Nothing else in this package reads the
+The variables are torchrun's, and ORCH_* ones from the runtime. Nothing else in this package reads the
 environment.
 """
 
@@ -26,14 +26,14 @@ DEFAULT_KEEP = 3
 
 
 class EnvironmentValueError(ValueError):
-    """A variable that the launcher sets holds something else than it should; unset it or correct it."""
+    """A variable that the launcher sets has an invalid value; unset it or correct it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnvironment:
     """One rank's place and settings. ``attempt`` is None, and ``job_id`` empty, outside of orch.
 
-    ``token`` is equal on all ranks of one run and differs between runs; None when nothing can promise that. ``elastic``
+    ``token`` is equal on all ranks of one run and differs between runs; None when that cannot be ensured. ``elastic``
     is the fewest and the most ranks that the job may get; None when their number is fixed.
     """
 
@@ -67,7 +67,7 @@ class RankEnvironment:
 
 
 def read_environment(environ: Mapping[str, str]) -> RankEnvironment:
-    """The values of ``environ``. Raises EnvironmentValueError naming the variable."""
+    """Read ``environ``. Raises EnvironmentValueError naming the variable."""
     rank, world_size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise EnvironmentValueError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks; correct or unset both")
@@ -130,10 +130,10 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 def _token(environ: Mapping[str, str], job_id: str, attempt: int | None, *, one_node: bool) -> str | None:
     if attempt is not None:
         facts = [job_id, str(attempt)]
-    elif one_node:  # all ranks have one parent: the launcher, which restarts them under a growing number
+    elif one_node:  # all ranks have one parent, the launcher, which numbers their restarts
         parent = os.getppid()
         facts = [str(parent), _started(parent), environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
-        # A shell may start one run after another: these differ when the runs meet at different places.
+        # A shell may start one run after another: these differ when the runs' ranks meet at different addresses.
         facts += [environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
     else:
         return None
@@ -141,7 +141,7 @@ def _token(environ: Mapping[str, str], job_id: str, attempt: int | None, *, one_
 
 
 def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot; process ids are used again."""
+    """Return when a process started, in clock ticks since boot, because process ids are reused."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,7 +1,7 @@
 """A torch.profiler trace of a few steps, on request, while training runs.
 
 `orch profile JOB` leaves a request beside the rank's progress page; the training loop looks for one as often as it
-reports, which costs a microsecond. The trace lies beside the request when it is done. Without orch: `Tracer.ask`.
+reports, which costs a microsecond. The finished trace lies beside the request. Without orch: `Tracer.ask`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tracer:
-    """Looks for a request, traces the steps that follow, writes the trace. `base` is a path without its suffix."""
+    """Looks for a request, traces the following steps, writes the trace. `base` is a path without its suffix."""
 
     def __init__(self, base: Path | None, device: torch.device) -> None:
         self._base = base
@@ -31,7 +31,7 @@ class Tracer:
         self._profile: profile | None = None
         self._left = 0
         if base is not None:
-            files.withdraw(base)  # of an earlier process
+            files.withdraw(base)  # left by an earlier process
             files.beside(base, files.READY_SUFFIX).write_text(str(os.getpid()), encoding="ascii")
 
     @property
@@ -40,13 +40,13 @@ class Tracer:
         return self._profile is not None
 
     def ask(self, steps: int = DEFAULT_STEPS) -> Path:
-        """Request a trace of `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
+        """Request a trace of `steps` steps; return its path. Raises TraceRefusedError while another one is in progress."""
         if self._base is None:
             raise RuntimeError("the Tracer has no path to write traces to: make it with one")
         return files.request(self._base, steps)
 
     def look(self) -> None:
-        """Begin to trace if that was requested. Call it between steps, now and then."""
+        """Start tracing if that was requested. Call it between steps, now and then."""
         if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
             return
         self._left = files.steps_asked(self._request)
@@ -59,12 +59,12 @@ class Tracer:
         self._profile.start()
 
     def step_done(self) -> Path | None:
-        """Count a step; the trace's path when this was the last one. Call it after every step while `active`."""
+        """Count a step; return the trace's path after the last one. Call it after every step while `active`."""
         self._left -= 1
         return self.finish() if self._left <= 0 else None
 
     def finish(self) -> Path | None:
-        """End the trace that is being taken, with the steps it has; its path, None when there is none."""
+        """End the trace in progress, with the steps so far; return its path, None when there is none."""
         if self._profile is None:
             return None
         finished, self._profile = self._profile, None
@@ -72,7 +72,7 @@ class Tracer:
         return self._write(finished)
 
     def close(self) -> None:
-        """Listen no longer; what is being traced is written."""
+        """Stop accepting requests; a trace in progress is written."""
         self.finish()
         if self._base is not None:
             files.beside(self._base, files.READY_SUFFIX).unlink(missing_ok=True)
@@ -88,7 +88,7 @@ class Tracer:
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as file:
                 shutil.copyfileobj(source, file)
             packed.replace(target)
-        except OSError:  # memory for shared files is full: no trace, but training goes on
+        except OSError:  # shared memory is full: no trace, but training continues
             packed.unlink(missing_ok=True)
             return None
         finally:
@@ -98,6 +98,6 @@ class Tracer:
 
 
 def tracer_of_this_rank(device: torch.device) -> Tracer:
-    """The tracer that `orch profile` talks to; outside of orch, one that receives no requests."""
+    """Return the tracer for `orch profile`; outside of orch, one that receives no requests."""
     path = read_environment(os.environ).progress_path
     return Tracer(None if path is None else Path(path), device)

@@ -1,7 +1,7 @@
-"""The progress page: 16 KiB of shared memory through which a training process tells its rank actor how it goes.
+"""The progress page: 16 KiB of shared memory through which a training process reports to its rank actor.
 
-The rank process writes, the rank actor reads; the only thing that flows back is the request to stop. A report costs a
-few microseconds and one short system call, may come every millisecond, and the latest one wins. Standard library only.
+The rank process writes, the rank actor reads; only the request to stop flows back. A report costs a few microseconds
+and one short system call, may be made every millisecond, and the latest one counts. Standard library only.
 
 Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
 """
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the running estimate: about the last twenty steps count
 _MAX_MESSAGE_CHARS = 400
 _MAX_QUARANTINED = 3
-_NONE = -1  # an optional count that was never reported
+_NONE = -1  # an optional count without a report
 
 
 class ProgressPage:
-    """A mapped progress page, for the rank. Its actor reads and asks for a stop through ``progress_reading.PageReader``.
+    """A mapped progress page, for the rank. Its actor reads it and requests a stop through ``progress_reading.PageReader``.
 
     Only one process may write at a time: see ``claim``. Writes are serialised among threads.
     """
@@ -57,14 +57,14 @@ class ProgressPage:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
+        """Create a blank page at ``path`` (normally under /dev/shm), replacing an existing one; mode 0600."""
         target = Path(path)
         os.close(create_page(target))
         return cls.open(target)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, previous_step: int | None = None) -> Self:
-        """Map an existing page. ``previous_step`` is the last step of the attempt before, for ``new_step``.
+        """Map an existing page. ``previous_step`` is the last step of the previous attempt, for ``new_step``.
 
         Raises ProgressPageError when the file is missing, short, or of another version.
         """
@@ -89,7 +89,7 @@ class ProgressPage:
         self._page.close()
 
     def claim(self) -> bool:
-        """Make this process the writer; False when another live process is (a data-loader worker must not report)."""
+        """Make this process the writer; False when another live process is one (a data-loader worker must not report)."""
         holder = layout.WRITER_PID.unpack_from(self._page, layout.WRITER_PID_AT)[0]
         if holder not in (0, os.getpid()) and _alive(holder):
             return False
@@ -109,7 +109,7 @@ class ProgressPage:
         tokens: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Record a report. What is left out keeps its last value; metrics are merged by name.
+        """Record a report. Omitted values keep their last value; metrics are merged by name.
 
         A step below the highest one so far (a restarted counter, an evaluation loop) is shown as ``step``, but counts
         neither as an advance nor for the step time. More than 64 metrics, or names longer than 64 bytes, are
@@ -134,14 +134,14 @@ class ProgressPage:
             self._publish(now)
 
     def write_saving(self) -> None:
-        """Say that a save to storage stalls the loop from now on."""
+        """Record that a save to storage stalls the loop from now on."""
         with self._lock:
             now = time.time()
             self._saving_since = now
             self._publish(now)
 
     def write_saved(self, seconds: float, *, snapshot_step: int | None = None, counts: bool = True) -> None:
-        """Say that a save is over, that stalled the loop for ``seconds``; a snapshot of ``snapshot_step``, if given.
+        """Record the end of a save that stalled the loop for ``seconds``, with a snapshot of ``snapshot_step``, if given.
 
         A save that failed does not count.
         """
@@ -151,7 +151,7 @@ class ProgressPage:
             self._save_seconds = seconds
             if self._last_clock is not None:
                 self._last_clock += seconds  # a step's duration does not include the save in it
-            # A snapshot is a copy in memory, which uses a processor for as long as it takes.
+            # A snapshot is a copy in memory, which uses a processor all the time.
             self._last_busy = (self._last_busy[0], self._last_busy[1] + seconds)
             if snapshot_step is not None:
                 self._counts[9], self._snapshot_at = snapshot_step, now
@@ -159,7 +159,7 @@ class ProgressPage:
             self._publish(now)
 
     def write_snapshot(self, step: int) -> None:
-        """Say that a snapshot of ``step`` counts whose saving ended before."""
+        """Record that a snapshot of ``step`` counts whose save ended earlier."""
         with self._lock:
             now = time.time()
             self._counts[9], self._snapshot_at = step, now
@@ -167,7 +167,7 @@ class ProgressPage:
             self._publish(now)
 
     def write_waited(self, seconds: float) -> None:
-        """Say that the loop waited so long for the rest of its last save."""
+        """Record how long the loop waited for the rest of its last save."""
         with self._lock:
             self._save_seconds += seconds
             if self._last_clock is not None:
@@ -175,10 +175,10 @@ class ProgressPage:
             self._publish(time.time())
 
     def write_facts(self, facts: CheckpointFacts) -> None:
-        """Publish what is known about checkpoints; long texts are cut to fit the page."""
+        """Publish facts about checkpoints; long texts are cut to fit the page."""
         body = _facts_body(facts)
         payload = json.dumps(body, separators=(",", ":")).encode()
-        if len(payload) > layout.FACTS.capacity:  # only texts full of escapes get here
+        if len(payload) > layout.FACTS.capacity:  # only for texts full of escapes
             for name in ("saved_path", "resumed_path", "failure", "interval_reason", "snapshots_off"):
                 body[name] = body[name][:100]
             payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
@@ -187,28 +187,28 @@ class ProgressPage:
             layout.FACTS.publish(self._page, self._facts_counter, payload)
 
     def mark_stop_seen(self) -> None:
-        """The training loop has been told to stop. The first time counts: the rank's keeper reads it when the rank has ended."""
+        """Record that the training loop was told to stop. The first time counts: the rank's keeper reads it after the rank's end."""
         if self._page[layout.STOP_SEEN_AT] == 0:
             layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
             self._page[layout.STOP_SEEN_AT] = 1
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the actor asked for a stop; about 50 ns."""
+        """Whether the actor requested a stop; about 50 ns."""
         return self._page[layout.STOP_REQUESTED_AT] != 0
 
-    # What the actor does
+    # Methods of the actor
 
     def request_stop(self) -> None:
-        """Ask the training loop to save and end; ``should_stop()`` is true from now on. Cannot be taken back."""
+        """Request that the training loop saves and ends; ``should_stop()`` is true from now on. Irrevocable."""
         self._page[layout.STOP_REQUESTED_AT] = 1
 
     def read(self) -> ProgressSnapshot:
-        """The newest complete report; a blank snapshot before the first one. Raises ProgressPageError for a damaged page.
+        """Return the newest complete report; a blank snapshot before the first one. Raises ProgressPageError for a damaged page.
 
-        The rank actor reads through ``progress_reading.PageReader``, which a page that the rank has truncated cannot end.
+        The rank actor uses ``progress_reading.PageReader``, which survives a page that the rank has truncated.
         """
-        from orchestrator.train.script.progress_reading import snapshot_of  # the process that writes has no use for it
+        from orchestrator.train.script.progress_reading import snapshot_of  # the writer does not need it
 
         return snapshot_of(lambda: self._page[:])
 
@@ -249,7 +249,7 @@ class ProgressPage:
         self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
 
     def _sample_busy(self, steps: int) -> None:
-        """Called before the clocks are set anew. A script that changes the thread it trains in is not measured then."""
+        """Sample before the clocks are reset. A script that changes its training thread is not measured then."""
         thread, since = self._last_busy
         if thread != threading.get_ident():
             return

@@ -1,4 +1,4 @@
-"""What a progress page says, as values, and how a blank page is made."""
+"""The content of a progress page as values, and the creation of a blank page."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFacts:
-    """What the rank knows about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
+    """The rank's facts about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
 
-    Under orch the rank only takes snapshots in memory, and its rank actor knows what became of them on storage.
+    Under orch the rank only takes snapshots in memory, and its rank actor knows the state on storage.
     """
 
     saved_step: int | None = None
@@ -26,7 +26,7 @@ class CheckpointFacts:
     saved_bytes: int = 0
     failed_saves: int = 0
     failure: str = ""
-    failure_kind: str = ""  # the same for every save that fails of one cause
+    failure_kind: str = ""  # equal for all failures with one cause
     failed_at: float | None = None
     resumed_step: int | None = None
     resumed_path: str = ""
@@ -38,7 +38,7 @@ class CheckpointFacts:
     snapshots_off: str = ""  # why the newest save went to storage directly
     waits: int = 0  # saves that waited for storage to take an earlier one
     waited_seconds: float = 0.0
-    left_out: int = 0  # saves that should have reached storage and were given up because it failed
+    left_out: int = 0  # saves that should have reached storage and were dropped because it failed
     left_out_step: int | None = None  # the newest of them
 
 
@@ -88,7 +88,7 @@ class ProgressSnapshot:
 
 
 def create_page(target: Path) -> int:
-    """Make a blank page at ``target``, replacing what is there; mode 0600. Its descriptor, which the caller closes."""
+    """Create a blank page at ``target``, replacing an existing one; mode 0600. Returns its descriptor, which the caller closes."""
     blank = bytearray(layout.PAGE_BYTES)
     layout.HEADER.pack_into(blank, 0, layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES)
     draft = target.with_name(f"{target.name}.{os.getpid()}.new")

@@ -1,13 +1,13 @@
 """The bytes of a progress page: offsets, the two double-buffered records, and the flags beside them.
 
-Owns the binary layout only; what the values mean is in progress.py. Standard library only: both the training process
-and the rank actor import this, and neither may pay for more.
+Owns the binary layout only; progress.py defines the values. Standard library only: the training process and the rank
+actor import this, and both must start fast.
 
 A record (``Slots``) has two slots. The writer fills the older slot and never touches the newer one, so a process that
-is killed in the middle of a write leaves the previous record intact. Each slot carries a counter and a CRC that covers
-both counter and payload: a reader takes the valid slot with the higher counter, and a record that changed while it was
-being copied fails its CRC and is read again. That holds on any memory model, which a bare sequence lock in Python
-could not promise.
+is killed in the middle of a write leaves the previous record intact. Each slot has a counter and a CRC that covers both
+counter and payload: a reader takes the valid slot with the higher counter, and a record that changed during the read
+fails its CRC and is read again. That holds on any memory model, which a plain sequence lock in Python could not
+guarantee.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ LAYOUT_VERSION = 2
 HEADER = struct.Struct("<8sII")  # magic, layout version, page size
 WRITER_PID = struct.Struct("<Q")
 WRITER_PID_AT = 16
-STOP_REQUESTED_AT = 64  # one byte each, on cache lines of their own: one is the actor's, the other the rank's
+STOP_REQUESTED_AT = 64  # one byte each, on separate cache lines: the actor's and the rank's
 STOP_SEEN_AT = 128
-STOP_SEEN_TIME = struct.Struct("<d")  # when; 0.0 on a page of a writer that did not say
+STOP_SEEN_TIME = struct.Struct("<d")  # the time; 0.0 where the writer did not record it
 STOP_SEEN_TIME_AT = 136
 
 MAX_METRICS = 64
@@ -55,11 +55,11 @@ class Slots:
 
     @property
     def capacity(self) -> int:
-        """The most payload bytes one record holds."""
+        """Return the most payload bytes of one record."""
         return self.slot_bytes - _SLOT_HEAD.size
 
     def last_counter(self, page: mmap.mmap | bytes) -> int:
-        """The counter to continue from: of the newest slot that is whole."""
+        """Return the counter to continue from: of the newest complete slot."""
         return max(counter for counter, _ in self._both(page))
 
     def publish(self, page: mmap.mmap, counter: int, payload: bytes | bytearray) -> None:
@@ -69,7 +69,7 @@ class Slots:
         page[start : start + _SLOT_HEAD.size + len(payload)] = _SLOT_HEAD.pack(counter, crc, len(payload)) + payload
 
     def newest(self, take: Callable[[], bytes]) -> bytes | None:
-        """The newest whole payload of the page that ``take`` reads, or None when nothing was ever written.
+        """Return the newest complete payload of the page that ``take`` reads, or None when nothing was ever written.
 
         Raises ProgressPageError when both slots stay unreadable, which only damage from outside can cause.
         """
@@ -95,9 +95,9 @@ class Slots:
         return (counter, payload) if zlib.crc32(payload, counter & 0xFFFFFFFF) == crc else (0, None)
 
     def _untouched(self, page: bytes) -> bool:
-        """Whether neither slot was ever completed: a first write that was torn by a kill counts as nothing written."""
+        """Whether neither slot was ever completed: a first write interrupted by a kill counts as nothing written."""
         second = self.offset + self.slot_bytes
-        # Record 1 goes to slot 1, record 2 to slot 0: as long as slot 0 is blank, at most one write was begun.
+        # Record 1 goes to slot 1, record 2 to slot 0: while slot 0 is blank, at most one write was begun.
         return page[self.offset : self.offset + _SLOT_HEAD.size] == bytes(_SLOT_HEAD.size) and second < len(page)
 
 

@@ -1,8 +1,8 @@
-"""Reads a progress page from beside the process that writes it. What is on the page is not to be trusted.
+"""Reads a progress page from another process than its writer. The content is untrusted.
 
-A script can write any bytes into its page, replace the file, or truncate it. So the page is read with ``pread`` and never
-mapped (a mapping of a truncated file kills its reader with SIGBUS), every value is checked for type, range and
-finiteness, and one that fails is left out and named in ``ProgressSnapshot.unusable``.
+A script can write any bytes into its page, replace the file, or truncate it. So the page is read with ``pread`` and
+never mapped (reading the map of a truncated file kills the reader with SIGBUS), every value is checked for type, range
+and finiteness, and an invalid one is left out and named in ``ProgressSnapshot.unusable``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Check = Callable[[Any], bool]
 
 UNREADABLE: Final = "page"
-"""What ``unusable`` says of a page that is cut short or damaged as a whole."""
+"""The entry in ``unusable`` for a page that is truncated or damaged as a whole."""
 MAX_SECONDS: Final = 1e9
 MAX_PATH: Final = 1000
 MAX_REASON: Final = 500
@@ -39,35 +39,35 @@ _CLOSED: Final = -1
 
 
 class PageReader:
-    """The rank actor's end of a page: creates the file, reads it, asks for a stop."""
+    """The rank actor's end of a page: creates the file, reads it, requests a stop."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
         self._handle = handle
-        self._lock = threading.Lock()  # a number that was closed may come to mean another file
+        self._lock = threading.Lock()  # a closed descriptor's number may be reused
         self._last = ProgressSnapshot()
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Make a blank page at ``path`` (normally under /dev/shm), replacing one that is there; mode 0600."""
+        """Create a blank page at ``path`` (normally under /dev/shm), replacing an existing one; mode 0600."""
         target = Path(path)
         return cls(target, create_page(target))
 
     def close(self) -> None:
-        """Let go; the file stays. ``read`` gives what was read last from now on."""
+        """Close the page; the file stays. ``read`` then returns the last reading."""
         with self._lock:
             if self._handle != _CLOSED:
                 os.close(self._handle)
             self._handle = _CLOSED
 
     def request_stop(self) -> None:
-        """Ask the training loop to save and end; ``should_stop()`` is true from now on. Cannot be taken back."""
+        """Request that the training loop saves and ends; ``should_stop()`` is true from now on. Irrevocable."""
         with self._lock:
             if self._handle != _CLOSED:
                 os.pwrite(self._handle, b"\1", layout.STOP_REQUESTED_AT)
 
     def read(self) -> ProgressSnapshot:
-        """The newest report; of a page that is damaged, the one read before, marked ``unusable``. Never raises."""
+        """Return the newest report; for a damaged page the previous one, marked ``unusable``. Never raises."""
         with self._lock:
             if self._handle != _CLOSED:
                 try:
@@ -78,7 +78,7 @@ class PageReader:
 
 
 def snapshot_of(take: Callable[[], bytes]) -> ProgressSnapshot:
-    """What the page says that ``take`` reads. Raises ProgressPageError for one that is cut short or damaged as a whole."""
+    """Read the page through ``take``. Raises ProgressPageError for one that is truncated or damaged as a whole."""
     page = take()
     if len(page) != layout.PAGE_BYTES:
         raise ProgressPageError(f"the progress page has {len(page)} bytes, and not {layout.PAGE_BYTES}")
@@ -96,7 +96,7 @@ def snapshot_of(take: Callable[[], bytes]) -> ProgressSnapshot:
 
 
 def _whole(take: Callable[[], bytes]) -> Callable[[], bytes]:
-    """A page that is truncated while it is read counts as damaged."""
+    """Require the whole page: one truncated during the read counts as damaged."""
 
     def padded() -> bytes:
         return take().ljust(layout.PAGE_BYTES, b"\0")
@@ -112,7 +112,7 @@ def _is_optional_count(value: int) -> bool:
 
 
 def _is_moment(value: float) -> bool:
-    return is_time(value)  # 0 stands for a time that has not come
+    return is_time(value)  # 0 stands for no time yet
 
 
 def _is_duration(value: float) -> bool:
@@ -139,7 +139,7 @@ def _same(value: int) -> int:
     return value
 
 
-# In the order of HOT_FIXED: the name, what a value must be, what it means. The last three are not part of a snapshot.
+# In the order of HOT_FIXED: name, check, meaning. The last three are not part of a snapshot.
 _HOT_FIELDS: Final[tuple[tuple[str, Check, Callable[[Any], Any]], ...]] = (
     ("step", _is_optional_count, _count),
     ("max_step", _is_optional_count, _count),
@@ -198,7 +198,7 @@ def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
 
 
 def _words(tail: bytes, phase_bytes: int, count: int) -> tuple[str, dict[str, float], list[str]]:
-    """The phase and the metrics, which may be NaN: a diverged loss is."""
+    """Return the phase and the metrics, which may be NaN, as a diverged loss is."""
     unusable: list[str] = []
     if phase_bytes > layout.MAX_PHASE_BYTES or count > layout.MAX_METRICS or phase_bytes + 9 * count > len(tail):
         return "", {}, ["phase", "metrics"]
@@ -213,7 +213,7 @@ def _words(tail: bytes, phase_bytes: int, count: int) -> tuple[str, dict[str, fl
 
 
 def _names(raw: bytes, count: int) -> tuple[str, ...] | None:
-    """The names of the metrics, each behind a byte with its length; None where they are not what a page holds."""
+    """Parse the names of the metrics, each after a byte with its length; None where they are invalid."""
     names, at = [], 0
     for _ in range(count):
         length = raw[at] if at < len(raw) else layout.MAX_METRIC_NAME_BYTES + 1
@@ -225,7 +225,7 @@ def _names(raw: bytes, count: int) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-# -- what is known of checkpoints
+# -- facts about checkpoints
 
 
 def _optional(check: Check) -> Check:
@@ -277,7 +277,7 @@ _FACTS: Final[dict[str, Check]] = {
 
 
 def _facts(raw: bytes | None) -> tuple[CheckpointFacts, list[str]]:
-    """Keys that this version does not know are left alone: a newer one may write them."""
+    """Parse the facts. Unknown keys are ignored: a newer version may write them."""
     if raw is None:
         return CheckpointFacts(), []
     try:

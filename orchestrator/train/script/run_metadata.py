@@ -1,4 +1,4 @@
-"""What a run says of itself to `orch record`: epoch, batch and phase, in a small JSON file that is replaced as it goes.
+"""Labels of a run for `orch record`: epoch, batch and phase, in a small JSON file that is replaced during the run.
 
 `orch record -- COMMAND` names the file in ORCH_TRAINING_METADATA; rank 0 writes it. Standard library only.
 """
@@ -13,11 +13,11 @@ import warnings
 
 VARIABLE = "ORCH_TRAINING_METADATA"
 WRITE_EVERY_SECONDS = 0.1
-"""A recording has a row a second by default; epoch and phase are told at once when they change."""
+"""A recording has a row a second by default; changes of epoch and phase are written at once."""
 
 
 class RunMetadata:
-    """The file at `path`. What is left out of a note keeps its last value."""
+    """The file at `path`. Omitted values keep their last value."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class RunMetadata:
         self._works = True
 
     def note(self, *, epoch: float | None, step: int | None, phase: str | None) -> None:
-        """Take note, and write when it is time. Never raises: a full disk costs the recording its labels, no more."""
+        """Record values, and write when due. Never raises: a full disk costs the recording only its labels."""
         known = self._known
         changed = (epoch is not None and known.get("epoch") != epoch) or (
             phase is not None and known.get("phase") != phase

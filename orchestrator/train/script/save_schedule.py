@@ -1,8 +1,8 @@
-"""When to save: what ``context().should_save(step)`` answers. The same on every rank of a node.
+"""Decides when to save: the answer of ``context().should_save(step)``. The same on every rank of a node.
 
 The setting is ``auto``, a number of steps (``100``), or a time (``30s``). With ``auto`` the time between saves is
-chosen anew after each save from what it cost (orchestrator/checkpoint/repository/interval.py). Times are kept by the clock, not
-by a number of steps foretold: steps may become slower or faster.
+chosen again after each save from its cost (orchestrator/checkpoint/repository/interval.py). The schedule is by clock,
+not by a predicted number of steps: steps may become slower or faster.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _COST_WEIGHT = 0.5
 
 
 class IntervalSettingError(ValueError):
-    """The interval is none of ``auto``, a number of steps (``100``) and a time (``30s``)."""
+    """The interval is not one of ``auto``, a number of steps (``100``) and a time (``30s``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSetting:
-    """Either a number of steps, or a time in seconds, or neither: automatic."""
+    """A number of steps, a time in seconds, or neither: automatic."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -50,7 +50,7 @@ def parse_interval(text: str) -> IntervalSetting:
 
 
 class SaveSchedule:
-    """Decides for one rank. ``board`` None: for itself alone; else rank 0 decides, one step ahead, and all follow."""
+    """Decides for one rank. ``board`` None: independently; else rank 0 decides, one step ahead, and all follow."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class SaveSchedule:
     ) -> None:
         self._setting, self._rank, self._board = setting, rank, board
         self._recovery, self._failure = recovery_seconds, failure_seconds
-        self._answered = -1  # the last step that was answered with yes
-        self._began: float | None = None  # when that was
-        self._due_at: int | None = None  # the step at which the next save is due, once that is known
+        self._answered = -1  # the last step with the answer yes
+        self._began: float | None = None  # its time
+        self._due_at: int | None = None  # the step of the next save, once known
         self._last: tuple[int, float] | None = None
         self._lost = False
         self._stalled = 0.0  # seconds spent in saves since the last call
@@ -74,23 +74,23 @@ class SaveSchedule:
         self.choice: IntervalChoice | None = None
 
     def saved(self, *, stall_seconds: float, cost_seconds: float) -> None:
-        """A save has stalled the loop for so long; and costs so much when it is not the first of its kind."""
+        """Record a save that stalled the loop, and its cost when it is not the first of its kind."""
         old = self._cost
         self._cost = cost_seconds if old is None else old + _COST_WEIGHT * (cost_seconds - old)
         self._stalled += stall_seconds
 
     def waited(self, *, stall_seconds: float, cost_seconds: float) -> None:
-        """The loop waited so long for the rest of a save; and that cost so much more, as it will the next time."""
+        """Record how long the loop waited for the rest of a save, and the cost that repeats at the next one."""
         self._stalled += stall_seconds
         if self._cost is not None:
             self._cost += _COST_WEIGHT * cost_seconds
 
     def lost(self) -> None:
-        """The last save does not count after all: the next one is due at once. May be called by any thread."""
+        """Record that the last save does not count: the next one is due at once. Callable from any thread."""
         self._lost = True
 
     def is_due(self, step: int) -> bool:
-        """Whether to save at ``step``. Ask once per step, on every rank."""
+        """Whether to save at ``step``. Call once per step, on every rank."""
         now = time.perf_counter()
         self._measure(step, now)
         if step <= self._answered:
@@ -102,7 +102,7 @@ class SaveSchedule:
         return due
 
     def _decide(self, step: int, now: float) -> bool:
-        ahead = 0 if self._board is None else 1  # other ranks may have asked about this step already
+        ahead = 0 if self._board is None else 1  # other ranks may already have asked about this step
         if self._lost and (self._due_at is None or self._due_at > step + ahead):
             self._began = self._due_at = None
         self._lost = False
@@ -120,13 +120,13 @@ class SaveSchedule:
 
     def _is_time(self, now: float, ahead: int) -> bool:
         if self._began is None:
-            return True  # a first save tells what saving costs
+            return True  # a first save measures the cost
         seconds = self._interval()
-        # The save falls `ahead` steps from now; half a step earlier or later is as near as whole steps come.
+        # The save is `ahead` steps from now; half a step earlier or later is the precision of whole steps.
         return seconds is not None and now - self._began + (ahead + 0.5) * (self._step_seconds or 0.0) >= seconds
 
     def _next_step(self, step: int) -> int | None:
-        """The step of the next save where it is known already: that lets all ranks save at every step."""
+        """Return the step of the next save if already known: then all ranks can save at every step."""
         if self._setting.steps is not None:
             return step + self._setting.steps
         seconds = self._interval()

@@ -1,4 +1,4 @@
-"""Saves and loads for the context: into shared memory under orch, to storage otherwise; tells the progress page."""
+"""Saves and loads for the context: into shared memory under orch, to storage otherwise; updates the progress page."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ if TYPE_CHECKING:
     from orchestrator.train.script.save_schedule import SaveSchedule
 
 
-_STORE_ALONE_SECONDS = 30.0  # the rank actor stores this slowly: it may get the newest snapshot there itself
+_STORE_ALONE_SECONDS = 30.0  # longest wait for the rank actor, which may store the newest snapshot itself
 _STORE_ALONE_POLL_SECONDS = 0.01
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be saved, or not in the quick way; training goes on, and the next save tries again."""
+    """A checkpoint could not be saved, or not in the fast way; training continues, and the next save tries again."""
 
 
 class Saver:
-    """One rank's saves and loads. Not thread-safe; the context serialises."""
+    """Saves and loads for one rank. Not thread-safe; the context serialises."""
 
     def __init__(
         self, environment: RankEnvironment, page: ProgressPage | None, late_copies: Executor | None = None
     ) -> None:
-        """Copy what may be copied while training goes on with ``late_copies``; None: with a thread of its own."""
+        """Copy deferred tensors with ``late_copies``; None: with a thread of its own."""
         self._environment = environment
         self._late_copies = late_copies
         self.page = page
         self.stall_seconds = 0.0  # of the last save
-        self.cost_seconds = 0.0  # of a save like the last one, when nothing has to be allocated
+        self.cost_seconds = 0.0  # of a save like the last one, without allocation
         self._store: CheckpointRepository | None = None
         self._writer: SnapshotWriter | None = None
         self.schedule: SaveSchedule | None = None
-        """Is told what becomes of a save after it has returned."""
+        """Called with the result of a save that arrives after the save has returned."""
         self._guard: OptimizerGuard | None = None
         self._trust = AsyncCopyPolicy()
         self._awaited: Future[LateCopy] | None = None
         self._facts = CheckpointFacts()
-        self._telling = threading.Lock()  # the thread that copies the rest of a snapshot tells, too
+        self._telling = threading.Lock()  # the thread that copies the rest of a snapshot reports, too
         self._warned: set[str] = set()
 
     def save(
@@ -75,16 +75,16 @@ class Saver:
         durable: bool = False,
         leaving: bool = False,
     ) -> bool:
-        """Save a state, as Context.save describes. ``durable``: the save has to reach storage, rather than a newer one.
+        """Save a state, as Context.save describes. ``durable``: this save must reach storage, not just a newer one.
 
-        ``leaving``: it is on storage before this returns, whatever becomes of the rank actor.
+        ``leaving``: it is on storage before this returns, whatever happens to the rank actor.
         """
         clock = time.perf_counter()
         parts, gang = parts_of(state, rank_state, self._environment.rank)
         if not parts:
             return True
         try:
-            # To storage first: a snapshot may wait for a rank actor that is gone already.
+            # To storage first: a snapshot may wait for a rank actor that has already ended.
             stored = leaving and self._store_alone(parts, step, metrics, gang=gang)
             if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable and not stored):
                 return True
@@ -93,11 +93,11 @@ class Saver:
             self.stall_seconds = time.perf_counter() - clock
 
     def load(self, into: Any = None) -> Checkpoint | None:
-        """Load the newest good checkpoint, as Context.load describes."""
+        """Load the newest valid checkpoint, as Context.load describes."""
         clock = time.perf_counter()
         self._await_rest()
         if self._writer is not None:
-            self._writer.rehearsed = None  # what is loaded may go to where the state lies
+            self._writer.rehearsed = None  # loading may overwrite the state's memory
         store = self._checkpoints()
         try:
             loaded = store.load_latest(into)
@@ -110,20 +110,20 @@ class Saver:
         return loaded
 
     def tell(self, **changes: Any) -> None:
-        """Change facts on the page."""
+        """Update facts on the page."""
         with self._telling:
             self._facts = dataclasses.replace(self._facts, **changes)
             if self.page is not None:
                 self.page.write_facts(self._facts)
 
     def leave(self) -> None:
-        """In a forked child, which is not the rank: report nothing, and wait for no thread of the parent's."""
+        """In a forked child, which is not the rank: report nothing, and wait for no thread of the parent."""
         self.page = None
         if self._guard is not None:
             self._guard.close()
 
     def warn(self, topic: str, message: str) -> None:
-        """Warn once per topic until it has gone well again; never raises, whatever filters say."""
+        """Warn once per topic until it succeeds again; never raises, whatever filters are set."""
         if topic in self._warned:
             return
         self._warned.add(topic)
@@ -142,10 +142,10 @@ class Saver:
         overlap: bool | None,
         durable: bool,
     ) -> bool:
-        """Save into shared memory, where the rank actor takes over; False when that is not possible."""
+        """Save into shared memory, for the rank actor to store; False when that is not possible."""
         here = self._environment
         if here.snapshot_dir is None or (gang and not here.on_one_node):
-            return False  # ranks of several nodes see each other's parts on shared storage only
+            return False  # ranks of several nodes share only storage
         clock = time.perf_counter()
         try:
             writer = self._snapshots(here.snapshot_dir)
@@ -173,7 +173,7 @@ class Saver:
         return True
 
     def _tell_backlog(self, writer: SnapshotWriter) -> None:
-        """Say that this save waited for storage, or that storage failed and earlier ones were given up."""
+        """Report that this save waited for storage, or that storage failed and earlier ones were dropped."""
         left_out, writer.left_out = writer.left_out, []
         if not (writer.waited_seconds or left_out):
             return
@@ -186,7 +186,7 @@ class Saver:
         )
 
     def _best(self) -> TopScores | None:
-        """What tells the best saves, beginning with those on storage; None where there is no score."""
+        """Return the scores of the best saves, beginning with those on storage; None where there is no score."""
         attribute, count = self._environment.score_attribute, self._checkpoints().retention.best_count
         if attribute is None or count is None or self._environment.rank != 0:
             return None
@@ -200,7 +200,7 @@ class Saver:
         return best
 
     def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
-        # A part that comes late may cost a gang that dies meanwhile a step more: others may have given up the one before.
+        # A late part may cost a gang that dies meanwhile one more step: others may have reused the previous one.
         several = gang and self._environment.world_size > 1
         if asked is False or (asked is None and several) or "torch" not in sys.modules:
             return None
@@ -209,7 +209,7 @@ class Saver:
         return self._trust.window(self._guard.addresses, asked=asked is True)
 
     def _before_step(self) -> None:
-        """An optimizer is about to step."""
+        """Finish the deferred copy: an optimizer is about to step."""
         self._await_rest()
         rehearsed = None if self._writer is None else self._writer.rehearsed
         if self._writer is not None and rehearsed is not None:
@@ -243,7 +243,7 @@ class Saver:
             self.page.write_snapshot(step)
 
     def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
-        """Save to storage while training waits; whether that went well."""
+        """Save to storage while training waits; return whether that succeeded."""
         clock, done = time.perf_counter(), False
         if self.page is not None:
             self.page.write_saving()
@@ -264,7 +264,7 @@ class Saver:
         return True
 
     def _store_alone(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
-        """Save to storage once a write of the rank actor's that is under way has ended; whether that went well."""
+        """Save to storage once a write in progress of the rank actor has ended; return whether that succeeded."""
         if self._environment.snapshot_dir is None:
             return self._store_now(parts, step, metrics, gang=gang)
         directory = SnapshotDirectory(self._environment.snapshot_dir)

@@ -1,11 +1,11 @@
 """Two agreements between the ranks of one node, through a page of shared memory instead of a collective.
 
-- When to save: rank 0 decides, the others do as it did at the same step.
-- When to stop: whichever rank hears of a stop first proposes the next step, so that no rank leaves its neighbours
+- When to save: rank 0 decides, the others follow at the same step.
+- When to stop: the first rank that receives a stop proposes the next step, so that no rank leaves its neighbours
   alone in a collective.
 
-Both rely on what synchronous training guarantees: a rank can pass the collectives of step n + 1 only after every other
-rank has left its loop's body of step n. Each call costs a few hundred nanoseconds and no system call.
+Both rely on synchronous training: a rank can pass the collectives of step n + 1 only after every other rank has
+finished its loop's body of step n. Each call costs a few hundred nanoseconds and no system call.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from orchestrator.private_files import make_private
 
 _PREFIX = "board-"
 _WORD = struct.Struct("<Q")
-_SAVE_LAST, _SAVE_NEXT, _STOP = 0, 64, 128  # on cache lines of their own; a step is stored plus one, 0 means none
+_SAVE_LAST, _SAVE_NEXT, _STOP = 0, 64, 128  # on separate cache lines; a step is stored plus one, 0 means none
 
 
 class ShmAgreement:
     """The page of one run's ranks. ``run`` must be equal on all of them and differ between runs."""
 
     def __init__(self, directory: str | os.PathLike[str], run: str) -> None:
-        """Raises OSError when nothing can be made there."""
+        """Raises OSError when the page cannot be created."""
         folder = make_private(Path(directory))
         path = folder / f"{_PREFIX}{run}"
         for other in folder.glob(f"{_PREFIX}*"):
             if other != path:
-                other.unlink(missing_ok=True)  # of a run that is over
+                other.unlink(missing_ok=True)  # of an ended run
         self._handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(self._handle, 0, mmap.PAGESIZE)  # leaves what another rank has written already
+            os.posix_fallocate(self._handle, 0, mmap.PAGESIZE)  # keeps what another rank has already written
             self._page = mmap.mmap(self._handle, mmap.PAGESIZE)
         except OSError:
             os.close(self._handle)
             raise
 
     def publish_save(self, *, last: int, upcoming: int | None) -> None:
-        """Rank 0: it saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
+        """Rank 0: publish that it saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
         self._set(_SAVE_LAST, last + 1)
-        self._set(_SAVE_NEXT, 0 if upcoming is None else upcoming + 1)  # second: who sees this one sees the other
+        self._set(
+            _SAVE_NEXT, 0 if upcoming is None else upcoming + 1
+        )  # second: a rank that sees this one also sees the other
 
     def saves_at(self, step: int) -> bool:
-        """Other ranks: whether rank 0 saves at ``step``, or will when it comes there."""
+        """Other ranks: whether rank 0 saves at ``step``, or will when it reaches it."""
         upcoming = self._get(_SAVE_NEXT)
         return self._get(_SAVE_LAST) == step + 1 or 0 < upcoming <= step + 1
 
     @property
     def stop_call(self) -> int | None:
-        """The number of the should_stop() call that is the last one, if there is such."""
+        """Return the number of the last should_stop() call, if one is set."""
         return self._get(_STOP) or None
 
     def propose_stop(self, call: int) -> int:
-        """Make ``call`` the last one, unless another rank was faster; the one that counts."""
+        """Make ``call`` the last one, unless another rank was faster; return the effective one."""
         fcntl.flock(self._handle, fcntl.LOCK_EX)  # held for microseconds, and freed with the process
         try:
             if self._get(_STOP) == 0:

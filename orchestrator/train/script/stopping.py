@@ -1,4 +1,4 @@
-"""Notices a request to stop, and lets all ranks of a node stop after the same step."""
+"""Detects a request to stop, and makes all ranks of a node stop after the same step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from orchestrator.train.script.shm_agreement import ShmAgreement
 
-_PATIENCE_SECONDS = 5.0  # for ranks that do not train in step: then each stops for itself
+_PATIENCE_SECONDS = 5.0  # for ranks that do not train in step: then each stops independently
 _PATIENCE_CALLS = 5
 
 
@@ -44,7 +44,7 @@ class StopSignal:
 
 
 class StopAgreement:
-    """Turns "this rank was asked to stop" into "all ranks stop now". ``board`` None: each for itself."""
+    """Turns "this rank was asked to stop" into "all ranks stop now". ``board`` None: each rank independently."""
 
     def __init__(self, board: ShmAgreement | None) -> None:
         self._board = board
@@ -54,7 +54,7 @@ class StopAgreement:
         self._since: float | None = None
 
     def is_now(self, *, requested: bool) -> bool:
-        """Whether to stop at this call; ``requested`` says whether this rank was asked to. Call it once per step."""
+        """Whether to stop at this call; ``requested``: this rank was asked to stop. Call it once per step."""
         if self._board is None:
             return requested
         self._calls += 1

@@ -1,7 +1,7 @@
-"""Asking a training process for a trace, from beside it: the rank's host does, for `orch profile`.
+"""Requests a trace from a training process: used by the rank's actor for `orch profile`.
 
-Owns the names of the files that the two talk through; the training process's side is profiling.py. Standard library
-only: the rank's host must not import torch.
+Owns the names of the files between the two; profiling.py is the training process's side. Standard library only: the
+rank's actor must not import torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REQUEST_SUFFIX = ".trace-request.json"
 TRACE_SUFFIX = ".trace.json.gz"
 """A Chrome trace (chrome://tracing, Perfetto), complete once it has this name."""
 READY_SUFFIX = ".trace-ready"
-"""Holds the process id of a training loop that looks for requests."""
+"""Holds the process id of a training loop that accepts requests."""
 DEFAULT_STEPS = 5
 MAX_STEPS = 100
 MAX_TRACE_BYTES = 512 * 1024 * 1024
@@ -25,16 +25,16 @@ _MAX_NUMBER_BYTES = 32
 
 
 class TraceRefusedError(Exception):
-    """No trace can be had now; the message says why and what to do."""
+    """No trace is possible now; the message gives the reason and what to do."""
 
 
 def beside(base: str | os.PathLike[str], suffix: str) -> Path:
-    """The file of this kind beside a progress page."""
+    """Return the file of this kind beside a progress page."""
     return Path(f"{os.fspath(base)}{suffix}")
 
 
 def listens(base: str | os.PathLike[str], pid: int | None) -> bool:
-    """Whether process `pid` runs a training loop that looks for requests."""
+    """Whether process `pid` runs a training loop that accepts requests."""
     try:
         return int(read_plain(beside(base, READY_SUFFIX), _MAX_NUMBER_BYTES)) == pid
     except (OSError, ValueError):
@@ -42,7 +42,7 @@ def listens(base: str | os.PathLike[str], pid: int | None) -> bool:
 
 
 def request(base: str | os.PathLike[str], steps: int) -> Path:
-    """Ask for a trace of the next `steps` steps; where it will be. Raises TraceRefusedError while one is being taken."""
+    """Request a trace of the next `steps` steps; return its path. Raises TraceRefusedError while another one is in progress."""
     target, trace = beside(base, REQUEST_SUFFIX), beside(base, TRACE_SUFFIX)
     draft = beside(base, f"{REQUEST_SUFFIX}.part")
     draft.write_text(json.dumps({"steps": steps}), encoding="utf-8")
@@ -57,7 +57,7 @@ def request(base: str | os.PathLike[str], steps: int) -> Path:
 
 
 def collect(base: str | os.PathLike[str]) -> bytes | None:
-    """The finished trace, which is removed; None while there is none. Raises OSError for what is no trace, or too large."""
+    """Return and remove the finished trace; None while there is none. Raises OSError for an invalid or too large one."""
     trace = beside(base, TRACE_SUFFIX)
     try:
         data = read_plain(trace, MAX_TRACE_BYTES)
@@ -68,13 +68,13 @@ def collect(base: str | os.PathLike[str]) -> bytes | None:
 
 
 def withdraw(base: str | os.PathLike[str]) -> None:
-    """Withdraw the request. Also clears what an earlier process has left."""
+    """Withdraw the request. Also removes files of an earlier process."""
     for suffix in (REQUEST_SUFFIX, TRACE_SUFFIX):
         beside(base, suffix).unlink(missing_ok=True)
 
 
 def steps_asked(request_path: Path) -> int:
-    """The number of steps that a request is for; what makes no sense is the default."""
+    """Return the number of requested steps; the default for an invalid one."""
     try:
         steps = int(json.loads(request_path.read_text(encoding="utf-8"))["steps"])
     except (OSError, ValueError, KeyError, TypeError):

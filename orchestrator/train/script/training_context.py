@@ -1,7 +1,7 @@
-"""The training script's side of orch: who am I, how far am I, save, load, shall I stop.
+"""The training script's interface to orch: rank, progress, save, load, stop.
 
-Works the same under orch, torchrun and plain ``python``; only what there is to talk to differs. Owns no policy and no
-file format: those are in orchestrator.checkpoint. Must not import torch before a device is asked for, nor Ray ever.
+Works the same under orch, torchrun and plain ``python``; only the available services differ. Owns no policy and no file
+format: those are in orchestrator.checkpoint. Must not import torch before a device is requested, nor Ray ever.
 
 (The module is not called ``context``: importing it would replace the function ``orchestrator.train.context``.)
 """
@@ -52,7 +52,7 @@ class Context:
         self._board: ShmAgreement | None = None
         self._lock = threading.Lock()  # of saves and loads
         self._device: torch.device | None = None
-        self._asked = environment.elastic is None  # for its share of the batch, where there is a need to
+        self._asked = environment.elastic is None  # for its share of the batch, if required
 
     @property
     def rank(self) -> int:
@@ -95,11 +95,11 @@ class Context:
         return self._environment.elastic
 
     def batch_share(self, global_batch: SupportsIndex, *, per_pass: SupportsIndex | None = None) -> BatchShare:
-        """Tell this rank's samples of each optimizer step of ``global_batch`` samples, whatever the number of ranks.
+        """Return this rank's samples of each optimizer step of ``global_batch`` samples, for any number of ranks.
 
-        ``per_pass`` is the most samples of one forward pass: what fits this rank's memory. Elastic jobs must ask before
-        their first step; with a fixed number of ranks it is of use, too. Raises ValueError for a batch of fewer samples
-        than ranks.
+        ``per_pass`` is the most samples of one forward pass: what fits this rank's memory. Elastic jobs must call this
+        before their first step; with a fixed number of ranks it is optional. Raises ValueError for a batch of fewer
+        samples than ranks.
         """
         share = share_out(global_batch, rank=self.rank, world_size=self.world_size, per_pass=per_pass)
         self._asked = True
@@ -123,12 +123,12 @@ class Context:
         tokens: int | None = None,
         **metrics: SupportsFloat,
     ) -> None:
-        """Tell how far training is; call it after every optimizer step. Takes microseconds; the latest report wins.
+        """Report the training progress; call it after every optimizer step. Takes microseconds; the latest report counts.
 
-        ``samples`` and ``tokens`` are totals so far. What is left out keeps its last value. Metrics are numbers, or
-        anything that ``float()`` takes (a CUDA tensor makes the call wait for the device). A step below one already
-        reported is shown but counts as no progress. Raises TypeError or ValueError for what is no number, and
-        NotElasticError in an elastic job that has not asked for its ``batch_share``.
+        ``samples`` and ``tokens`` are totals so far. Omitted values keep their last value. Metrics are numbers, or
+        anything that ``float()`` accepts (a CUDA tensor makes the call wait for the device). A step below one already
+        reported is shown but counts as no progress. Raises TypeError or ValueError for an invalid number, and
+        NotElasticError in an elastic job that has not called ``batch_share``.
         """
         if step is not None:
             self._check_asked()
@@ -185,9 +185,9 @@ class Context:
         self._check_asked()
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
-            late = False if self._stopping else overlap  # nothing may come after it
+            late = False if self._stopping else overlap  # this may be the last save
             sure = self._environment.interval != AUTO if durable is None else durable
-            # Where orch has not asked for the stop, what has may end the rank actor too, before it has stored a snapshot.
+            # When orch has not requested the stop, its sender may end the rank actor too, before that has stored a snapshot.
             leaving = self._stopping and not (self._page is not None and self._page.stop_requested)
             done = self._saver.save(
                 state,
@@ -203,11 +203,11 @@ class Context:
             return done
 
     def should_save(self, step: int) -> bool:
-        """Whether it is time for a checkpoint, after ``step``. Ask once per step, on every rank.
+        """Whether a checkpoint is due after ``step``. Call once per step, on every rank.
 
-        The interval is the job's ``checkpoint.interval``: by default it is chosen, again after each save, so that
-        saving and repeating lost steps together cost the least. All ranks of a node get the same answer. You may
-        also save without asking.
+        The interval is the job's ``checkpoint.interval``: by default it is chosen, again after each save, to minimise
+        the cost of saving and of repeating lost steps. All ranks of a node get the same answer. Other saves are allowed
+        too.
         """
         number = _whole("step", step, "should_save")
         if self._schedule is None:
@@ -220,23 +220,23 @@ class Context:
         return due
 
     def load(self, into: Any = None) -> Checkpoint | None:
-        """The newest good checkpoint, or None when there is none to start from. Damaged ones are set aside.
+        """Return the newest valid checkpoint, or None when there is none to start from. Damaged ones are quarantined.
 
-        Sharded tensors come back whole and on the CPU, on any number of ranks; with ``into``, a state of the same
-        structure, its DTensors are filled in place instead, and stand in ``state``.
+        Sharded tensors are returned whole and on the CPU, on any number of ranks; with ``into``, a state of the same
+        structure, its DTensors are filled in place instead and used in ``state``.
 
-        Without a checkpoint of its own, a job started with ``--resume-from`` gets the one named there. Raises
+        Without its own checkpoint, a job started with ``--resume-from`` gets the one named there. Raises
         CheckpointError when that one is damaged, or when ranks cannot agree; OSError when storage is out of reach.
         """
         with self._lock:
             return self._saver.load(into)
 
     def should_stop(self) -> bool:
-        """Whether the job is to end now: save, then leave the loop. Ask once per step.
+        """Whether the job must end now: save, then leave the loop. Call once per step.
 
-        The ranks of a node all get the answer yes after the same step, so that none is left alone in a collective.
-        The first call installs a handler for SIGTERM, if there is no other and the main thread makes the call: from
-        then on SIGTERM no longer ends the process by itself.
+        All ranks of a node get the answer yes after the same step, so that none is left alone in a collective. The
+        first call installs a handler for SIGTERM, if there is no other and it is made in the main thread: from then on
+        SIGTERM no longer ends the process by itself.
         """
         if self._agreement is None:
             self._agreement = StopAgreement(self._open_board())
@@ -248,9 +248,9 @@ class Context:
         return True
 
     def confirm_stop(self) -> None:
-        """Say that this rank leaves now, because ranks have agreed on it: one of them was asked to, maybe not this one.
+        """Record that this rank leaves now, because ranks have agreed on it: one of them was asked to stop, maybe another.
 
-        Needed only after an agreement of your own: `should_stop` does it where its answer is yes.
+        Needed only after an agreement of your own: `should_stop` calls it when its answer is yes.
         """
         if self._page is not None:
             self._page.mark_stop_seen()
@@ -276,7 +276,7 @@ class Context:
         )
 
     def _open_board(self) -> ShmAgreement | None:
-        """What the ranks of this node agree through; None where there is nothing to agree on, or no way to."""
+        """Return the agreement of this node's ranks; None where it is not needed or not possible."""
         here = self._environment
         if here.world_size == 1 or not here.on_one_node or here.snapshot_dir is None or here.token is None:
             return None
@@ -294,7 +294,7 @@ def _choose_device(environment: RankEnvironment) -> torch.device:
     if environment.device is not None:
         return torch.device(environment.device)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    # Ranks that share a device (gpu: 0.5) are more than the devices they see.
+    # Ranks that share a device (gpu: 0.5) outnumber the devices that they see.
     return torch.device("cuda", environment.local_rank % count) if count else torch.device("cpu")
 
 
@@ -325,8 +325,8 @@ _current: Context | None = None
 
 
 def current_context() -> Context:
-    """The one Context of this process, made from its environment on first use."""
-    global _current  # noqa: PLW0603  (one per process is the point)
+    """Return the one Context of this process, created from its environment on first use."""
+    global _current  # noqa: PLW0603  (one per process)
     if _current is None:
         environment = read_environment(os.environ)
         _current = Context(environment, _open_page(environment))
@@ -348,8 +348,8 @@ def _open_page(environment: RankEnvironment) -> ProgressPage | None:
 
 
 def _forget_after_fork() -> None:
-    """A forked child is not the rank: what it inherits, and a context of its own, leave the parent's page alone."""
-    global _current  # noqa: PLW0603 - one of each process
+    """In a forked child, which is not the rank: drop the inherited context, which would write to the parent's page."""
+    global _current  # noqa: PLW0603 - one per process
     if _current is not None:
         _current.leave_page()
     _current = None

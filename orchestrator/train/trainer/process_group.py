@@ -1,7 +1,7 @@
-"""Where this process is: its rank, its device, and its connection to the other ranks.
+"""The place of this process: its rank, its device, and its connection to the other ranks.
 
 Reconciles the configuration with the launcher's environment, joins and leaves torch's process group, and holds the
-store that ranks leave notes for each other in. Decides nothing about training.
+store for ranks' notes to each other. Decides nothing about training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """One rank's place. `store` is None for one rank alone; `joined` says that this module made the process group."""
+    """One rank's place. `store` is None for one rank alone; `joined` says that this module created the process group."""
 
     rank: int
     world_size: int
@@ -52,7 +52,7 @@ class RankGroup:
 
     @property
     def control_device(self) -> torch.device:
-        """Where small tensors live that ranks agree with: the CPU wherever the process group allows that."""
+        """Return the device for small tensors of agreements: the CPU wherever the process group supports it."""
         if self.device.type == "cuda" and dist.get_backend() == "nccl":
             return self.device
         return torch.device("cpu")
@@ -66,7 +66,7 @@ class RankGroup:
 def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
     """Find this rank's place, check the configuration against it, and join the process group.
 
-    Raises ConfigError with everything that does not fit; RecoveryTimeoutError when the others do not come.
+    Raises ConfigError with every error; RecoveryTimeoutError when the others do not appear.
     """
     _tell_environment(config)
     ctx = current_context() if ctx is None else ctx
@@ -91,7 +91,7 @@ def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
 
 
 def leave(place: RankGroup) -> None:
-    """Leave the process group, if `join_ranks` joined it. A second call does nothing."""
+    """Leave the process group, if `join_ranks` joined it. Idempotent."""
     if place.joined and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -110,7 +110,7 @@ def _wait_for_all(store: Store, rank: int, world_size: int, occasion: str, timeo
 
 
 def _tell_environment(config: MultiGPUConfig) -> None:
-    """Make the environment say what the configuration says, for torch and `context()` read it; they must agree."""
+    """Set the environment from the configuration, for torch and `context()`, which read it; they must agree."""
     environment = read_environment(os.environ)
     problems = []
     for field, variable, found in (
@@ -159,8 +159,8 @@ def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundin
 
 
 def _join(config: MultiGPUConfig, device: torch.device) -> tuple[Store, bool]:
-    if dist.is_initialized():  # the script did it
-        return PrefixStore("orch", dist.distributed_c10d._get_default_store()), False  # noqa: SLF001 - torch has no public word for it
+    if dist.is_initialized():  # the script has initialised it
+        return PrefixStore("orch", dist.distributed_c10d._get_default_store()), False  # noqa: SLF001 - torch has no public function for it
     backend = config.backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=config.recovery_timeout))

@@ -1,7 +1,7 @@
-"""Rules of job.yaml's `trainer:` where the job is submitted: all that contradicts, before anything waits in a queue.
+"""Checks job.yaml's `trainer:` at submission: all contradictions, before the job waits in a queue.
 
-Pure, and without torch: the daemon calls it. Each setting by itself is checked by the reader of job.yaml. What only the ranks can know
-(their GPUs' abilities) they check themselves.
+Pure, and without torch: the daemon calls it. The reader of job.yaml checks each setting by itself. What only the ranks
+can know (their GPUs' abilities) they check themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLACES = ("rank", "world_size", "local_rank")
 
 
 def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
-    """Everything wrong with `trainer:` as a whole, by itself and with the rest of the job file."""
+    """Return everything wrong with `trainer:` as a whole, by itself and with the rest of the job file."""
     if not spec.trainer:
         return
     given, _ = sort_out(spec.trainer, typed=True)
@@ -42,7 +42,7 @@ def trainer_findings(spec: JobSpec) -> Iterator[Finding]:
 
 
 def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
-    """How many there will be, or at least, None when that is not known yet; and the most of an elastic job."""
+    """Return the number of ranks, or the minimum, None while unknown; and the maximum of an elastic job."""
     workers = spec.resources.num_workers
     if workers == "auto":
         return None, None
@@ -69,7 +69,7 @@ def _with_the_job(settings: TrainingSettings, spec: JobSpec, ranks: int | None, 
 
 
 def _placed(finding: Finding, written: Collection[str]) -> Finding:
-    """The finding, at the first of its settings that the file has."""
+    """Return the finding, placed at the first of its settings that the file has."""
     names = rules.names_of(finding)
     first = next((name for name in names if name in written), None)
     others = tuple(("trainer", name) for name in names if name != first)

@@ -1,8 +1,8 @@
-"""Every setting of a training run: one frozen record, checked as a whole, the same from Python, YAML and the command line.
+"""Every setting of a training run: one frozen record, checked as a whole, from Python, YAML or the command line.
 
-Owns the checks as a whole, the aliases and the presets. The settings are defined in ``spec.trainer``, the rules between them are in
-rules.py, reading them from text is in sources.py. Imports no torch: a configuration can be checked anywhere. A setting that could be
-ignored is refused instead: whatever is set has its effect.
+Owns the check as a whole, the aliases and the presets. ``spec.trainer`` defines the settings, rules.py the rules
+between them, and sources.py reads them from text. Imports no torch: a configuration can be checked anywhere. A setting
+without effect is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MIB = 1024 * 1024
 
 
 def filled_in(given: TrainingSettings) -> dict[str, Any]:
-    """The values of settings that follow from others, where they were not given."""
+    """Return the values of settings that follow from others, where they were not given."""
     compressed = bool(given.fp16_compression or given.use_fp16_allreduce)
     megabytes = given.bucket_cap_mb
     if megabytes is None:
@@ -51,7 +51,7 @@ def filled_in(given: TrainingSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiGPUConfig(TrainingSettings):
-    """The settings of a training run. Raises ConfigError with everything that is wrong, each with its remedy.
+    """The settings of a training run. Raises ConfigError with every error, each with its remedy.
 
     A duration is a timedelta, a number of seconds, or text such as 5m. A default of None is filled in: from the launcher's environment
     (world_size, rank, local_rank), from the device (backend, pin_memory, precision auto), or from another field.
@@ -59,12 +59,12 @@ class MultiGPUConfig(TrainingSettings):
     """
 
     heard_job: bool = field(default=False, init=False, repr=False, compare=False)
-    """Whether job.yaml's `trainer:` is in here already: no setting; the manager adds it where it is not."""
+    """Whether job.yaml's `trainer:` is already included: not a setting; the manager adds it where it is not."""
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in settings()}
         values, wrong = sort_out(given, typed=False)
-        # What is wrong by itself is put aside, so that all the rest is checked, too.
+        # Settings that are invalid by themselves are excluded, so that all others are still checked.
         for name in given:
             object.__setattr__(self, name, values[name] if name in values else settings()[name].default)
         findings = [*rules.disagreeing_aliases(self)]
@@ -77,7 +77,7 @@ class MultiGPUConfig(TrainingSettings):
             raise fail_once(ConfigError(*problems), rank=asked_rank if isinstance(asked_rank, int) else None)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; what was filled in is filled in anew."""
+        """Return a copy with some fields changed; derived values are computed again."""
         for alias, name in _ALIASES.items():
             if name in changes:
                 changes.setdefault(alias, None)
@@ -92,9 +92,9 @@ class MultiGPUConfig(TrainingSettings):
         return changed
 
     def with_job(self) -> Self:
-        """The configuration with job.yaml's `trainer:` over it; itself outside of orch, or when it is in there already.
+        """Return the configuration overridden by job.yaml's `trainer:`; itself outside of orch, or when that is already included.
 
-        Raises ConfigError for what the two contradict each other in.
+        Raises ConfigError for contradictions between the two.
         """
         from_job = {} if self.heard_job else job_settings(os.environ)
         if not from_job:
@@ -105,12 +105,12 @@ class MultiGPUConfig(TrainingSettings):
 
     @classmethod
     def from_job(cls, **defaults: Any) -> Self:
-        """Read job.yaml's `trainer:`, over `defaults`. Raises ConfigError for all that is wrong at once."""
+        """Read job.yaml's `trainer:`, over `defaults`. Raises ConfigError with every error."""
         return cls(**defaults).with_job()
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """Read `trainer:` of job.yaml, or any mapping of names to values. Raises ConfigError for all of it at once."""
+        """Read `trainer:` of job.yaml, or any mapping of names to values. Raises ConfigError with every error."""
         return cls(**read_mapping(given))
 
     @classmethod
@@ -122,7 +122,7 @@ class MultiGPUConfig(TrainingSettings):
 
     @classmethod
     def development(cls, **changes: Any) -> Self:
-        """For trying things out on one machine: all its GPUs in one process, mixed precision, two loader workers."""
+        """Return settings for trying things out on one machine: all its GPUs in one process, mixed precision, two loader workers."""
         return cls(
             **{
                 "training_mode": TrainingMode.DATA_PARALLEL,
@@ -135,7 +135,7 @@ class MultiGPUConfig(TrainingSettings):
 
     @classmethod
     def production(cls, **changes: Any) -> Self:
-        """For long runs: one process per GPU, mixed precision, accumulation, clipping, checkpoints."""
+        """Return settings for long runs: one process per GPU, mixed precision, accumulation, clipping, checkpoints."""
         return cls(
             **{
                 "use_mixed_precision": True,
@@ -148,7 +148,7 @@ class MultiGPUConfig(TrainingSettings):
 
     @classmethod
     def large_model(cls, **changes: Any) -> Self:
-        """For models that fill the GPU: as production, with more accumulation and activations computed again."""
+        """Return settings for models that fill the GPU: as production, with more accumulation and recomputed activations."""
         return cls.production(
             **{
                 "gradient_accumulation_steps": 1 if "global_batch_size" in changes else 8,

@@ -1,8 +1,8 @@
-"""What makes settings of a training run contradict one another, or the place that they are used in.
+"""Contradictions between settings of a training run, or with the place where it runs.
 
-Pure functions that list every finding: the settings that it is about, what is wrong, the remedy. `conflicts` knows the settings alone;
-`conflicts_with_place` also what the process found around it: device, number of ranks, what the hardware computes. Whether each setting
-is right by itself is for its definition in ``spec.trainer`` to say.
+Pure functions that list every finding: the settings concerned, the error, the remedy. `conflicts` uses the settings
+alone; `conflicts_with_place` also the facts of the process: device, number of ranks, abilities of the hardware.
+``spec.trainer`` checks each setting by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a configuration meets when it is used: the facts that rules look at."""
+    """Facts about the process that rules use."""
 
     world_size: int
     local_rank: int
@@ -32,31 +32,31 @@ class Surroundings:
     computes_bf16: bool
     computes_fp8: bool
     most_ranks: int | None = None
-    """Of an elastic job, whose number of ranks may change; None when it is fixed."""
+    """For an elastic job, whose number of ranks may change; None when it is fixed."""
 
 
 def about(*names: str, says: str, hint: str) -> Finding:
-    """A finding about settings: the one to change first."""
+    """Return a finding about settings, the one to change first."""
     return Finding(path=names[:1], message=says, hint=hint, others=tuple((name,) for name in names[1:]))
 
 
 def names_of(finding: Finding) -> tuple[str, ...]:
-    """The settings that a finding is about."""
+    """Return the settings of a finding."""
     return tuple(str(path[-1]) for path in (finding.path, *finding.others))
 
 
 def sentence(finding: Finding) -> str:
-    """What is wrong, and what is to be done."""
+    """Return what is wrong, and what to do."""
     return f"{finding.message}: {finding.hint}"
 
 
 def not_about(names: Collection[str], findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings about none of these settings: what follows from a wrong value is no news."""
+    """Return the findings about none of these settings: consequences of an invalid value are not reported."""
     return (finding for finding in findings if not set(names_of(finding)) & set(names))
 
 
 def disagreeing_aliases(config: TrainingSettings) -> Iterator[Finding]:
-    """Every pair of names for one thing that say different things."""
+    """Return every pair of aliases with different values."""
     first, second = config.fp16_compression, config.use_fp16_allreduce
     if first is not None and second is not None and first is not second:
         says = f"fp16_compression is {first} and use_fp16_allreduce is {second}, but they are one setting"
@@ -71,7 +71,7 @@ def disagreeing_aliases(config: TrainingSettings) -> Iterator[Finding]:
 
 
 def conflicts(config: TrainingSettings) -> Iterator[Finding]:
-    """Every contradiction between settings, whatever the hardware. What is not set has been filled in."""
+    """Return every contradiction between settings, whatever the hardware. Derived values are already filled in."""
     yield from _mode_conflicts(config)
     yield from _precision_conflicts(config)
     yield from _batch_conflicts(config)
@@ -187,7 +187,7 @@ def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
 
 
 def _balance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
-    """What ranks with different numbers of samples, and of passes, cannot do."""
+    """Return what ranks with different numbers of samples, and of passes, cannot do."""
     if config.balance == "equal":
         return
     for name, off in (("sync_bn", False), ("static_graph", False)):
@@ -210,7 +210,7 @@ def _balance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
 
 
 def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> Iterator[Finding]:
-    """Whether the samples of one optimizer step cannot be dealt out in whole batches."""
+    """Return why the samples of one optimizer step cannot be divided into whole batches."""
     per_pass = batch_size * world_size
     if global_batch_size % per_pass:
         yield about(
@@ -234,7 +234,7 @@ def _loader_conflicts(config: TrainingSettings) -> Iterator[Finding]:
 
 
 def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iterator[Finding]:
-    """Every contradiction between the configuration and the process that it is used in."""
+    """Return every contradiction between the configuration and its process."""
     if around.most_ranks is not None:
         yield from _elastic_conflicts(config, around.most_ranks)
     elif config.balance == "measured":

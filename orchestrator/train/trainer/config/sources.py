@@ -1,7 +1,7 @@
-"""A training configuration from a mapping, from job.yaml's `trainer:` in a rank's environment, and from a command line.
+"""Reads a training configuration from a mapping, from job.yaml's `trainer:` in a rank's environment, and from a command line.
 
-Each value is read by the kind that its setting has in ``spec.trainer``, without importing pydantic. What the values mean together
-is checked by the configuration itself.
+Each value is read by the kind of its setting in ``spec.trainer``, without importing pydantic. The configuration itself
+checks the values together.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SWITCHES = {"1": "true", "0": "false"}
 
 @cache
 def settings() -> Mapping[str, Key]:
-    """Every setting, by its name."""
+    """Return every setting, by its name."""
     return keys_of(TrainingSettings)
 
 
 def read_everything(arguments: Sequence[str] | None, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Command line over job.yaml over `defaults`, as constructor arguments. Exits with 2 on a bad command line."""
+    """Return command line over job.yaml over `defaults`, as constructor arguments. Exits with 2 on a bad command line."""
     from_job = job_settings(os.environ)
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, allow_abbrev=False)
     add_arguments(parser)
@@ -47,7 +47,7 @@ def read_everything(arguments: Sequence[str] | None, defaults: Mapping[str, Any]
 
 
 def job_settings(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What job.yaml says under `trainer:`; empty outside of orch."""
+    """Return job.yaml's `trainer:`; empty outside of orch."""
     text = environ.get(TRAINER_VARIABLE, "")
     if not text:
         return {}
@@ -76,13 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show_default(key: Key) -> str:
-    """A setting's default the way YAML would have it."""
+    """Return a setting's default as YAML would write it."""
     value = key.write(key.default)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` as constructor arguments. Raises ConfigError with every unknown name and every bad value."""
+    """Return `given` as constructor arguments. Raises ConfigError with every unknown name and every invalid value."""
     values, problems = sort_out(given, typed=True)
     if problems:
         raise fail_once(ConfigError(*map(sentence, problems.items())))
@@ -90,7 +90,7 @@ def read_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sort_out(given: Mapping[str, Any], *, typed: bool) -> tuple[dict[str, Any], dict[str, BadValueError]]:
-    """The values of `given`, as far as they can be read, and what is wrong with the others, by name.
+    """Return the readable values of `given`, and the errors of the others, by name.
 
     ``typed``: text is read as a command line has it, where `8` is a number.
     """
@@ -104,7 +104,7 @@ def sort_out(given: Mapping[str, Any], *, typed: bool) -> tuple[dict[str, Any], 
 
 
 def sentence(problem: tuple[str, BadValueError]) -> str:
-    """A setting that is wrong, and what is to be done."""
+    """Return a sentence about an invalid setting, and what to do."""
     name, error = problem
     return f"{name}: {error}"
 
@@ -114,9 +114,7 @@ def _value(name: str, value: Any, *, typed: bool) -> Any:
     if key is None:
         raise unknown_key(("trainer",), str(name), list(settings()), ())
     if isinstance(key.kind, Duration) and isinstance(value, int | float) and not isinstance(value, bool):
-        value = (
-            f"{value}s"  # a number of Python's is seconds, as the standard library has it; in a text it needs its unit
-        )
+        value = f"{value}s"  # a Python number is seconds, as in the standard library; text needs a unit
     node = python_node(value)
     if typed and isinstance(value, str):
         node = typed_node(_SWITCHES.get(value, value) if isinstance(key.kind, Boolean) else value)

@@ -1,8 +1,8 @@
-"""What a batch is: any nesting of tensors, and how the loss of one is found.
+"""Batches: any nesting of tensors, and the computation of their loss.
 
-Two shapes are understood. A pair (inputs, targets) goes with a loss function: loss_fn(model(inputs), targets). A mapping
-goes to the model by name, and either the model returns its loss (as Hugging Face models do), or loss_fn(outputs, batch)
-computes it.
+Two forms are supported. A pair (inputs, targets) needs a loss function: loss_fn(model(inputs), targets). A mapping is
+passed to the model by name, and either the model returns its loss (as Hugging Face models do), or loss_fn(outputs,
+batch) computes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """`batch` with `function` applied to every tensor in it; other values stay."""
+    """Return `batch` with `function` applied to every tensor in it; other values stay."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
@@ -40,14 +40,14 @@ def _rebuilt(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """`batch` with its tensors on `device`; from page-locked memory the copy overlaps with what the GPU does."""
+    """Return `batch` with its tensors on `device`; from page-locked memory the copy overlaps with the GPU's work."""
     if device.type == "cpu":
         return batch
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def first_tensor(batch: Any) -> Tensor:
-    """The tensor that tells a batch's size. Raises DataError when there is none with a first dimension."""
+    """Return the tensor that gives a batch's size. Raises DataError when there is none with a first dimension."""
     found = _find(batch)
     if found is None:
         raise DataError(
@@ -73,7 +73,7 @@ def _find(batch: Any) -> Tensor | None:
 
 
 def count(batch: Any) -> tuple[int, int]:
-    """The samples and the tokens in `batch`.
+    """Return the number of samples and tokens in `batch`.
 
     Tokens are those of the first tensor when it is a (samples, length) matrix of whole numbers, else none.
     """
@@ -84,7 +84,7 @@ def count(batch: Any) -> tuple[int, int]:
 
 
 def split(batch: Any, parts: int) -> list[Any]:
-    """`batch` as `parts` smaller ones of equal size. Raises DataError when its size does not divide."""
+    """Split `batch` into `parts` smaller ones of equal size. Raises DataError when its size is not divisible."""
     samples, _ = count(batch)
     if samples % parts:
         raise DataError(f"a batch of {samples} samples cannot be split into {parts} equal parts")
@@ -100,9 +100,9 @@ def split(batch: Any, parts: int) -> list[Any]:
 
 
 def compute_loss(model: nn.Module, batch: Any, loss_fn: LossFunction | None) -> tuple[Tensor, Any]:
-    """The loss of `batch` (a scalar tensor), and what the model returned.
+    """Return the loss of `batch` (a scalar tensor), and the model's outputs.
 
-    Raises ModelOutputError or DataError, saying what was expected.
+    Raises ModelOutputError or DataError with the expected form.
     """
     if isinstance(batch, list | tuple) and len(batch) == 2 and loss_fn is not None:
         outputs = model(batch[0])
@@ -146,12 +146,12 @@ def _one_number(loss: Any) -> Tensor:
 
 
 def targets_of(batch: Any) -> Any:
-    """What a metric compares outputs with: the second of a pair, else the whole batch."""
+    """Return what a metric compares outputs with: the second of a pair, else the whole batch."""
     return batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else batch
 
 
 def _own_loss(outputs: Any) -> Any:
-    """The loss in what a model returned."""
+    """Return the loss in a model's outputs."""
     if isinstance(outputs, Tensor):
         return outputs
     loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)

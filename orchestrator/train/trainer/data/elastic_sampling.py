@@ -1,7 +1,8 @@
 """The order of samples when the number of ranks may change, and the settings of such a run.
 
-A step takes the next ``global_batch`` samples of the epoch's order, whichever ranks compute them. A position in the epoch is
-thus the same on any number of ranks, and so are the steps: the same samples in each, every one once per epoch.
+A step takes the next ``global_batch`` samples of the epoch's order, whichever ranks compute them. A position in the
+epoch is therefore the same on any number of ranks, and so are the steps: the same samples in each, every one once per
+epoch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class ShareSampler(GlobalBatchSampler):
-    """Gives a rank the pieces of its share, one after another, step by step.
+    """Yields the pieces of a rank's share, one after another, step by step.
 
-    What is left after the last whole step is dropped; another order brings it back in the next epoch.
+    Samples after the last whole step are dropped; the next epoch's order includes them again.
     """
 
     def __init__(self, samples: int, share: BatchShare, *, shuffle: bool, seed: int, draws: bool = False) -> None:
@@ -39,11 +40,11 @@ class ShareSampler(GlobalBatchSampler):
         self._share = share
 
     def deal(self, share: BatchShare) -> None:
-        """Give the rank another share from the next iteration on: of the same steps."""
+        """Give the rank another share of the same steps from the next iteration on."""
         self._share, self.batch_size = share, share.samples
 
     def __len__(self) -> int:
-        """The batches of this rank in a whole epoch."""
+        """Return the batches of this rank in a whole epoch."""
         return self.samples // self._share.global_batch * self._share.accumulation
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -57,11 +58,11 @@ class ShareSampler(GlobalBatchSampler):
 
 
 def step_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
-    """Tell this rank's share of each step where ranks may have different ones; None where all have the same, for good.
+    """Return this rank's share of each step where ranks may have different ones; None where all always have the same.
 
-    That is in an elastic job, and with ``balance: measured``, which begins with equal shares. Without ``global_batch_size`` a step has
-    as many samples as it would have on the most ranks that the job may get. Raises ConfigError when ranks would have to
-    meet in passes that only some of them have.
+    That is in an elastic job, and with ``balance: measured``, which begins with equal shares. Without
+    ``global_batch_size`` a step has as many samples as it would have on the most ranks that the job may get. Raises
+    ConfigError when ranks would have to meet in passes that only some of them have.
     """
     if ctx.elastic is None and config.balance == "equal":
         return None
@@ -80,7 +81,7 @@ def step_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
 
 
 def refuse_loader(dataset: Any) -> None:
-    """Raise DataError: batches that a loader of the user's own, or a stream, has produced cannot be distributed anew."""
+    """Raise DataError: batches of a user's own loader, or a stream, cannot be redistributed."""
     raise DataError(
         f"an elastic job, and one with balance: measured, deals out the samples itself, and a {type(dataset).__name__} does so "
         "already: pass a dataset with __getitem__ and __len__, or write a fixed num_workers and no balance"

@@ -1,7 +1,7 @@
-"""Data loaders for a rank: built from datasets, or taken as the user made them, and put back in the middle of an epoch.
+"""Data loaders for a rank: built from datasets, or given by the user, and restored in the middle of an epoch.
 
-A `Feed` is one loader with what is needed to start it at a place. Owns no position of its own: the training loop counts
-what it has used, since workers load ahead.
+A `Feed` is one loader with what is needed to start it at a position. Owns no position: the training loop counts what it
+has used, since workers load ahead.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Something that can say where it is, and be put back there."""
+    """An object that can save and restore its position."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is."""
+        """Return the position."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go there."""
+        """Restore the position."""
 
 
 class Feed:
-    """A loader, and how to start it: by position (`sampler`), by its own state, or by skipping batches."""
+    """A loader and the way to start it: by position (`sampler`), by its own state, or by skipping batches."""
 
     def __init__(
         self, loader: Iterable[Any], sampler: GlobalBatchSampler | None = None, *, stateful: bool = False
@@ -44,10 +44,10 @@ class Feed:
         self.loader = loader
         self.sampler = sampler
         self.stateful = stateful
-        """The loader's own state says more than a position: its dataset has a state, or its length is unknown."""
+        """The loader's own state is needed, not a position: its dataset has a state, or its length is unknown."""
 
     def deal(self, share: BatchShare) -> None:
-        """Give this rank another share of each step, from the next start on. Raises DataError for a loader that has its own."""
+        """Give this rank another share of each step, from the next start on. Raises DataError for a user's own loader."""
         if not isinstance(self.sampler, ShareSampler):
             refuse_loader(self.loader)
             return
@@ -55,7 +55,7 @@ class Feed:
 
     @property
     def batches(self) -> int | None:
-        """The batches of this rank in a whole epoch; None when that is not known."""
+        """Return the batches of this rank in a whole epoch; None if unknown."""
         try:
             return len(cast("Sized", self.loader))
         except TypeError:
@@ -81,7 +81,7 @@ class Feed:
         return batches
 
     def state(self) -> dict[str, Any] | None:
-        """The loader's own state, where that is what `start` wants."""
+        """Return the loader's own state, where `start` needs it."""
         return cast("Stateful", self.loader).state_dict() if self.stateful else None
 
     def _set_epoch(self, epoch: int) -> None:
@@ -103,9 +103,9 @@ def build_feed(
     accumulate: int = 1,
     share: BatchShare | None = None,
 ) -> Feed:
-    """A loader for `dataset`; a loader passed in its place is taken as it is, unless there is a `share` to deal out.
+    """Create a loader for `dataset`; a loader in its place is used unchanged, unless there is a `share` to distribute.
 
-    Raises DataError for a dataset that is empty or has not one optimizer step's worth of samples.
+    Raises DataError for a dataset that is empty or has less than one optimizer step's samples.
     """
     streams = isinstance(dataset, IterableDataset | DataLoader) or not hasattr(dataset, "__getitem__")
     if share is not None and streams:
@@ -153,7 +153,7 @@ def build_feed(
 
 
 class _WholeBatches(Dataset[list[Tensor]]):
-    """A TensorDataset that is asked for a batch at a time: the same rows, without stacking them one by one."""
+    """A TensorDataset that returns a batch at a time: the same rows, without stacking them one by one."""
 
     def __init__(self, dataset: TensorDataset) -> None:
         self._tensors = dataset.tensors
@@ -216,10 +216,10 @@ def _stateful_loader(dataset: Any, config: MultiGPUConfig, place: RankGroup, **b
             "persistent_workers": config.persistent_workers is not False,
         }
     pinned = config.pin_memory is not False and place.device.type == "cuda"
-    # A generator of its own: making an iterator would else draw from the global one, which belongs to the model.
+    # A separate generator: creating an iterator would otherwise draw from the global one, which belongs to the model.
     generator = torch.Generator().manual_seed(config.seed)
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=".*set_vital", category=UserWarning
-        )  # torchdata calls what torch gave up
+        )  # torchdata calls functions that torch deprecated
         return StatefulDataLoader(dataset, pin_memory=pinned, generator=generator, **batching, **workers)

@@ -1,8 +1,8 @@
-"""Which samples a rank sees, in which order.
+"""Decides which samples a rank sees, in which order.
 
-The order of an epoch depends on seed and epoch alone. All ranks walk it together: each pass takes the next batch_size x
-world_size samples and deals them out. A position, counted in samples of the whole epoch, is therefore all there is to
-save, and any number of ranks can go on from it, with every sample seen once.
+The order of an epoch depends on seed and epoch alone. All ranks follow it together: each pass takes the next batch_size
+x world_size samples and distributes them. So a position, counted in samples of the whole epoch, is all that must be
+saved, and any number of ranks can continue from it, with every sample seen once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGE_PRIME = 1_000_003
 
 
 class GlobalBatchSampler(Sampler[list[Any]]):
-    """Deals an epoch's samples out to ranks, a batch at a time.
+    """Distributes an epoch's samples to ranks, a batch at a time.
 
     `samples` is the size of the dataset, `batch_size` that of one rank's batch. What is left after the last whole pass
     is dropped in training (`drop_last`), where another order brings it back in the next epoch; in evaluation the ranks
@@ -51,11 +51,11 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         self.position = 0
 
     def seek(self, epoch: int, position: int = 0) -> None:
-        """Let the next iteration start in `epoch` after its first `position` samples (of all ranks together)."""
+        """Start the next iteration in `epoch` after its first `position` samples (of all ranks together)."""
         self.epoch, self.position = epoch, position
 
     def __len__(self) -> int:
-        """The batches of one rank in a whole epoch."""
+        """Return the batches of one rank in a whole epoch."""
         if self._drop_last:
             return self.samples // self._unit * (self._unit // self._per_pass)
         whole, rest = divmod(self.samples, self._per_pass)
@@ -83,8 +83,8 @@ class GlobalBatchSampler(Sampler[list[Any]]):
 class SeededSamples(Dataset[Any]):
     """A dataset whose random choices (augmentation) depend on seed, epoch and sample alone.
 
-    In loader workers nothing else would make them the same after a restart, for a worker's random state is lost with it.
-    Takes (epoch, index), as GlobalBatchSampler gives them with `draws`.
+    In loader workers nothing else makes them the same after a restart, because a worker's random state is lost with it.
+    Takes (epoch, index), as GlobalBatchSampler yields them with `draws`.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:

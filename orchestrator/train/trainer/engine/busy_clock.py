@@ -1,7 +1,7 @@
-"""How long a rank computes in a step, without what it waits for others: from the step's start until its own gradients are complete.
+"""Measures how long a rank computes in a step, without waits for others: from the step's start until its own gradients are complete.
 
-The end is a callback of the backward pass that is queued before DistributedDataParallel queues its own, which waits for the
-other ranks' gradients. On a GPU the device itself notes both moments (events), in one step of a few.
+The end is a callback of the backward pass that is queued before DistributedDataParallel queues its own, which waits for
+the other ranks' gradients. On a GPU the device itself records both moments (events), in one step of several.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.engine.step_clock import Part, StepClock
 
 KEPT: Final = 512
-"""Steps that are kept until they are asked for; older ones are forgotten."""
+"""Steps that are kept until they are read; older ones are dropped."""
 EVERY: Final = 8
-"""On a GPU, one step of this many is measured."""
+"""On a GPU, one step in this many is measured."""
 
 
 class BusyClock:
-    """A step clock that measures this beside what another measures."""
+    """A step clock that measures this beside another clock."""
 
     def __init__(self, inner: StepClock, device: torch.device, now: Callable[[], Any] | None = None) -> None:
-        """`now` gives a moment: seconds on a CPU, an event on a GPU."""
+        """`now` returns a moment: seconds on a CPU, an event on a GPU."""
         self._inner = inner
         self._on_gpu = device.type == "cuda"
         self._now = now or (_event if self._on_gpu else perf_counter)
@@ -45,11 +45,11 @@ class BusyClock:
         self._inner.begin()
 
     def mark(self, part: Part) -> None:
-        """`part` is over."""
+        """Record the end of `part`."""
         self._inner.mark(part)
 
     def exchange(self, loss: Tensor) -> None:
-        """See to it that the end of this rank's own part of the backward pass is noticed."""
+        """Arrange that the end of this rank's own part of the backward pass is recorded."""
         self._inner.exchange(loss)
         if self._began is not None:
             loss.register_hook(self._queue)
@@ -58,21 +58,21 @@ class BusyClock:
         torch.autograd.Variable._execution_engine.queue_callback(self.done)  # noqa: SLF001 - torch has no public way
 
     def done(self) -> None:
-        """Own gradients of the step are complete."""
+        """Record that the step's own gradients are complete."""
         if self._began is not None:
             self._measured.append((self._began, self._now()))
             self._began = None
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._inner.end()
 
     def take(self) -> Mapping[Part, float]:
-        """What the other clock measured."""
+        """Return the other clock's measurements."""
         return self._inner.take()
 
     def busy_seconds(self) -> Sequence[float]:
-        """Of the measured steps since the last call, as far as the device has finished them."""
+        """Return the busy times of the measured steps since the last call that the device has finished."""
         measured = list(self._measured)
         self._measured.clear()
         if not self._on_gpu:

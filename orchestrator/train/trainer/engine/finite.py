@@ -1,9 +1,9 @@
-"""Keeps a NaN out of the weights: decides, alike on all ranks, whether an update may happen.
+"""Keeps NaN out of the weights: decides, equally on all ranks, whether an update may happen.
 
-A loss is each rank's own, its gradient becomes that of all ranks. On the CPU looking at a number is free: the loss is looked at
-before the backward pass, and a rank with a bad one sends NaN for every gradient, so that all ranks see it in any one of
-them. On a GPU looking means waiting for it: there the norm of the reduced gradient decides, on the device itself when
-the optimizer can skip an update there (the fused ones can).
+A loss is each rank's own, its gradient becomes that of all ranks. On the CPU reading a number is free: the loss is
+checked before the backward pass, and a rank with a bad one sends NaN for every gradient, so that all ranks see it in
+any one of them. On a GPU reading means waiting: there the norm of the reduced gradient decides, on the device itself
+when the optimizer can skip an update there (the fused ones can).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FiniteGuard:
-    """Counts updates that were skipped in a row, and says when that is one too many.
+    """Counts consecutive skipped updates, and reports when there are too many.
 
     `sharded`: a rank sees only its part of the gradient. `may_poison`: a backward pass may take another way than the
     forward pass did (not so where the order of the parameters is fixed or searched for).
@@ -39,22 +39,22 @@ class FiniteGuard:
         self.streak_on_device: Tensor | None = None
         """The same as `streak`, where only the device counts."""
         self.value: float | None = None
-        """The loss that was looked at last; None where looking is not free."""
+        """The last checked loss; None where checking is not free."""
         self.bad_here = False
-        """Whether a loss of this rank was not finite in this step, as far as it was looked at."""
+        """Whether a checked loss of this rank was not finite in this step."""
         self.streak = 0
-        """Updates skipped in a row, as far as this process knows."""
+        """Consecutive skipped updates, as far as this process knows."""
         self.skipped = 0
         """Updates skipped since the start, as far as this process knows."""
 
     @property
     def needs_norm(self) -> bool:
-        """Whether the gradient's norm has to be computed even if it is not clipped."""
+        """Whether the gradient's norm must be computed even without clipping."""
         return not self._looks
 
     @property
     def exhausted(self) -> bool:
-        """Whether training has to stop."""
+        """Whether training must stop."""
         return self.streak > self._limit
 
     def begin(self) -> None:
@@ -62,7 +62,7 @@ class FiniteGuard:
         self.bad_here = False
 
     def look(self, loss: Tensor) -> Tensor | None:
-        """What to call backward() on; None for nothing. Where looking is free, a bad loss is noticed here."""
+        """Return what to call backward() on; None for nothing. Where checking is free, a bad loss is detected here."""
         if not self._looks:
             return loss
         self.value = loss.item()
@@ -74,7 +74,7 @@ class FiniteGuard:
         return torch.stack([parameter.sum() for parameter in self._parameters]).sum() * math.nan
 
     def allows(self, norm: Tensor | None) -> bool | Tensor:
-        """Whether the update may happen: True or False, or a device's tensor (1.0 for no) that only a device should read.
+        """Return whether the update may happen: True or False, or a device's tensor (1.0 for no) that only a device should read.
 
         `norm` is that of the reduced gradient, where it is known. The answer is the same on all ranks.
         """
@@ -88,19 +88,19 @@ class FiniteGuard:
         return gradient is None or math.isfinite(gradient.sum().item())
 
     def count(self, *, good: bool) -> None:
-        """Note how a step ended."""
+        """Record how a step ended."""
         self.streak = 0 if good else self.streak + 1
         self.skipped += not good
 
     def count_on_device(self, bad: Tensor) -> Tensor:
-        """Note how a step ended without looking; the streak so far, on the device."""
+        """Record how a step ended without reading it; the streak so far, on the device."""
         streak = bad if self.streak_on_device is None else (self.streak_on_device + 1) * bad
         self.streak_on_device = streak
         return streak
 
 
 def describe_batches(batches: Sequence[Any]) -> str:
-    """What is not finite in the inputs themselves; an empty text when they are fine."""
+    """Return what is not finite in the inputs themselves; an empty text when they are fine."""
     bad: list[str] = []
 
     def look(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Linear layers whose matrix products run in 8 bits: e4m3 forward, e5m2 for the gradients, scaled for each tensor.
 
-Weights, their gradients and everything else stay as they were, and so do the names in the state dictionary. Layers and
-batches whose sizes the hardware cannot take (no multiple of 16) compute as before.
+Weights, their gradients, all other values and the names in the state dictionary are unchanged. Layers and batches of
+sizes that the hardware does not support (no multiple of 16) compute as before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _TINY = 1e-12
 
 
 def use_float8(model: nn.Module) -> int:
-    """Turn every fitting nn.Linear inside `model` (in place) into a Float8Linear; how many there were."""
+    """Turn every suitable nn.Linear inside `model` (in place) into a Float8Linear; return how many there were."""
     converted = 0
     for module in model.modules():
         fits = type(module) is nn.Linear and module.in_features % _MULTIPLE == 0 == module.out_features % _MULTIPLE
@@ -64,16 +64,16 @@ class _Float8Product(torch.autograd.Function):
 
 
 def _quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`values` scaled to fill the range of `dtype`, and the factor (a 0-dimensional fp32 tensor) that undoes it."""
+    """Return `values` scaled to fill the range of `dtype`, and the factor (a 0-dimensional fp32 tensor) that undoes it."""
     largest = torch.finfo(dtype).max
     inverse = values.abs().amax().float().clamp(min=_TINY) / largest
     return (values.float() / inverse).clamp(-largest, largest).to(dtype), inverse
 
 
 def _by_column(matrix: Tensor) -> Tensor:
-    """The same matrix laid out by column, as the second factor has to be."""
+    """Return the same matrix in column-major layout, as required for the second factor."""
     return matrix.t().contiguous().t()
 
 
 def _product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)  # noqa: SLF001 - torch has no public word for it
+    return torch._scaled_mm(left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=dtype)  # noqa: SLF001 - torch has no public function for it

@@ -1,4 +1,4 @@
-"""Out of memory: recognised on any device, told with the sizes and the settings that help, and measured before it happens."""
+"""Out of memory: detected on any device, reported with the sizes and the settings that help, and measured in advance."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory",
 _GIB = 1024**3
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _KEPT_BYTES = 1 << 30
-_LARGEST_IN_HEAP_BYTES = 32 << 20  # glibc takes no more
+_LARGEST_IN_HEAP_BYTES = 32 << 20  # glibc's maximum
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device or the host ran out of memory."""
+    """Whether `error` reports that a device or the host ran out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(_MESSAGES.search(str(error)))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: on its GPU since `reset_peak`, on the host since its start."""
+    """Return the peak memory of this process: on its GPU since `reset_peak`, on the host since its start."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -37,16 +37,17 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Measure the peak anew from here, where the device can."""
+    """Restart the measurement of the peak, where the device supports that."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed for the next step instead of giving it back; whether it can.
+    """Make the C library keep freed memory for the next step; return whether that is possible.
 
-    A step on the CPU frees its gradients and activations and asks for them again a moment later. glibc returns them to the
-    kernel meanwhile, which fills each page with zeros anew: a quarter of the time of a step of a two-million-parameter model.
+    A step on the CPU frees its gradients and activations and allocates them again a moment later. By default glibc
+    returns them to the kernel meanwhile, which zeroes each page again: a quarter of the time of a step of a two-
+    million-parameter model.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -55,7 +56,7 @@ def keep_freed_memory() -> bool:
 
 
 def free_unused(device: torch.device) -> None:
-    """Give back what nothing refers to any more."""
+    """Free what is not referenced any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -64,7 +65,7 @@ def free_unused(device: torch.device) -> None:
 def describe_shortage(
     error: BaseException, config: MultiGPUConfig, device: torch.device, *, accumulate: int, parameters: int
 ) -> str:
-    """What ran out, how large the parts are, and the settings to change, in the order in which to try them."""
+    """Return what ran out, the sizes of the parts, and the settings to change, in the order in which to try them."""
     where = "CUDA out of memory" if device.type == "cuda" else "out of memory"
     lines = [f"{where} on {device} with batch_size {config.batch_size}, {accumulate} accumulated: {_first_line(error)}"]
     fixed = parameters * 4 * 4  # weights, gradients, and two moments, 4 bytes each

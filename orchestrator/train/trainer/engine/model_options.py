@@ -1,7 +1,7 @@
-"""What a configuration does to the model itself, before ranks are added: device, batch norm, recomputation, 8 bits.
+"""Applies a configuration's options to the model itself, before ranks are added: device, batch norm, recomputation, 8 bits.
 
-Each option keeps the parameters the same objects under the same names, so that optimizers made before and checkpoints
-made without the option still fit.
+Each option keeps the parameter objects and their names, so that existing optimizers and checkpoints
+without the option still fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup, *, float8: bool) -> nn.Module:
-    """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model cannot take."""
+    """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model does not support."""
     model = model.to(place.device)
     if config.sync_bn and place.distributed:
         model = synchronise(model, place.device)
@@ -36,9 +36,9 @@ def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup, *,
 
 
 def recompute_activations(model: nn.Module) -> int:
-    """Let `model` keep only what enters its blocks, and compute the rest again in the backward pass; how many blocks.
+    """Make `model` keep only the inputs of its blocks, and recompute the rest in the backward pass; return the number of blocks.
 
-    Hugging Face models have a switch of their own, which is used. Raises ConfigError where no blocks can be found.
+    Uses the switch of Hugging Face models. Raises ConfigError where no blocks are found.
     """
     switch = getattr(model, "gradient_checkpointing_enable", None)
     if callable(switch):
@@ -56,7 +56,7 @@ def recompute_activations(model: nn.Module) -> int:
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model: the outermost nn.ModuleLists' elements, else those of the outermost nn.Sequentials."""
+    """Return the repeated parts of a model: the elements of the outermost nn.ModuleLists, else of the outermost nn.Sequentials."""
     for kind in (nn.ModuleList, nn.Sequential):
         found = [part for group in _outermost(model, kind) for part in group.children() if _learns(part)]
         if found:

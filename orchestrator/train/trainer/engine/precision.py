@@ -1,6 +1,6 @@
-"""In which precision a step computes: autocast, and gradient scaling where fp16 needs it.
+"""The precision of a step: autocast, and gradient scaling where fp16 needs it.
 
-Weights and optimizer state stay fp32. What the hardware can do is checked before (config_rules.py).
+Weights and optimizer state stay fp32. rules.py checks first what the hardware supports.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MixedPrecision:
             "fp32": None,
             "bf16": torch.bfloat16,
             "fp16": torch.float16,
-            "fp8": torch.bfloat16,  # all that is not a large matrix product
+            "fp8": torch.bfloat16,  # everything except large matrix products
         }[self.name]
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
         self._autocast: AbstractContextManager[None] = (
@@ -35,12 +35,12 @@ class MixedPrecision:
         )
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Enter this around the forward pass and the loss. One object, made once: steps are not nested."""
+        """Enter this around the forward pass and the loss. One object, created once: steps are not nested."""
         return self._autocast
 
 
 def resolve(precision: str, device: torch.device) -> PrecisionName:
-    """What `auto` means on `device`; anything else is taken at its word."""
+    """Return what `auto` means on `device`; any other value unchanged."""
     if precision != "auto":
         return cast("PrecisionName", precision)
     if device.type != "cuda" or torch.version.hip is not None:

@@ -1,7 +1,7 @@
-"""Where the time of a step goes: data, forward, backward, optimizer.
+"""Measures the parts of a step's time: data, forward, backward, optimizer.
 
-On the CPU two readings of the clock per part. A GPU works behind the program's back, so there the device itself writes
-down when it came by (events), in one step of a few, and they are read when they are there, without waiting.
+On the CPU by two clock readings per part. A GPU runs asynchronously, so there the device itself records the moments
+(events), in one step of several, and they are read once available, without waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EVERY = 8
-"""On a GPU, one step of this many is measured."""
+"""On a GPU, one step in this many is measured."""
 
 _PENDING = 64  # measured steps that may wait to be read; more are dropped
 
@@ -41,20 +41,20 @@ class StepClock(Protocol):
         """Start a step, before its data is fetched."""
 
     def mark(self, part: Part) -> None:
-        """`part` is over; parts may repeat within a step."""
+        """Record the end of `part`; parts may repeat within a step."""
 
     def exchange(self, loss: Tensor) -> None:
-        """The backward pass of `loss` comes next, and it ends with waiting for other ranks."""
+        """Announce the backward pass of `loss`, which ends with waiting for other ranks."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
 
     def take(self) -> Mapping[Part, float]:
-        """Mean seconds per step of each part since the last call; empty when nothing was measured."""
+        """Return mean seconds per step of each part since the last call; empty when nothing was measured."""
 
 
 class CpuClock:
-    """Reads the clock of the program, which is the clock of the CPU."""
+    """Reads the program's clock, which is right for a CPU."""
 
     def __init__(self) -> None:
         self._seconds = [0.0] * len(Part)
@@ -66,27 +66,27 @@ class CpuClock:
         self._last = perf_counter()
 
     def mark(self, part: Part) -> None:
-        """`part` is over."""
+        """Record the end of `part`."""
         now = perf_counter()
         self._seconds[part] += now - self._last
         self._last = now
 
     def exchange(self, loss: Tensor) -> None:
-        """Waiting is a part of the backward pass here."""
+        """Do nothing: waiting is a part of the backward pass here."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._steps += 1
 
     def take(self) -> Mapping[Part, float]:
-        """Mean seconds per step since the last call."""
+        """Return mean seconds per step since the last call."""
         steps, seconds = self._steps, self._seconds
         self._steps, self._seconds = 0, [0.0] * len(Part)
         return {part: seconds[part] / steps for part in Part} if steps else {}
 
 
 class CudaClock:
-    """Lets the device write down when it came by."""
+    """Makes the device record the moments."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -94,7 +94,7 @@ class CudaClock:
         self._waiting: deque[list[tuple[Part | None, torch.cuda.Event]]] = deque(maxlen=_PENDING)
 
     def begin(self) -> None:
-        """Start a step; one of EVERY is measured."""
+        """Start a step; one in EVERY is measured."""
         self._step += 1
         self._marks = None
         if self._step % EVERY == 0:
@@ -102,15 +102,15 @@ class CudaClock:
             self._note(None)
 
     def mark(self, part: Part) -> None:
-        """`part` is over, once the device gets here."""
+        """Record the end of `part`, once the device reaches it."""
         if self._marks is not None:
             self._note(part)
 
     def exchange(self, loss: Tensor) -> None:
-        """Waiting is a part of the backward pass here."""
+        """Do nothing: waiting is a part of the backward pass here."""
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         if self._marks is not None:
             self._waiting.append(self._marks)
             self._marks = None
@@ -122,7 +122,7 @@ class CudaClock:
         self._marks.append((part, event))
 
     def take(self) -> Mapping[Part, float]:
-        """Mean seconds per step over the measured steps that the device has finished."""
+        """Return mean seconds per step over the measured steps that the device has finished."""
         seconds, steps = [0.0] * len(Part), 0
         while self._waiting and self._waiting[0][-1][1].query():
             marks = self._waiting.popleft()
@@ -134,5 +134,5 @@ class CudaClock:
 
 
 def make_clock(device: torch.device) -> StepClock:
-    """The clock that fits `device`."""
+    """Return the clock for `device`."""
     return CudaClock() if device.type == "cuda" else CpuClock()

@@ -1,7 +1,6 @@
 """Batch normalization over the batches of all ranks, also on the CPU, where torch's SyncBatchNorm refuses to run.
 
-The statistics are those of the ranks' samples taken together, each sample with the same weight, and the gradient flows
-through them across ranks.
+The statistics are over all ranks' samples, each with the same weight, and the gradient flows through them across ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model` with every batch normalization replaced by one over all ranks; parameters and buffers stay the same."""
+    """Return `model` with every batch normalization replaced by one over all ranks; parameters and buffers are unchanged."""
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
@@ -67,7 +66,7 @@ def _normalize(module: _BatchNorm, values: Tensor) -> Tensor:
 
 
 def _remember(module: _BatchNorm, mean: Tensor, variance: Tensor, samples: Tensor) -> None:
-    """Move the running statistics as torch's batch normalization does: with the unbiased variance."""
+    """Update the running statistics like torch's batch normalization: with the unbiased variance."""
     if module.running_mean is None or module.running_var is None or module.num_batches_tracked is None:
         return
     module.num_batches_tracked.add_(1)

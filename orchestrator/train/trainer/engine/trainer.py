@@ -1,7 +1,7 @@
-"""One training step, whatever the ranks do with its gradients.
+"""One training step, for any way of exchanging gradients between ranks.
 
-`MultiGPUTrainer` owns model, optimizer, precision and the order of things within a step; its subclasses say how a model
-is spread over ranks. It knows nothing of epochs, files or logs, and it is usable alone:
+`MultiGPUTrainer` owns model, optimizer, precision and the order of operations within a step; its subclasses define how
+a model is spread over ranks. It knows nothing of epochs, files or logs, and is usable alone:
 
     trainer = DistributedDataParallelTrainer(config, join_ranks(config))
     trainer.prepare(model, loss_fn=loss_fn, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -48,17 +48,17 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], "Optimizer"]
 SchedulerFactory = Callable[["Optimizer"], "LRScheduler"]
 MetricFunction = Callable[[Any, Any], Tensor]
 
-_SCALE_SEARCH = 16  # fp16: overflows in a row that only mean that the scale is still being found
+_SCALE_SEARCH = 16  # fp16: consecutive overflows that are normal while the scale is being found
 
 
 class StepResult(NamedTuple):
-    """What one call did. `loss` is this rank's mean, detached, on the device; counts are this rank's.
+    """The result of one call. `loss` is this rank's mean, detached, on the device; counts are this rank's.
 
     `value` is the loss as a number, where that is known without waiting.
     `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
     something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
 
-    `whole` is the same of the whole optimizer step, in the result of the call that ends it; None: this call was all of it.
+    `whole` is the same for the whole optimizer step, in the result of the call that ends it; None: this call was all of it.
     """
 
     loss: Tensor
@@ -72,7 +72,7 @@ class StepResult(NamedTuple):
 
     @property
     def step(self) -> StepResult:
-        """The optimizer step that this call has ended, with the batches that earlier calls accumulated."""
+        """Return the optimizer step that this call has ended, with the batches that earlier calls accumulated."""
         return self.whole or self
 
 
@@ -92,23 +92,23 @@ class MultiGPUTrainer(ABC):
         self.accumulate = accumulation(config, place.world_size) if share is None else share.accumulation
         """Batches per optimizer step."""
         self.pieces = 1
-        """Parts that a batch is cut into because memory ran out; 1 until it does."""
+        """Parts into which a batch is split because memory ran out; 1 until then."""
         self.measure_norm = False
-        """Set to have the next step compute its gradient's norm, if it does not anyway."""
+        """Set to make the next step compute its gradient's norm, if it does not anyway."""
         self._passes = 0  # of the optimizer step that has begun
-        self._accumulated: list[StepResult] = []  # what they gave
-        self._exchanging = False  # ranks wait for each other: a pass cannot be taken back any more
+        self._accumulated: list[StepResult] = []  # their results
+        self._exchanging = False  # ranks wait for each other: a pass cannot be undone any more
 
     @property
     def samples_per_step(self) -> int:
-        """Samples of one optimizer step, of all ranks together."""
+        """Return the samples of one optimizer step, of all ranks together."""
         if self.share is not None:
             return self.share.global_batch
         return self.config.batch_size * self.place.world_size * self.accumulate
 
     @property
     def ranks_worth(self) -> float:
-        """How many times this rank's samples all ranks' samples are: the number of ranks, where they have equally many."""
+        """Return the ratio of all ranks' samples to this rank's: the number of ranks, where they have equally many."""
         if self.share is None:
             return float(self.place.world_size)
         return self.share.global_batch / self.share.samples
@@ -123,10 +123,10 @@ class MultiGPUTrainer(ABC):
         optimizer: Optimizer | OptimizerFactory | None = None,
         scheduler: LRScheduler | SchedulerFactory | None = None,
     ) -> nn.Module:
-        """Spread `model` over the ranks and make its optimizer; the wrapped model.
+        """Spread `model` over the ranks and create its optimizer; return the wrapped model.
 
         Without a `loss_fn` the model returns its own loss. Without an `optimizer` it is AdamW with lr 1e-3. Raises
-        ConfigError for what does not go with the model.
+        ConfigError for what the model does not support.
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
@@ -156,18 +156,18 @@ class MultiGPUTrainer(ABC):
 
     @abstractmethod
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The model that forward passes go through; `module` is on its device, with all options applied."""
+        """Return the model for forward passes; `module` is on its device, with all options applied."""
 
     @abstractmethod
     def alone(self) -> AbstractContextManager[Any]:
-        """Within this, backward passes add up gradients without sending them to other ranks."""
+        """Return a context in which backward passes accumulate gradients without sending them to other ranks."""
 
     def first_of_static_graph(self) -> bool:
-        """Whether this backward pass has to reduce gradients, wherever in the step it is. Asked before each, once."""
+        """Whether this backward pass must reduce gradients, wherever in the step it is. Called before each, once."""
         return False
 
     def communication_share(self) -> float | None:
-        """The share of the backward pass that is spent waiting for other ranks; None when it is not measured."""
+        """Return the share of the backward pass that is spent waiting for other ranks; None when it is not measured."""
         return None
 
     def _make_optimizer(self, given: Optimizer | OptimizerFactory | None) -> Optimizer:
@@ -195,7 +195,7 @@ class MultiGPUTrainer(ABC):
     # Steps
 
     def train_step(self, batch: Any) -> StepResult:
-        """One forward and backward pass; on the last of the accumulated batches the weights are updated, too.
+        """Run one forward and backward pass; on the last of the accumulated batches also update the weights.
 
         Raises DataError, ModelOutputError, OutOfMemoryError (all naming the remedy), and whatever the model raises.
         """
@@ -221,7 +221,7 @@ class MultiGPUTrainer(ABC):
         return result._replace(whole=_together([*self._accumulated, result])) if self._accumulated else result
 
     def update(self, batches: Sequence[Any]) -> StepResult:
-        """One optimizer step over `batches`, each weighed by its samples. Call `clock.begin` before fetching them.
+        """Run one optimizer step over `batches`, each weighted by its samples. Call `clock.begin` before fetching them.
 
         With oom_retry, runs out of memory only when a single sample does. Raises as `train_step` does.
         """
@@ -254,13 +254,13 @@ class MultiGPUTrainer(ABC):
         return StepResult(loss, samples, tokens, True, not good, norm, value)
 
     def _weight(self, batch: Any, of_rank: float) -> float:
-        """What the mean loss of `batch` counts in the mean over ranks; `of_rank` is its part of what this rank does."""
+        """Return the weight of the mean loss of `batch` in the mean over ranks; `of_rank` is its part of this rank's work."""
         if self.share is None:
             return of_rank
         return count(batch)[0] * self.place.world_size / self.share.global_batch
 
     def _pass(self, batch: Any, weight: float, *, last: bool) -> Tensor:
-        """Forward and backward over one batch, in as many parts as memory needs; its mean loss."""
+        """Run forward and backward over one batch, in as many parts as memory requires; return its mean loss."""
         if self.pieces == 1:
             return self._part(batch, weight, last=last)
         parts = split(batch, self.pieces)
@@ -298,12 +298,12 @@ class MultiGPUTrainer(ABC):
         return loss.detach()
 
     def _update(self) -> tuple[bool, Tensor | None]:
-        """Clip, step and clear; whether the step was taken, and the gradient's norm where it is known."""
+        """Clip, step and clear; return whether the step was taken, and the gradient's norm if known."""
         scaler, limit = self.precision.scaler, self.config.max_grad_norm
         norm: Tensor | None = None
         if scaler is not None and (limit is not None or self.measure_norm):
             scaler.unscale_(self.optimizer)
-        decides = limit is not None or self.guard.needs_norm  # alike on all ranks, which `measure_norm` is not
+        decides = limit is not None or self.guard.needs_norm  # equal on all ranks, unlike `measure_norm`
         if limit is not None:
             norm = _whole(clip_grad_norm_(self.parameters, limit))
         elif self.measure_norm or (scaler is None and decides):
@@ -329,7 +329,7 @@ class MultiGPUTrainer(ABC):
         return verdict
 
     def _step_unless(self, bad: Tensor) -> None:
-        """Let the device skip the step by itself: the protocol between GradScaler and fused optimizers."""
+        """Let the device itself skip the step: the protocol between GradScaler and fused optimizers."""
         optimizer = cast("Any", self.optimizer)
         optimizer.grad_scale, optimizer.found_inf = None, bad
         optimizer.step()
@@ -347,7 +347,7 @@ class MultiGPUTrainer(ABC):
     # Out of memory
 
     def shortage(self, error: BaseException) -> OutOfMemoryError:
-        """What ran out, with the sizes and the remedies."""
+        """Return what ran out, with the sizes and the remedies."""
         return OutOfMemoryError(
             describe_shortage(
                 error,
@@ -359,9 +359,9 @@ class MultiGPUTrainer(ABC):
         )
 
     def halve(self, batches: Sequence[Any]) -> bool:
-        """Cut batches into twice as many parts from now on, where that is wanted and possible; forget this step so far.
+        """Split batches into twice as many parts from now on, if configured and possible; discard this step so far.
 
-        Not possible once ranks have begun to exchange gradients: the others cannot take that back.
+        Not possible once ranks have begun to exchange gradients: the others cannot undo that.
         """
         parts = self.pieces * 2
         if not self.config.oom_retry or self._exchanging or any(count(batch)[0] % parts for batch in batches):
@@ -376,7 +376,7 @@ class MultiGPUTrainer(ABC):
 
     @torch.no_grad()
     def eval_step(self, batch: Any, metrics: Mapping[str, MetricFunction]) -> dict[str, Tensor]:
-        """The loss of `batch`, and each metric (a mean over its samples), as tensors on the device. No gradient."""
+        """Return the loss of `batch`, and each metric (a mean over its samples), as tensors on the device. No gradient."""
         batch = to_device(batch, self.place.device)
         with self.precision.autocast():
             loss, outputs = compute_loss(self.evaluated, batch, self.loss_fn)
@@ -386,40 +386,40 @@ class MultiGPUTrainer(ABC):
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model to evaluate with: without what waits for other ranks, which may have no batch left."""
+        """Return the model for evaluation: without waits for other ranks, which may have no batch left."""
         return self.module
 
     # State
 
     def model_state(self) -> dict[str, Any]:
-        """The model's state dictionary, whole, on rank 0; other ranks take part and get what they have."""
+        """Return the model's state dictionary, whole, on rank 0; other ranks take part and get what they have."""
         return self.module.state_dict()
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The optimizer's state dictionary, whole, on rank 0."""
+        """Return the optimizer's state dictionary, whole, on rank 0."""
         return self.optimizer.state_dict()
 
     def load_states(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-        """Take over what `model_state` and `optimizer_state` gave, in a run of any number of ranks."""
+        """Load the results of `model_state` and `optimizer_state`, in a run of any number of ranks."""
         self.module.load_state_dict(model)
         self.optimizer.load_state_dict(cast("dict[str, Any]", optimizer))
 
 
 def accumulation(config: MultiGPUConfig, world_size: int) -> int:
-    """Batches per optimizer step: as configured, or as many as make up the global batch."""
+    """Return the batches per optimizer step: as configured, or as many as make up the global batch."""
     if config.global_batch_size is None:
         return config.gradient_accumulation_steps
     return config.global_batch_size // (config.batch_size * world_size)
 
 
 def _together(parts: Sequence[StepResult]) -> StepResult:
-    """The optimizer step of which `parts` are the accumulated batches; its loss is the mean over its samples."""
+    """Return the optimizer step whose accumulated batches are `parts`; its loss is the mean over its samples."""
     samples, tokens = sum(part.samples for part in parts), sum(part.tokens for part in parts)
     weighed = [part.loss * (part.samples / samples) for part in parts]
     return parts[-1]._replace(loss=torch.stack(weighed).sum(), samples=samples, tokens=tokens)
 
 
 def _whole(norm: Tensor) -> Tensor:
-    """A norm over parts of parameters, put together."""
+    """Return a norm over sharded parameters as a whole."""
     together = getattr(norm, "full_tensor", None)
     return norm if together is None else cast("Tensor", together())

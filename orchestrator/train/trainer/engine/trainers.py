@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: one process with many GPUs, a whole model per rank, a part of it per rank."""
+"""Ways to spread a model over ranks: one process with many GPUs, a whole model per rank, a part of it per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
     from orchestrator.train.trainer.process_group import RankGroup
 
-# torch 2.13 gave the option a new name
+# renamed in torch 2.13
 _BUFFER_OPTION = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -32,7 +32,7 @@ _BUFFER_OPTION = (
 
 
 class DataParallelTrainer(MultiGPUTrainer):
-    """One process that hands a part of each batch to each GPU. With one GPU, or none, the model stays as it is."""
+    """One process that gives a part of each batch to each GPU. With one GPU, or none, the model is unchanged."""
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Spread `module` over the configured GPUs, or all that are visible."""
@@ -42,12 +42,12 @@ class DataParallelTrainer(MultiGPUTrainer):
         return module if len(ids) == 1 else DataParallel(module, device_ids=ids)
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Nothing: there is one rank."""
+        """Do nothing: there is one rank."""
         return nullcontext()
 
 
 class DistributedDataParallelTrainer(MultiGPUTrainer):
-    """The whole model in each rank; gradients are averaged while the backward pass still runs. One rank needs no wrapper."""
+    """The whole model in each rank; gradients are averaged during the backward pass. One rank needs no wrapper."""
 
     _unlearned = False  # a static graph
 
@@ -74,19 +74,19 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
         return wrapped
 
     def first_of_static_graph(self) -> bool:
-        """A static graph is learned in the first backward pass, which must reduce; the sum over the step stays the same."""
+        """Whether to learn the static graph: in the first backward pass, which must reduce; the sum over the step is the same."""
         first, self._unlearned = self._unlearned, False
         return first
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Add gradients up without reducing them."""
+        """Accumulate gradients without reducing them."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) else nullcontext()
 
     def communication_share(self) -> float | None:
-        """From DistributedDataParallel's own measurement, which it takes in one step of a hundred."""
+        """Return DistributedDataParallel's own measurement, made in one step of a hundred."""
         if not isinstance(self.model, DistributedDataParallel):
             return None
-        times = self.model._get_ddp_logging_data()  # noqa: SLF001 - torch has no public word for it
+        times = self.model._get_ddp_logging_data()  # noqa: SLF001 - torch has no public function for it
         sent, hidden = times.get("backward_comm_time"), times.get("backward_compute_comm_overlap_time")
         computed = times.get("backward_compute_time")
         if not (isinstance(sent, int) and isinstance(hidden, int) and isinstance(computed, int) and computed > 0):
@@ -101,19 +101,19 @@ class FullyShardedTrainer(MultiGPUTrainer):
     shards_parameters = True
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Shard the model's blocks one by one, then what is left."""
+        """Shard the model's blocks one by one, then the rest."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         for tensor in (
             *module.parameters(),
             *module.buffers(),
-        ):  # as DistributedDataParallel does: one beginning for all
+        ):  # as DistributedDataParallel does: equal initial values
             dist.broadcast(tensor.detach(), src=0)
         mesh = init_device_mesh(self.place.device.type, (self.place.world_size,))
         lower = self.precision.dtype
         policy = MixedPrecisionPolicy() if lower is None else MixedPrecisionPolicy(lower, torch.float32)
-        # Batch normalization takes a lower precision in, but not for its weights beside its fp32 statistics.
+        # Batch normalization accepts lower-precision inputs, but not for its weights beside its fp32 statistics.
         whole = [part for part in module.modules() if lower is not None and isinstance(part, _BatchNorm)]
         for norm in whole:
             fully_shard(norm, mesh=mesh, mp_policy=MixedPrecisionPolicy())
@@ -124,7 +124,7 @@ class FullyShardedTrainer(MultiGPUTrainer):
         return module
 
     def alone(self) -> AbstractContextManager[Any]:
-        """Keep whole gradients in each rank instead of reducing them."""
+        """Accumulate whole gradients in each rank instead of reducing them."""
         return self._alone()
 
     @contextmanager
@@ -137,20 +137,20 @@ class FullyShardedTrainer(MultiGPUTrainer):
             switch.set_requires_gradient_sync(True)
 
     def model_state(self) -> dict[str, Any]:
-        """The whole model, gathered on the CPU of rank 0."""
+        """Return the whole model, gathered on the CPU of rank 0."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         return get_model_state_dict(self.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
     def optimizer_state(self) -> dict[str, Any]:
-        """The whole optimizer state, gathered on the CPU of rank 0, by the names of parameters."""
+        """Return the whole optimizer state, gathered on the CPU of rank 0, by the names of parameters."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         return dict(get_optimizer_state_dict(self.module, self.optimizer, options=options))
 
     def load_states(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
-        """Take over whole states; every rank has read them."""
+        """Load whole states; every rank has read them."""
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             set_model_state_dict,
@@ -163,7 +163,7 @@ class FullyShardedTrainer(MultiGPUTrainer):
 
 
 def make_trainer(config: MultiGPUConfig, place: RankGroup, share: BatchShare | None = None) -> MultiGPUTrainer:
-    """The trainer for the configured mode; in an elastic job, with this rank's `share` of each step."""
+    """Return the trainer for the configured mode; in an elastic job, with this rank's `share` of each step."""
     match config.training_mode:
         case TrainingMode.DATA_PARALLEL:
             return DataParallelTrainer(config, place, share)

@@ -1,10 +1,10 @@
-"""What ranks tell each other outside of gradients: to stop together, and whose error it was.
+"""Agreements of ranks outside of gradients: to stop together, and on the error to report.
 
-Stopping: a signal reaches ranks at different steps, but they must leave after the same one, or those that go on wait for
-ever. They ask each other now and then: so rarely that it costs nothing, and at steps that all of them know, because
-the next question is timed by what the last one told.
+Stopping: a signal reaches ranks at different steps, but they must leave after the same one, or those that continue wait
+for ever. They communicate rarely enough to cost nothing, at steps that all of them know, because each exchange sets the
+time of the next.
 
-Errors: a rank that finds something wrong leaves a note in the store; rank 0 finds it when its collective breaks.
+Errors: a rank with an error leaves a note in the store; rank 0 finds it when its collective breaks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StopAgreement:
         """Whether to stop here. True on all ranks after the same step."""
         if not self._distributed:
             return self._wanted()
-        wanted = self._wanted()  # also where nothing is asked: the first call starts to listen for SIGTERM
+        wanted = self._wanted()  # always called: the first call installs the SIGTERM handler
         self._countdown -= 1
         if self._countdown > 0:
             return False
@@ -73,10 +73,11 @@ class StopAgreement:
 
 
 def share_error(error: TrainError, place: RankGroup, *, under_orch: bool) -> TrainError:
-    """The exception for this rank to raise, after the others have been told what went wrong here.
+    """Inform the other ranks of the error here, and return the exception for this rank to raise.
 
-    Rank 0's own error is raised as it is. Another rank's goes to rank 0, which finds it when this rank is gone and its
-    collective breaks at once, as over gloo. Over NCCL that can take longer than a launcher waits: there this rank says it.
+    Rank 0's own error is raised unchanged. Another rank's goes to rank 0, which finds it when this rank has ended and
+    its collective breaks at once, as over gloo. Over NCCL that can take longer than a launcher waits: there this rank
+    reports it.
     """
     if place.store is None:
         return error
@@ -85,13 +86,13 @@ def share_error(error: TrainError, place: RankGroup, *, under_orch: bool) -> Tra
     note = {"type": kind.__name__, "text": f"rank {place.rank}: {error}", "shown": shown}
     try:
         place.store.set(_NOTE, json.dumps(note))
-    except RuntimeError:  # rank 0, and with it the store, is gone: there is no rank left to tell
+    except RuntimeError:  # rank 0, and with it the store, has ended
         return error
     return error if shown else only_on_main(error, rank=place.rank, under_orch=under_orch)
 
 
 def explain_broken_collective(failure: Exception, place: RankGroup, *, under_orch: bool) -> TrainError | None:
-    """The error behind a collective that failed because another rank had left; None when there is no note."""
+    """Return the error behind a collective that failed because another rank had left; None when there is no note."""
     store = place.store
     if store is None or not _COLLECTIVE.search(f"{type(failure).__name__} {failure}"):
         return None

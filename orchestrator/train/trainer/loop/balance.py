@@ -1,8 +1,8 @@
-"""Shares of a step by measured speed: a slower rank gets fewer samples, so that all ranks are done at the same time.
+"""Shares of a step by measured speed: a slower rank gets fewer samples, so that all ranks finish at the same time.
 
-A rank is *busy* from the start of a step until its own gradients are complete; after that it waits for the others. Its speed is its
-samples over the median of that time since the last checkpoint. Shares change at checkpoints only, all ranks alike, and the
-checkpoint that is written then holds the new ones: whatever goes on from it makes the same steps.
+A rank is *busy* from the start of a step until its own gradients are complete; after that it waits for the others. Its
+speed is its samples over the median of that time since the last checkpoint. Shares change at checkpoints only, on all
+ranks, and that checkpoint holds the new ones: a run that continues from it makes the same steps.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.loop.training_state import Progress
 
 FEWEST_STEPS: Final = 5
-"""Steps of each rank that a change of shares takes."""
+"""Steps of each rank that a change of shares requires."""
 WORTH: Final = 0.03
-"""A change is made when it makes a step shorter by at least this share: less is noise."""
+"""A change must make a step shorter by at least this share: less is noise."""
 
 
 def new_portions(portions: Sequence[int], busy: Sequence[float]) -> tuple[int, ...]:
-    """Samples of each rank in proportion to its speed, at least one each, of the same step; unchanged where that gains little.
+    """Return samples of each rank in proportion to its speed, at least one each, of the same step; unchanged where that gains little.
 
-    ``busy`` are the seconds that each rank took for its present portion; one of 0 is not known, and changes nothing.
+    ``busy`` are the seconds that each rank took for its present portion; 0 means unknown, and changes nothing.
     """
     whole, ranks = sum(portions), len(portions)
     if min(busy) <= 0:
         return tuple(portions)
     speeds = [samples / seconds for samples, seconds in zip(portions, busy, strict=True)]
-    # One sample is everyone's; the others go by speed, and what rounding leaves to those who lost most by it.
+    # Each rank gets one sample; the others are by speed, and the remainder goes to the ranks that lost most by rounding.
     exact = [(whole - ranks) * speed / sum(speeds) for speed in speeds]
     rounded = [int(share) for share in exact]
     by_loss = sorted(range(ranks), key=lambda rank: (rounded[rank] - exact[rank], rank))
@@ -55,44 +55,44 @@ class Shares(Protocol):
 
     @property
     def portions(self) -> Sequence[int]:
-        """Samples of each rank; empty where all have the same, for good."""
+        """Return the samples of each rank; empty where all always have the same."""
 
     def restore(self, portions: Sequence[int] | None) -> None:
-        """Take over a checkpoint's portions."""
+        """Restore a checkpoint's portions."""
 
     def measure(self) -> bool:
-        """Maybe change the portions before a checkpoint is saved; whether they changed. Every rank calls it."""
+        """Change the portions before a checkpoint is saved, if that pays; return whether they changed. Every rank calls it."""
 
     def deal(self, feed: Feed) -> None:
-        """Let a feed give this rank's present share from its next start on."""
+        """Give a feed this rank's present share from its next start on."""
 
     def go_on(self, feed: Feed, collector: Collector, progress: Progress) -> None:
-        """Let the epoch go on with the present shares."""
+        """Continue the epoch with the present shares."""
 
     def refuse_own_loop(self) -> None:
         """Raise ConfigError where steps by hand would not follow a change."""
 
 
 class FixedShares:
-    """The ranks' shares stay what they are."""
+    """Fixed shares of the ranks."""
 
     portions: Sequence[int] = ()
 
     def restore(self, portions: Sequence[int] | None) -> None:
-        """Whatever they were: shares are equal."""
+        """Do nothing: shares are equal."""
 
     def measure(self) -> bool:
-        """Nothing changes."""
+        """Return False: nothing changes."""
         return False
 
     def deal(self, feed: Feed) -> None:
-        """It has been told when it was made."""
+        """Do nothing: the feed got its share when it was created."""
 
     def go_on(self, feed: Feed, collector: Collector, progress: Progress) -> None:
-        """It does so by itself."""
+        """Do nothing: the epoch continues by itself."""
 
     def refuse_own_loop(self) -> None:
-        """Nothing to refuse."""
+        """Do nothing: any loop is supported."""
 
 
 class MeasuredShares:
@@ -107,12 +107,12 @@ class MeasuredShares:
         self.portions: Sequence[int] = trainer.share.portions
 
     def restore(self, portions: Sequence[int] | None) -> None:
-        """Take over a checkpoint's portions. Those of other steps or numbers of ranks do not fit, and are left."""
+        """Restore a checkpoint's portions. Those of other steps or numbers of ranks do not fit, and are ignored."""
         if portions and len(portions) == len(self.portions) and sum(portions) == sum(self.portions):
             self._take(tuple(portions))
 
     def measure(self) -> bool:
-        """Ask all ranks how busy they were, and change the portions if that pays."""
+        """Collect all ranks' busy times, and change the portions if that pays."""
         seconds = self._clock.busy_seconds()
         told = torch.zeros(1, dtype=torch.float64, device=self._place.control_device)
         if len(seconds) >= FEWEST_STEPS:
@@ -122,17 +122,17 @@ class MeasuredShares:
         return self._take(new_portions(self.portions, [float(one) for one in everyone]))
 
     def deal(self, feed: Feed) -> None:
-        """Let a feed give this rank's present share. Raises DataError for a loader that deals out samples itself."""
+        """Give a feed this rank's present share. Raises DataError for a loader that distributes samples itself."""
         assert self._trainer.share is not None
         feed.deal(self._trainer.share)
 
     def go_on(self, feed: Feed, collector: Collector, progress: Progress) -> None:
-        """Start the feed anew where the epoch is: what its workers have loaded ahead are samples of the old shares."""
+        """Restart the feed at the epoch's position: its workers have loaded samples of the old shares ahead."""
         self.deal(feed)
         collector.go_on(feed.start(progress.epoch, position=progress.position), self._trainer.accumulate)
 
     def refuse_own_loop(self) -> None:
-        """A loop over the loader keeps the iterator that it has. Raises ConfigError."""
+        """Raise ConfigError: a loop over the loader keeps its iterator."""
         raise ConfigError(
             "balance: measured deals out samples anew between steps, which a loop of your own does not see: call fit or "
             "train_epoch, or leave balance out"

@@ -1,6 +1,6 @@
-"""Going through data together: groups of batches for optimizer steps, evaluation, means over ranks.
+"""Iterates over data together: groups of batches for optimizer steps, evaluation, means over ranks.
 
-Ranks that have different numbers of batches would wait for each other for ever; here they notice before that.
+Ranks with different numbers of batches would wait for each other for ever; this module detects them first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_equal_lengths(feed: Feed, place: RankGroup, used: int) -> bool:
-    """Whether ranks must agree before each step that all have data left: when the amount of data is not known.
+    """Return whether ranks must agree before each step that all have data left: when the amount of data is unknown.
 
     Raises DataError, on all ranks, when they know that they have different numbers of batches.
     """
@@ -51,9 +51,9 @@ class Collector:
         self._taken = 0
 
     def take(self, epoch: int) -> list[Any]:
-        """The next batches: as many as are accumulated, fewer at the end of the data, none after it.
+        """Return the next batches: as many as are accumulated, fewer at the end of the data, none after it.
 
-        Raises DataError for whatever goes wrong in the dataset or the loader.
+        Raises DataError for any error in the dataset or the loader.
         """
         group: list[Any] = []
         try:
@@ -75,7 +75,7 @@ class Collector:
         return group
 
     def go_on(self, batches: Iterator[Any], size: int) -> None:
-        """Take other batches, so many at a time, from here on."""
+        """Take other batches, this many at a time, from here on."""
         self._batches, self._size = batches, size
 
     def _fewest(self, here: int) -> int:
@@ -85,7 +85,7 @@ class Collector:
 
 
 def evaluate(trainer: MultiGPUTrainer, feed: Feed, functions: Mapping[str, MetricFunction]) -> dict[str, float]:
-    """The mean loss and metrics over all ranks' samples of one pass through `feed`."""
+    """Return the mean loss and metrics over all ranks' samples of one pass through `feed`."""
     was_training = trainer.module.training
     trainer.model.eval()
     state = torch.get_rng_state()
@@ -111,7 +111,7 @@ def _sum_up(
         if together and not group and _anybody(trainer.place, here=False):
             if spare is None:
                 raise DataError("a rank has no data to validate on: with fully_sharded each needs at least one batch")
-            trainer.eval_step(spare, {})  # only so that the others get their parts of the parameters
+            trainer.eval_step(spare, {})  # only to give the others their parts of the parameters
             continue
         if not group:
             return {name: float(value) for name, value in sums.items()}, samples
@@ -125,14 +125,14 @@ def _sum_up(
 
 
 def _anybody(place: RankGroup, *, here: bool) -> bool:
-    """Whether any rank still has a batch: with sharded parameters all must go through the model equally often."""
+    """Whether any rank still has a batch: with sharded parameters all ranks must use the model equally often."""
     shared = torch.tensor([int(here)], dtype=torch.int64, device=place.control_device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX)
     return bool(shared[0])
 
 
 def mean_over_ranks(sums: Sequence[tuple[float, int]], place: RankGroup) -> list[float]:
-    """Means of (sum, samples) over all ranks' samples; NaN where there are none."""
+    """Return means of (sum, samples) over all ranks' samples; NaN where there are none."""
     flat = torch.tensor(sums, dtype=torch.float64, device=place.control_device)
     if place.distributed:
         dist.all_reduce(flat)

@@ -4,8 +4,8 @@
         manager.setup_training(model, dataset, val_dataset, loss_fn=loss_fn)
         manager.fit(epochs=10)
 
-Owns the order of things; what happens in a step is trainer.py's, what about trouble faults.py's. The same script runs as
-`python`, under torchrun and under orch, and goes on where it stopped.
+Owns the order of operations; trainer.py implements a step, recovery.py the handling of faults. The same script runs as
+`python`, under torchrun and under orch, and continues where it stopped.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ NOTHING_LEFT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What `fit` did. `history` has one entry per epoch (also those of earlier starts), `summary` the whole run's figures."""
+    """The result of `fit`. `history` has one entry per epoch (also those of earlier starts), `summary` the whole run's figures."""
 
     history: tuple[Mapping[str, float], ...]
     summary: Mapping[str, float]
 
 
 class MultiGPUTrainingManager:
-    """Everything that one rank needs for training. Make one per process."""
+    """Everything that one rank needs for training. Create one per process."""
 
     def __init__(self, config: MultiGPUConfig | None = None, *, ctx: Context | None = None) -> None:
-        """Find the rank's place and join the others. Raises ConfigError for what does not fit here.
+        """Find the rank's place and join the others. Raises ConfigError for settings that do not fit here.
 
-        job.yaml's `trainer:` goes over `config`, unless `from_args` or `from_job` has put it there already.
+        job.yaml's `trainer:` overrides `config`, unless `from_args` or `from_job` has already included it.
 
-        `ctx` stands in for `orchestrator.train.context()`, which is right everywhere but in tests.
+        `ctx` replaces `orchestrator.train.context()`, for tests.
         """
         self.config = (config or MultiGPUConfig()).with_job()
         self.place = join_ranks(self.config, ctx)
@@ -83,8 +83,8 @@ class MultiGPUTrainingManager:
         self._tracer = tracer_of_this_rank(self.place.device)
         self._feeds: dict[int, Feed] = {}
         self._functions: dict[str, MetricFunction] = {}
-        self._rank_state: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch goes on
-        self._replayed: Mapping[str, float] | None = None  # what the epoch just asked for gave in an earlier start
+        self._rank_state: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch continues
+        self._replayed: Mapping[str, float] | None = None  # the requested epoch's result in an earlier start
         self._validation: dict[str, float] = {}
         self._epoch_random = random_state(self.place.device)  # as this epoch began
         self._max_steps: int | None = None
@@ -103,7 +103,7 @@ class MultiGPUTrainingManager:
         scheduler: LRScheduler | SchedulerFactory | None = None,
         metrics: Mapping[str, MetricFunction] | None = None,
     ) -> tuple[nn.Module, Iterable[Any], Iterable[Any] | None]:
-        """Prepare everything and go back to the last checkpoint; the wrapped model and the two loaders.
+        """Prepare everything and restore the last checkpoint; return the wrapped model and the two loaders.
 
         `dataset` may be a loader of your own. `loss_fn(outputs, targets)` is left out when the model returns its loss.
         `optimizer` and `scheduler` may be functions that make them (of the parameters, of the optimizer). `metrics` are
@@ -147,8 +147,8 @@ class MultiGPUTrainingManager:
     def fit(self, epochs: int | None = None, *, max_steps: int | None = None) -> FitResult:
         """Train up to `epochs` epochs or `max_steps` optimizer steps, counted from the very first start, whichever is first.
 
-        Validates after each epoch, where there is data for it; saves at the end. Told to stop, it saves and ends the process
-        (StopTraining). Raises TrainError on rank 0 only, ValueError when neither limit is given.
+        Validates after each epoch, where there is data for it; saves at the end. On a stop, it saves and ends the
+        process (StopTraining). Raises TrainError on rank 0 only, ValueError when neither limit is given.
         """
         reporter, _ = self._ready()
         if epochs is None and max_steps is None:
@@ -176,9 +176,9 @@ class MultiGPUTrainingManager:
         return self._max_steps is not None and self.progress.step >= self._max_steps
 
     def train_epoch(self, train_loader: Iterable[Any], epoch: int) -> dict[str, float]:
-        """Train one epoch; its mean loss over all ranks, and how fast it went. What an earlier start has done is not repeated.
+        """Train one epoch; return its mean loss over all ranks, and its speed. Work of an earlier start is not repeated.
 
-        Told to stop, it saves and raises StopTraining, which ends the process. Raises TrainError on rank 0 only.
+        On a stop, it saves and raises StopTraining, which ends the process. Raises TrainError on rank 0 only.
         """
         progress, self._replayed = self.progress, None
         if epoch < progress.epoch:
@@ -231,21 +231,21 @@ class MultiGPUTrainingManager:
         return self._finish_epoch(first_step)
 
     def _start(self, feed: Feed) -> Iterator[Any]:
-        """Begin the epoch, or go on in its middle, with the random numbers that come next."""
+        """Begin the epoch, or continue in its middle, with the next random numbers."""
         assert self.metrics is not None
         own, self._rank_state = self._rank_state, None
         progress = self.progress
         self.trainer.model.train()
         if own is None:
             self._epoch_random = random_state(self.place.device)
-            # What is used up are whole steps, also when they were those of another number of ranks.
+            # Whole steps were used, also when they were those of another number of ranks.
             self._used = progress.position * self.trainer.accumulate // self.trainer.samples_per_step
             self.metrics.start_epoch()
             return feed.start(progress.epoch, position=progress.position, used=self._used)
         self._epoch_random = own["epoch_random"]
         self._used = int(own["used"])
         self.metrics.start_epoch(own["loss_sum"], own["loss_samples"])
-        # A loader of the user's own draws its order from the global generators when it is started.
+        # A user's own loader draws its order from the global generators when it starts.
         restore_random_state(self._epoch_random, self.place.device)
         batches = feed.start(progress.epoch, position=progress.position, used=self._used, state=own["loader"])
         self.fault_tolerance.restore_rank(own)
@@ -260,7 +260,7 @@ class MultiGPUTrainingManager:
         progress.tokens += round(result.tokens * trainer.ranks_worth)
 
     def _between_steps(self, group: list[Any]) -> None:
-        """What is done as often as training reports: a few times a second, not in every step."""
+        """Do the work that is due at each report: a few times a second, not in every step."""
         reporter, metrics = self._ready()
         metrics.learn_flops(group[0])
         if reporter.measures_next and not self.trainer.shards_parameters:
@@ -269,7 +269,7 @@ class MultiGPUTrainingManager:
         self.fault_tolerance.check(self.progress, group, metrics.late_streak())
 
     def _traced(self, path: Path | None) -> None:
-        """Say that a trace is there, if one is; writing it took time that is no step's."""
+        """Report a finished trace, if there is one; its writing counts for no step."""
         if path is not None:
             reporter, metrics = self._ready()
             reporter.event("train.trace", step=self.progress.step, megabytes=path.stat().st_size / 1e6)
@@ -290,7 +290,7 @@ class MultiGPUTrainingManager:
         return values
 
     def train_step(self, batch: Any) -> StepResult:
-        """One step of a loop of your own: as MultiGPUTrainer.train_step, counted and reported."""
+        """Run one step of a user's own loop: as MultiGPUTrainer.train_step, counted and reported."""
         reporter, metrics = self._ready()
         self.fault_tolerance.shares.refuse_own_loop()
         result = self.trainer.train_step(batch)
@@ -306,7 +306,7 @@ class MultiGPUTrainingManager:
         return result
 
     def validate_epoch(self, val_loader: Iterable[Any]) -> dict[str, float]:
-        """The mean loss over all ranks' samples, and the mean of each metric. Random numbers of training stay untouched."""
+        """Return the mean loss over all ranks' samples, and the mean of each metric. Training's random numbers are unaffected."""
         if self._replayed is not None:
             return {name.removeprefix("val_"): v for name, v in self._replayed.items() if name.startswith("val_")}
         reporter, metrics = self._ready()
@@ -343,7 +343,7 @@ class MultiGPUTrainingManager:
     # Results
 
     def summary(self) -> dict[str, float]:
-        """The run's figures so far: throughput with its 95 % confidence interval, step time and its parts, memory, MFU."""
+        """Return the run's figures so far: throughput with its 95 % confidence interval, step time and its parts, memory, MFU."""
         reporter, metrics = self._ready()
         values = {
             name: value for name, value in reporter.measured.items() if name not in ("lr", "grad_norm", "eta_seconds")
@@ -358,7 +358,7 @@ class MultiGPUTrainingManager:
         }
 
     def comparison_report(self, results: Mapping[str, FitResult | Mapping[str, float]]) -> str:
-        """A Markdown table of several runs, the first one being what the others are compared with, and what it means."""
+        """Return a Markdown table of several runs, compared with the first one, and its interpretation."""
         return comparison.comparison_report(
             {name: run.summary if isinstance(run, FitResult) else run for name, run in results.items()}
         )
@@ -366,7 +366,7 @@ class MultiGPUTrainingManager:
     # End
 
     def close(self) -> None:
-        """Let go of everything and leave the other ranks. A second call does nothing."""
+        """Release everything and leave the other ranks. Idempotent."""
         self._tracer.close()
         if self._reporter is not None:
             self._reporter.close()
@@ -381,14 +381,16 @@ class MultiGPUTrainingManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or issubclass(kind, StopTraining):  # all ranks come here
+        if kind is None or issubclass(kind, StopTraining):  # all ranks get here
             self.close()
-        elif self._reporter is not None:  # after an error the others may be gone: leaving politely could wait for ever
+        elif (
+            self._reporter is not None
+        ):  # after an error the others may have ended: an orderly exit could wait for ever
             self._reporter.close()
 
     @contextmanager
     def _one_voice(self) -> Iterator[None]:
-        """Whatever goes wrong on any rank, all ranks end, and one of them says why."""
+        """On an error on any rank, end all ranks, and make one of them report why."""
         under_orch = bool(self._ctx.job_id)
         try:
             yield

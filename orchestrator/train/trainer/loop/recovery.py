@@ -1,6 +1,6 @@
-"""What a training run does about trouble: checkpoints, resuming, stop signals, bad numbers, lack of memory.
+"""Handles faults of a training run: checkpoints, resuming, stop signals, non-finite numbers, lack of memory.
 
-Decides when to save and what an error means; the files are orchestrator.checkpoint's, the state is snapshot.py's.
+Decides when to save and how to treat an error; the files are orchestrator.checkpoint's, the state is training_state.py's.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _REPORT_WAIT = timedelta(seconds=5)
 
 
 class Recovery(enum.StrEnum):
-    """What a loop of the user's own does after `handle_error`."""
+    """How a user's own loop continues after `handle_error`."""
 
     RETRY = "retry"
-    """Begin this optimizer step anew, with the same batches: it will take less memory now."""
+    """Repeat this optimizer step with the same batches: it will take less memory now."""
 
 
 class FaultToleranceManager:
-    """One rank's fault tolerance. With `enable_fault_tolerance: false` it saves nothing and listens to no signal."""
+    """One rank's fault tolerance. With `enable_fault_tolerance: false` it saves nothing and handles no signal."""
 
     def __init__(self, ctx: Context, config: MultiGPUConfig, place: RankGroup) -> None:
         self._ctx = ctx
@@ -57,15 +57,15 @@ class FaultToleranceManager:
         self.shares: Shares = FixedShares()
         """How the ranks share each step."""
         self.saved_step: int | None = None
-        """The step of the newest checkpoint of this process, or of the one it began from."""
+        """The step of the newest checkpoint of this process, or of the one it resumed from."""
         on_one_node = bool(ctx.job_id) and ctx.local_world_size == ctx.world_size
         self._asks_context = config.checkpoint_frequency is None and (ctx.world_size == 1 or on_one_node)
         self._frequency = config.checkpoint_frequency or DEFAULT_FREQUENCY
-        # What the user has asked for is on storage; None: as the job's interval says.
+        # The user's explicit setting requires storage; None: as the job's interval requires.
         self._durable = True if config.checkpoint_frequency is not None else None
 
     def attach(self, trainer: MultiGPUTrainer) -> None:
-        """Look after `trainer`, which has been prepared."""
+        """Handle faults of `trainer`, which has been prepared."""
         self._trainer = trainer
         if self._config.balance == "measured":
             self.shares = MeasuredShares(trainer)
@@ -73,10 +73,10 @@ class FaultToleranceManager:
     # Checkpoints
 
     def resume(self) -> tuple[Progress, Mapping[str, Any] | None]:
-        """Go back to the newest good checkpoint: its progress, and this rank's own state (None where it does not fit).
+        """Restore the newest valid checkpoint: its progress, and this rank's own state (None where it does not fit).
 
-        Random states are restored by `restore_rank`, after the loader has started. Raises ConfigError for a
-        checkpoint of something else, RecoveryTimeoutError when the other ranks do not come.
+        `restore_rank` restores random states, after the loader has started. Raises ConfigError for a checkpoint of
+        something else, RecoveryTimeoutError when the other ranks do not appear.
         """
         if not self._enabled:
             return Progress(), None
@@ -90,11 +90,11 @@ class FaultToleranceManager:
         return progress, checkpoint.rank_state
 
     def restore_rank(self, rank_state: Mapping[str, Any]) -> None:
-        """Let the random number generators of this rank go on from the checkpoint."""
+        """Continue this rank's random number generators from the checkpoint."""
         restore_random_state(rank_state["random"], self._place.device)
 
     def due(self, step: int) -> bool:
-        """Whether to save after `step`; the same on all ranks. Ask after every step."""
+        """Whether to save after `step`; the same on all ranks. Call after every step."""
         if not self._enabled:
             return False
         if self._asks_context:
@@ -107,10 +107,10 @@ class FaultToleranceManager:
         rank_state: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Save a checkpoint of `progress`; every rank calls it. False when it could not be stored; training goes on.
+        """Save a checkpoint of `progress`; every rank calls it. False when it could not be stored; training continues.
 
-        `rank_state` is what this rank keeps beside its random numbers. A step that is saved already is saved again only
-        before a stop: the first save may be in memory alone.
+        `rank_state` is this rank's state beside its random numbers. An already saved step is saved again only before a
+        stop: the first save may be in memory alone.
         """
         if not self._enabled or (self.saved_step == progress.step and not self._leaving):
             return True
@@ -126,7 +126,7 @@ class FaultToleranceManager:
     # Signals
 
     def should_stop(self) -> bool:
-        """Whether all ranks save and leave now. Ask after every step, on every rank."""
+        """Whether all ranks save and leave now. Call after every step, on every rank."""
         if not (self._enabled and self._stop.reached()):
             return False
         self._leaving = True
@@ -136,7 +136,7 @@ class FaultToleranceManager:
     # Errors
 
     def check(self, progress: Progress, batches: Sequence[Any], streak: int) -> None:
-        """Raise NonFiniteLossError when too many updates in a row were skipped; `batches` are the last ones."""
+        """Raise NonFiniteLossError when too many consecutive updates were skipped; `batches` are the last ones."""
         guard = self._required().guard
         guard.streak = max(guard.streak, streak)
         if guard.exhausted:
@@ -162,7 +162,7 @@ class FaultToleranceManager:
         return "\n".join(lines)
 
     def _gather(self, line: str) -> list[str]:
-        """What all ranks have to say; only what has arrived after a few seconds."""
+        """Collect all ranks' reports; only those that arrive within a few seconds."""
         store = self._place.store
         if store is None:
             return [line]
@@ -178,7 +178,7 @@ class FaultToleranceManager:
         return told
 
     def handle_error(self, error: Exception) -> Recovery:
-        """What to do about `error`, for training loops of the user's own; raises it when nothing can be done.
+        """Handle `error` in a user's own training loop; raise it when it cannot be handled.
 
             try:
                 manager.train_step(batch)

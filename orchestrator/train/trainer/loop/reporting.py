@@ -1,7 +1,7 @@
-"""Tells the world how training goes: `context().report()`, one log line now and then, a progress bar on a terminal.
+"""Reports training progress: `context().report()`, one log line now and then, a progress bar on a terminal.
 
-Rank 0 speaks for all; every rank reports to orch, which compares them. After the first steps nothing is told more often
-than a person could read it.
+Rank 0 reports for all; every rank reports to orch, which compares them. After the first steps reports are no more
+frequent than a person can read.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 REPORT_EVERY_SECONDS = 0.05
 MEASURE_EVERY_SECONDS = 1.0
 FIRST_STEPS = 3
-"""Steps that are reported at once: the first shows that training has begun, the next ones how long a step takes."""
+"""Steps that are reported at once: the first shows that training has begun, the next ones the time of a step."""
 
 
 class Reporter:
-    """One rank's voice."""
+    """Reports for one rank."""
 
     def __init__(self, ctx: Context, config: MultiGPUConfig, place: RankGroup, metrics: MetricsCollector) -> None:
         self._ctx = ctx
@@ -40,17 +40,17 @@ class Reporter:
         self._report_at = self._measure_at = 0.0
         self._log_at = perf_counter() + self._log_every
         self.measured: dict[str, float] = {}
-        """The newest of what MetricsCollector.take gave."""
+        """The last result of MetricsCollector.take."""
         self.total_steps: int | None = None
-        """Steps of the whole run, where that is known."""
+        """Steps of the whole run, if known."""
 
     @property
     def measures_next(self) -> bool:
-        """Whether the next report measures, so that the step before it is worth a look at its gradient."""
+        """Whether the next report measures, so that the step before it should compute its gradient's norm."""
         return perf_counter() + REPORT_EVERY_SECONDS >= self._measure_at
 
     def after_step(self, now: float, progress: Progress) -> bool:
-        """Maybe report; whether it did. `now` is perf_counter's time."""
+        """Report if due; return whether it did. `now` is perf_counter's time."""
         self._calls += 1
         if now < self._report_at and self._calls > FIRST_STEPS:
             return False
@@ -66,7 +66,7 @@ class Reporter:
         phase: str = "train",
         measured: Mapping[str, float] | None = None,
     ) -> None:
-        """Report where training is, and what was `measured`; with `measure`, also how fast it goes."""
+        """Report the progress and what was `measured`; with `measure`, also the speed."""
         values: dict[str, Any] = dict(measured or {})
         if measure:
             self._measure_at = perf_counter() + MEASURE_EVERY_SECONDS
@@ -89,7 +89,7 @@ class Reporter:
             self._say(progress, {**self.measured, **current})
 
     def event(self, name: str, **values: Any) -> None:
-        """One line in the log, from rank 0."""
+        """Write one line to the log, from rank 0."""
         if self._speaks:
             log_event(name, **values)
 
@@ -126,20 +126,20 @@ class ProgressBar:
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            auto_refresh=False,  # it is drawn when there is something new, by no background thread
+            auto_refresh=False,  # drawn when there is news, without a background thread
         )
         self._progress.start()
         self._task = self._progress.add_task("train", total=total_steps, epoch=0, values="")
 
     def show(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Draw it anew."""
+        """Draw the line again."""
         names = {"loss": "loss", "samples_per_second": "samples/s", "tokens_per_second": "tokens/s", "mfu": "MFU"}
         text = "  ".join(f"{label} {values[name]:.4g}" for name, label in names.items() if name in values)
         self._progress.update(self._task, completed=step, epoch=epoch, values=text)
         self._progress.refresh()
 
     def close(self) -> None:
-        """Leave the line as it is."""
+        """End the bar and keep the line."""
         self._progress.stop()
 
 
@@ -149,7 +149,7 @@ def log_event(name: str, **values: Any) -> None:
     On a terminal for people, else as JSON. Missing values are left out.
     """
     known = {key: _short(value) for key, value in values.items() if value is not None}
-    structlog = sys.modules.get("structlog")  # importing it takes a tenth of a second: only where it is there already
+    structlog = sys.modules.get("structlog")  # importing it takes a tenth of a second: used only if already imported
     if structlog is not None and structlog.is_configured():
         structlog.get_logger("orchestrator.train").info(name, **known)
     elif sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""The state of a training run: what to save so that the next step is the one that would have come anyway.
+"""The state of a training run: what must be saved so that the next step is the same as without a stop.
 
 Shared state is the same on all ranks and fits any number of them; a rank's own state (random numbers, its loader, its part
 of running sums) only fits the same number. Owns the names in a checkpoint, not its files.
@@ -25,7 +25,7 @@ FORMAT = 1
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far training is. Counts are of all ranks together; `position` is the samples of this epoch that were used."""
+    """Progress of training. Counts are of all ranks together; `position` is the number of used samples of this epoch."""
 
     step: int = 0
     epoch: int = 0
@@ -33,13 +33,13 @@ class Progress:
     samples: int = 0
     tokens: int = 0
     portions: tuple[int, ...] | None = None
-    """Samples of each rank in a step, as a checkpoint has them; None where ranks have equal shares."""
+    """Samples of each rank in a step, as in a checkpoint; None where ranks have equal shares."""
     history: list[dict[str, float]] = field(default_factory=list)
     """One entry for each finished epoch."""
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """The state of every random number generator that a training script draws from."""
+    """Return the state of every random number generator that a training script uses."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -50,7 +50,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Let every generator go on from where `random_state` saw it."""
+    """Restore every generator to its state in `random_state`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
@@ -62,7 +62,7 @@ def restore_random_state(state: Mapping[str, Any], device: torch.device) -> None
 
 
 def seed_everything(seed: int, rank: int) -> None:
-    """Give each rank random numbers of its own, the same in every run of the same seed."""
+    """Seed each rank differently, the same in every run of the same seed."""
     mixed = seed * 1_000_003 + rank
     random.seed(mixed)
     torch.manual_seed(mixed)
@@ -72,7 +72,7 @@ def seed_everything(seed: int, rank: int) -> None:
 
 
 def shared_state(trainer: MultiGPUTrainer, progress: Progress) -> dict[str, Any]:
-    """What all ranks have in common. With sharded parameters every rank must call this."""
+    """Return the state that all ranks share. With sharded parameters every rank must call this."""
     scaler = trainer.precision.scaler
     return {
         "format": FORMAT,
@@ -94,7 +94,7 @@ def shared_state(trainer: MultiGPUTrainer, progress: Progress) -> dict[str, Any]
 
 
 def restore_shared_state(state: Any, trainer: MultiGPUTrainer) -> Progress:
-    """Put trainer and progress back. Raises ConfigError for a checkpoint that this run cannot go on from."""
+    """Restore trainer and progress. Raises ConfigError for a checkpoint from which this run cannot continue."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ConfigError(
             "the checkpoint was not written by this training system: start with an empty checkpoint directory, or load "
@@ -129,7 +129,7 @@ def restore_shared_state(state: Any, trainer: MultiGPUTrainer) -> Progress:
 
 
 def _portions(found: Any) -> tuple[int, ...] | None:
-    """Portions as a checkpoint holds them; those of older ones, and what are none, are left out: shares are then equal."""
+    """Return portions as a checkpoint holds them; missing or invalid ones mean equal shares."""
     if not isinstance(found, list) or not all(type(one) is int and one > 0 for one in found):
         return None
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Joules that a rank's GPU has used, read now and then by a thread of its own: some drivers take milliseconds to tell."""
+"""Measures the energy of a rank's GPU, read now and then by a thread: some drivers take milliseconds per reading."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EnergyMeter:
 
     @property
     def joules(self) -> float | None:
-        """Used since the meter was made, up to its newest reading; None until there are two, or without a counter."""
+        """Return the energy since the meter was created, in joules, up to the newest reading; None before two readings, or without a counter."""
         if self._first is None or self._newest is None or self._newest <= self._first:
             return None
         return self._newest - self._first
@@ -58,7 +58,7 @@ class EnergyMeter:
 
 
 def open_meter(device: torch.device) -> EnergyMeter | None:
-    """A meter for the GPU that torch calls `device`; None for CPUs and where no driver has a counter."""
+    """Return a meter for the GPU that torch calls `device`; None for CPUs and drivers without a counter."""
     if device.type != "cuda":
         return None
     from orchestrator.gpu.drivers.nvidia.nvml import open_nvidia

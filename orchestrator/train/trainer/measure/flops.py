@@ -1,7 +1,7 @@
-"""How much a model computes, and what share of the hardware's peak that is (MFU).
+"""Counts a model's operations, and their share of the hardware's peak (MFU).
 
-Counting runs the model once more on torch's meta device: no numbers are computed, no random numbers drawn, no buffer
-of the real model is touched. Models that need real numbers to know their way cannot be counted: None.
+Counting runs the model once more on torch's meta device: no numbers are computed, no random numbers drawn, no buffer of
+the real model is touched. A model whose control flow needs real numbers cannot be counted: None.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Bound(nn.Module):
 
 
 def count_flops(model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], Tensor]) -> float | None:
-    """FLOP of one forward and backward pass over `batch`; None where that cannot be told without real numbers.
+    """Return the FLOP of one forward and backward pass over `batch`; None where that requires real numbers.
 
-    `loss` maps model and batch to a scalar. A multiplication and an addition are two operations. What torch's counter
-    has no formula for (normalization, activations) counts as nothing, as is usual for MFU.
+    `loss` maps model and batch to a scalar. A multiplication and an addition are two operations. Operations without a
+    formula in torch's counter (normalization, activations) count as zero, as is usual for MFU.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -44,7 +44,7 @@ def count_flops(model: nn.Module, batch: Any, loss: Callable[[nn.Module, Any], T
         with torch.enable_grad(), FlopCounterMode(display=False) as counter:
             output = torch.func.functional_call(bound, stand_ins, (map_tensors(batch, _stand_in),), strict=False)
             output.backward()
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):  # meta tensors have no values to look at
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):  # meta tensors have no values
         return None
     return float(counter.get_total_flops()) or None
 
@@ -54,7 +54,7 @@ def _stand_in(tensor: Tensor) -> Tensor:
 
 
 def device_peak(device: torch.device, precision: str) -> float | None:
-    """The peak FLOP/s of `device` in `precision`; None for CPUs and unknown GPUs."""
+    """Return the peak FLOP/s of `device` in `precision`; None for CPUs and unknown GPUs."""
     if device.type != "cuda":
         return None
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":

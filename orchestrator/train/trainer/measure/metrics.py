@@ -1,7 +1,7 @@
-"""What a training run measures of itself: throughput, where the time goes, memory, MFU, joules per sample.
+"""Measurements of a training run: throughput, parts of the step time, memory, MFU, joules per sample.
 
-`MetricsCollector.step_done` is on the hot path and only adds numbers up. Everything that costs time is in `take`, which
-is called about once a second. What is not known is left out: a GPU without a documented peak has no MFU.
+`MetricsCollector.step_done` is on the hot path and only adds numbers. Everything expensive is in `take`, which is
+called about once a second. Unknown values are left out: a GPU without a documented peak has no MFU.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.measure.energy import EnergyMeter
 
 KEPT_STEPS = 10_000
-"""Durations kept for `step_seconds_list`; older ones are forgotten."""
+"""Durations kept for `step_seconds_list`; older ones are dropped."""
 
 
 class LateNumber:
-    """Reads numbers off a device without waiting for it: each call gives the newest that has arrived."""
+    """Reads numbers from a device without waiting: each call returns the newest that has arrived."""
 
     def __init__(self) -> None:
         self._value: float | None = None
@@ -37,7 +37,7 @@ class LateNumber:
         self._arrived: torch.cuda.Event | None = None
 
     def read(self, number: Tensor) -> float | None:
-        """On the CPU the number itself, else the latest one asked for before that has arrived; None before the first."""
+        """Return the number itself on the CPU, else the latest earlier request that has arrived; None before the first."""
         if number.device.type != "cuda":
             return number.item()
         if self._arrived is not None and self._arrived.query():
@@ -52,7 +52,7 @@ class LateNumber:
 
 
 class MetricsCollector:
-    """Adds up the steps of one rank. Values are of this rank, except rates, which are of all ranks together."""
+    """Accumulates the steps of one rank. Values are this rank's, except rates, which are of all ranks together."""
 
     def __init__(self, trainer: MultiGPUTrainer, *, energy: EnergyMeter | None = None) -> None:
         self._trainer = trainer
@@ -75,7 +75,7 @@ class MetricsCollector:
     # Hot path
 
     def step_done(self, result: StepResult) -> float:
-        """Count an optimizer step, by the result of the call that ended it; the time it ended (of perf_counter)."""
+        """Count an optimizer step, by the result of the call that ended it; return its end (of perf_counter)."""
         result = result.step
         self.steps += 1
         self.samples += result.samples
@@ -99,13 +99,13 @@ class MetricsCollector:
     # Off the hot path
 
     def pause(self) -> None:
-        """What follows until the next step (validation, saving) is no part of a step."""
+        """Exclude the time until the next step (validation, saving) from steps."""
         self._ended_at = None
         self._window = (perf_counter(), self.steps, self.samples, self.tokens)
         self._trainer.clock.take()
 
     def learn_flops(self, batch: Any) -> None:
-        """Count what one sample computes, once, if MFU can be told at all."""
+        """Count the operations of one sample, once, if MFU can be computed at all."""
         if self._counted or self._peak is None:
             return
         self._counted = True
@@ -120,7 +120,7 @@ class MetricsCollector:
         self._flops_per_sample = None if flops is None else flops / count(batch)[0]
 
     def current(self) -> dict[str, float]:
-        """What is known of the last step: loss, learning rate, gradient norm."""
+        """Return facts of the last step: loss, learning rate, gradient norm."""
         if self.last is None:
             return {}
         values: dict[str, float | None] = {
@@ -132,7 +132,7 @@ class MetricsCollector:
         return {name: value for name, value in values.items() if value is not None}
 
     def take(self) -> dict[str, float]:
-        """The metrics since the last call: rates, the parts of a step, peak memory, MFU, joules per sample."""
+        """Return the metrics since the last call: rates, the parts of a step, peak memory, MFU, joules per sample."""
         now = perf_counter()
         since, steps, samples, tokens = self._window
         self._window = (now, self.steps, self.samples, self.tokens)
@@ -155,7 +155,7 @@ class MetricsCollector:
         return values
 
     def throughput(self) -> dict[str, float]:
-        """Of the whole run so far: the mean step, samples per second, and their 95 % interval where there are enough steps."""
+        """Return for the whole run so far: the mean step, samples per second, and their 95 % interval with enough steps."""
         seconds, trainer = list(self.step_seconds_list), self._trainer
         if not seconds:
             return {}
@@ -182,16 +182,16 @@ class MetricsCollector:
         return named
 
     def late_streak(self) -> int:
-        """Updates skipped in a row, where only the device counts them."""
+        """Return consecutive skipped updates, where only the device counts them."""
         streak = self._trainer.guard.streak_on_device
         return 0 if streak is None else int(self._late_streak.read(streak) or 0)
 
     def epoch_sums(self) -> tuple[float, int]:
-        """Sum of losses over samples, and the samples, of this rank since `start_epoch`. Waits for the device."""
+        """Return the sum of losses over samples, and the samples, of this rank since `start_epoch`. Waits for the device."""
         return float(self._loss_sum), self._loss_samples
 
     def start_epoch(self, loss_sum: float = 0.0, samples: int = 0) -> None:
-        """Begin an epoch's mean loss anew, or go on with that of a checkpoint."""
+        """Restart an epoch's mean loss, or continue with that of a checkpoint."""
         self._loss_samples = samples
         if isinstance(self._loss_sum, Tensor):
             self._loss_sum.fill_(loss_sum)

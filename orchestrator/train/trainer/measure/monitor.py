@@ -1,4 +1,4 @@
-"""PerformanceMonitor: throughput, memory and losses of a training loop that the trainers know nothing of.
+"""PerformanceMonitor: throughput, memory and losses of any training loop, without the trainers.
 
 monitor = PerformanceMonitor()
 monitor.start_monitoring()
@@ -29,7 +29,7 @@ _GIB = 1024**3
 class PerformanceMonitor:
     """Records one entry per step. Not thread-safe.
 
-    A loss that is a CUDA tensor is kept as it is and read when the summary is made, so that recording waits for nothing.
+    A loss that is a CUDA tensor is kept and read when the summary is made, so that recording does not wait.
     """
 
     def __init__(self, device: torch.device | None = None, clock: Callable[[], float] = perf_counter) -> None:
@@ -44,13 +44,13 @@ class PerformanceMonitor:
         self._extra: dict[str, list[float]] = {}
 
     def start_monitoring(self) -> None:
-        """Begin, or begin anew: forget what was recorded, and measure the peak of memory from here."""
+        """Start, or restart: drop what was recorded, and measure the peak of memory from here."""
         reset_peak(self._device)
         self._seconds, self._samples, self._losses, self._extra = [], [], [], {}
         self._began = self._last = self._clock()
 
     def record_metrics(self, loss: SupportsFloat, batch_size: int, num_gpus: int = 1, **more: float) -> None:
-        """A step is over: its loss, the samples of all `num_gpus` GPUs together, and any other numbers.
+        """Record a step: its loss, the samples of all `num_gpus` GPUs together, and any other numbers.
 
         Raises RuntimeError before `start_monitoring`, ValueError for counts below 1.
         """
@@ -68,7 +68,7 @@ class PerformanceMonitor:
             self._extra.setdefault(name, []).append(value)
 
     def get_summary(self) -> dict[str, float]:
-        """The figures so far; an empty dictionary before the first step.
+        """Return the figures so far; an empty dictionary before the first step.
 
         avg_throughput (samples per second, all GPUs), avg_throughput_per_gpu, avg_throughput_low and _high (95 % confidence,
         from 100 steps on), avg_step_time (seconds), max_memory_usage (GiB, the peak of this process on its GPU, or on the host),

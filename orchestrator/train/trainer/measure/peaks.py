@@ -1,7 +1,7 @@
-"""What GPUs can compute at most: dense matrix products, FLOP/s, as their makers' data sheets state it.
+"""Peak performance of GPUs: dense matrix products, FLOP/s, from their makers' data sheets.
 
-Without sparsity, at boost clocks, for the full chip. A GPU that is not here has no known peak: None, never a guess from a
-similar name. tf32 counts where torch.set_float32_matmul_precision allows it for fp32.
+Without sparsity, at boost clocks, for the full chip. A GPU that is missing has no known peak: None, never a guess from
+a similar name. tf32 counts where torch.set_float32_matmul_precision allows it for fp32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _T = 1e12
 
-# name as the driver gives it (whole, without the maker): {precision: TFLOP/s}
+# name as reported by the driver (whole, without the maker): {precision: TFLOP/s}
 _TABLE: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"B200", {"fp32": 75, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500}),
     (r"GH200 .*|H200|H100 80GB HBM3", {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}),
@@ -42,7 +42,7 @@ _MAKER = re.compile(r"^(?:NVIDIA|AMD|Tesla)\s+")
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s of one GPU of this name in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
+    """Return the FLOP/s of one GPU of this name in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
     name = _MAKER.sub("", _MAKER.sub("", device_name.strip()))
     for pattern, by_precision in _TABLE:
         if re.fullmatch(pattern, name):

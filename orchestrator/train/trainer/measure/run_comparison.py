@@ -1,4 +1,4 @@
-"""Several runs side by side: what was fastest, by how much, and whether the difference is more than noise."""
+"""Compares several runs: which was fastest, by how much, and whether the difference exceeds noise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GIB = 1024**3
 
 
 def comparison_report(runs: Mapping[str, Mapping[str, float]]) -> str:
-    """A Markdown table of the runs' summaries, and a sentence on each against the first.
+    """Return a Markdown table of the runs' summaries, and a sentence on each against the first.
 
     A summary is what MultiGPUTrainingManager.summary gives. Efficiency is throughput per rank against the first run's.
     A difference counts only where the 95 % confidence intervals of the means do not overlap. Raises ValueError for no

@@ -1,4 +1,4 @@
-"""Numbers about numbers: the confidence interval of a mean of step times, which are not independent of each other."""
+"""Statistics: the confidence interval of a mean of step times, which are not independent of each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T_975 = 2.093  # Student's t, 19 degrees of freedom, two-sided 95 %
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean of a series, by batch means; None for less than 100 values.
+    """Return the 95 % confidence interval of the mean of a series, by batch means; None for less than 100 values.
 
     Neighbouring steps resemble each other (caches, clocks, other users of the machine), so single values would give an
     interval that is too narrow. Means of twenty stretches are close to independent.
