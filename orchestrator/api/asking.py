@@ -1,4 +1,4 @@
-"""Questions of the client about what jobs run, and about queues, and sessions: a part of ``api.client.Client``."""
+"""The client's queries about specs, queues and sessions: a part of ``api.client.Client``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE_SECONDS = 600.0
 
 
 class SpecQuestions(ABC):
-    """What was submitted, in what submissions differ, how queues share, and sessions beside ranks."""
+    """Queries about what was submitted, differences of submissions, shares of queues, and sessions beside ranks."""
 
     endpoint: Endpoint
 
@@ -39,10 +39,10 @@ class SpecQuestions(ABC):
         body: object = None,
         seconds: float = 0.0,
     ) -> Any:
-        """What the daemon answers; the client has it."""
+        """Return the daemon's answer; implemented by the client."""
 
     def spec(self, ref: str) -> SpecView:
-        """What the job runs: its spec as resolved, interpreter, command, environment, archive, git commit."""
+        """Return what the job runs: its spec as resolved, interpreter, command, environment, archive, git commit."""
         from orchestrator.api.spec_views import SpecView
 
         return SpecView.from_json(self._call("GET", job_path(ref, "/spec")))
@@ -56,7 +56,7 @@ class SpecQuestions(ABC):
         terminal: Mapping[str, Any] | None = None,
         port: int | None = None,
     ) -> SessionStream:
-        """A command beside a rank of a running job (none: a shell), or a connection to ``port`` of its node.
+        """Open a command beside a rank of a running job (none: a shell), or a connection to ``port`` of its node.
 
         ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes.
         """
@@ -68,7 +68,7 @@ class SpecQuestions(ABC):
         return SessionStream(self.endpoint, job_path(ref, "/session"), {"rank": rank, **wanted})
 
     def files(self, ref: str, patterns: Sequence[str] = ()) -> FileList:
-        """Outputs and checkpoints of the job, those that a pattern names; ``transport.download`` fetches them."""
+        """Return outputs and checkpoints of the job, those that match a pattern; ``transport.download`` fetches them."""
         from orchestrator.api.files import FileList
 
         return FileList.from_json(
@@ -76,14 +76,14 @@ class SpecQuestions(ABC):
         )
 
     def file_digest(self, ref: str, path: str) -> FileDigest:
-        """The size and SHA-256 of one of them."""
+        """Return the size and SHA-256 of one file."""
         from orchestrator.api.files import FileDigest
 
         reply = self._call("GET", job_path(ref, "/files/digest"), query={"path": path}, seconds=3600.0)
         return FileDigest.from_json(reply)
 
     def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of one of them, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError where they were cut."""
         from urllib.parse import urlencode
 
         from orchestrator.api.protocol import API_PREFIX
@@ -93,25 +93,25 @@ class SpecQuestions(ABC):
         return pieces(self.endpoint, f"{API_PREFIX}{job_path(ref, '/files/content')}?{query}")
 
     def page_link(self) -> PageLinkView:
-        """A link that signs a browser in to the daemon's page, once, as this user."""
+        """Return a link that signs a browser in to the daemon's page, once, as this user."""
         from orchestrator.api.page_links import PageLinkView
 
         return PageLinkView.from_json(self._call("POST", "/page/link", body={}))
 
     def queue_shares(self) -> QueueShares:
-        """The order of waiting jobs, and the shares of queues and users."""
+        """Return the order of waiting jobs, and the shares of queues and users."""
         from orchestrator.api.queue_views import QueueShares
 
         return QueueShares.from_json(self._call("GET", "/queues"))
 
     def matrix(self, ref: str) -> MatrixView:
-        """A matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""
+        """Return a matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""
         from orchestrator.api.matrix_views import MatrixView
 
         return MatrixView.from_json(self._call("GET", f"/matrices{_segment(ref)}"))
 
     def find_matrix(self, ref: str) -> MatrixView | None:
-        """The matrix that a reference means; None where it means a job, or nothing."""
+        """Return the matrix that a reference means; None where it means a job, or nothing."""
         try:
             return self.matrix(ref)
         except NotFoundError:
@@ -124,7 +124,7 @@ class SpecQuestions(ABC):
         return ActionReply.from_json(self._call("POST", job_path(ref, "/hold"), body={}))
 
     def release(self, ref: str) -> ActionReply:
-        """Put a held job into the queue."""
+        """Release a held job to the queue."""
         from orchestrator.api.views import ActionReply
 
         return ActionReply.from_json(self._call("POST", job_path(ref, "/release"), body={}))
@@ -132,7 +132,7 @@ class SpecQuestions(ABC):
     def usage(
         self, *, by: Sequence[str], since: float | None = None, until: float | None = None, price: float | None = None
     ) -> UsageReport:
-        """What jobs used between two wall times, by ``user``, ``queue`` or ``label:KEY``."""
+        """Return what jobs used between two wall times, by ``user``, ``queue`` or ``label:KEY``."""
         from orchestrator.api.usage_views import UsageReport
 
         query = {"by": list(by), "since": since, "until": until, "price": price}
@@ -154,7 +154,7 @@ class SpecQuestions(ABC):
         weight: float | None = None,
         parent: str | None = None,
     ) -> QueueView:
-        """Change a queue, or make it; what is None stays, ``unbounded`` takes its maximum away."""
+        """Change or create a queue; None leaves a value, ``unbounded`` removes its maximum."""
         from orchestrator.api.queue_views import QueueView
 
         terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
@@ -162,21 +162,21 @@ class SpecQuestions(ABC):
         return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
 
     def diff(self, before: str, after: str) -> SpecDiff:
-        """In what the job ``after`` differs from the job ``before``."""
+        """Return the differences of the job ``after`` from the job ``before``."""
         from orchestrator.api.spec_views import SpecDiff
 
         return SpecDiff.from_json(self._call("GET", job_path(before, f"/diff{_segment(after)}")))
 
 
 def quoted(text: str) -> str:
-    """The text as a part of a path."""
+    """Quote the text as a part of a path."""
     from urllib.parse import quote
 
     return quote(text, safe="")
 
 
 def job_path(ref: str, rest: str = "") -> str:
-    """The path of a job's resource. Raises BadRequestError for a text that can be no job."""
+    """Return the path of a job's resource. Raises BadRequestError for an invalid job reference."""
     return f"/jobs{_segment(ref)}{rest}"
 
 

@@ -1,7 +1,7 @@
-"""The Python client of the daemon: one method for each thing that can be asked, typed views back.
+"""The Python client of the daemon: one method for each request, with typed views as results.
 
-Synchronous, on the standard library, one connection for each call, a deadline on every one. Safe to share between
-threads. Views are imported where they are used, so that a command which needs none does not pay for them.
+Synchronous, on the standard library, one connection and one deadline for each call. Thread-safe. Views are imported
+where they are used, so that a command without them starts faster.
 
     client = Client()                       # the daemon of this environment
     reply = client.submit("job.yaml")
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
-"""For what reads or writes every byte of something large: verifying checkpoints, pruning, stopping jobs."""
+"""For requests that read or write every byte of something large: verifying checkpoints, pruning, stopping jobs."""
 
 
 class Client(SpecQuestions):
-    """The daemon at ``endpoint``, by default the one that the environment points at."""
+    """The daemon at ``endpoint``, by default the one that the environment names."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Client(SpecQuestions):
         after: Sequence[str] = (),
         cwd: str | None = None,
     ) -> PlanReply:
-        """What a submission would do; nothing is stored."""
+        """Return what a submission would do; nothing is stored."""
         from orchestrator.api.views import PlanReply
 
         body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, after=after)
@@ -173,7 +173,7 @@ class Client(SpecQuestions):
         since: float | None = None,
         limit: int | None = None,
     ) -> JobList:
-        """Jobs, newest first, at most ``limit``, or all; ``since`` is seconds since the epoch."""
+        """Yield jobs, newest first, at most ``limit``, or all; ``since`` is seconds since the epoch."""
         from orchestrator.api.views import JobList
 
         query = {"user": user, "state": list(states), "since": since}
@@ -184,20 +184,20 @@ class Client(SpecQuestions):
             size = PAGE if limit is None else min(limit - len(jobs), MAX_PAGE)
             answer = self._call("GET", "/jobs", query={**query, "before": before, "limit": size})
             page = JobList.from_json(answer)
-            version = page.version if version is None else version  # what changed since is told again, not lost
+            version = page.version if version is None else version  # later changes are repeated, not lost
             jobs += page.jobs
             if not page.more or not page.jobs or len(jobs) == limit:
                 return JobList(version=version, jobs=tuple(jobs), more=page.more)
             before = page.jobs[-1].id
 
     def job(self, ref: str) -> JobView:
-        """One job, by id, unique prefix or name (the newest of it)."""
+        """Return one job, by id, unique prefix or name (the newest of it)."""
         from orchestrator.api.views import JobView
 
         return JobView.from_json(self._call("GET", job_path(ref)))
 
     def events(self, ref: str, *, after: int = 0, tail: int | None = None) -> Sequence[EventView]:
-        """The job's history, oldest first: all of it from sequence ``after`` on, or only its last ``tail`` events."""
+        """Return the job's history, oldest first: all of it from sequence ``after`` on, or only its last ``tail`` events."""
         return [event for page in self.event_pages(ref, after=after, tail=tail) for event in page]
 
     def event_pages(self, ref: str, *, after: int = 0, tail: int | None = None) -> Iterator[Sequence[EventView]]:
@@ -213,7 +213,7 @@ class Client(SpecQuestions):
             after, tail = page.events[-1].sequence, None
 
     def checkpoints(self, ref: str, *, verify: bool = False) -> Sequence[CheckpointView]:
-        """The job's checkpoints, newest first; ``verify`` reads every byte."""
+        """Return the job's checkpoints, newest first; ``verify`` reads every byte."""
         from orchestrator.api.views import CheckpointList
 
         seconds = SLOW_DEADLINE_SECONDS if verify else 0.0
@@ -222,13 +222,13 @@ class Client(SpecQuestions):
         return CheckpointList.from_json(reply).checkpoints
 
     def nodes(self) -> Sequence[NodeView]:
-        """Every node of the cluster."""
+        """Return every node of the cluster."""
         from orchestrator.api.views import NodeList
 
         return NodeList.from_json(self._call("GET", "/nodes")).nodes
 
     def gpus(self) -> Sequence[GpuRow]:
-        """Every GPU of every node as it is now: its load and heat, what is wrong with it, which ranks run on it.
+        """Return the present state of every GPU of every node: its load and heat, its faults, the ranks on it.
 
         Raises ProtocolMismatchError for an answer that holds something else.
         """
@@ -241,13 +241,13 @@ class Client(SpecQuestions):
             raise ProtocolMismatchError(f"the daemon's answer is not a list of GPUs: {error}") from error
 
     def health(self) -> HealthView:
-        """The daemon's own state."""
+        """Return the daemon's own state."""
         from orchestrator.api.views import HealthView
 
         return HealthView.from_json(self._call("GET", "/health"))
 
     def profile(self, ref: str, *, steps: int, rank: int = 0, timeout_seconds: float = 60.0) -> bytes:
-        """A torch.profiler trace of the next ``steps`` steps of a running job: a Chrome trace, gzipped JSON."""
+        """Return a torch.profiler trace of the next ``steps`` steps of a running job: a Chrome trace, gzipped JSON."""
         return wire.fetch(
             self.endpoint,
             "POST",
@@ -257,7 +257,7 @@ class Client(SpecQuestions):
         )
 
     def stacks(self, ref: str, *, rank: int | None = None) -> StacksView:
-        """Where each rank of a running job stands, or one of them; it is written to their logs, too."""
+        """Return the stacks of a running job's ranks, or of one of them; also written to their logs."""
         from orchestrator.api.views import StacksView
 
         reply = self._call("POST", job_path(ref, "/stacks"), body={"rank": rank}, seconds=SLOW_DEADLINE_SECONDS)
@@ -270,11 +270,11 @@ class Client(SpecQuestions):
         return self._act(ref, "cancel")
 
     def pause(self, ref: str) -> ActionReply:
-        """Stop the job and keep it; ``resume`` goes on from its last checkpoint."""
+        """Stop the job and keep it; ``resume`` continues from its last checkpoint."""
         return self._act(ref, "pause")
 
     def resume(self, ref: str) -> ActionReply:
-        """Put a paused job back into the queue."""
+        """Return a paused job to the queue."""
         return self._act(ref, "resume")
 
     def rerun(
@@ -303,14 +303,14 @@ class Client(SpecQuestions):
         return NodeActionReply.from_json(self._call("POST", f"/nodes/{quoted(node)}/{verb}", body={}))
 
     def shutdown(self, *, stop_jobs: bool = False) -> ShutdownReply:
-        """Stop the daemon; jobs go on unless ``stop_jobs``."""
+        """Stop the daemon; jobs continue unless ``stop_jobs``."""
         from orchestrator.api.views import ShutdownReply
 
         seconds = SLOW_DEADLINE_SECONDS if stop_jobs else 0.0
         return ShutdownReply.from_json(self._call("POST", "/shutdown", body={"stop_jobs": stop_jobs}, seconds=seconds))
 
     def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> PruneReply:
-        """Remove what is left of jobs that ended longer ago than that."""
+        """Remove the files and records of jobs that ended longer ago than that."""
         from orchestrator.api.views import PruneReply
 
         body = {"older_than_seconds": older_than_seconds, "dry_run": dry_run}
@@ -321,7 +321,7 @@ class Client(SpecQuestions):
     def wait_change(
         self, after: int | None, *, job_ids: Sequence[str] = (), timeout_seconds: float = MAX_WAIT_SECONDS
     ) -> int:
-        """The change counter, once it is not ``after`` any more or the time is up; at once for ``after`` None."""
+        """Return the change counter, once it differs from ``after`` or at the timeout; at once for ``after`` None."""
         from orchestrator.api.views import ChangeReply
 
         held = 0.0 if after is None else min(timeout_seconds, MAX_WAIT_SECONDS)
@@ -330,7 +330,7 @@ class Client(SpecQuestions):
         return ChangeReply.from_json(reply).version
 
     def wait(self, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None) -> JobView:
-        """The job, once it has ended; waits for a daemon that restarts. Raises DeadlineError after ``timeout_seconds``."""
+        """Return the job once it has ended; wait for a restarting daemon. Raises DeadlineError after ``timeout_seconds``."""
         from orchestrator.api.transport import following
 
         return following.wait(self, ref, timeout_seconds=timeout_seconds, patience=patience)
@@ -345,9 +345,9 @@ class Client(SpecQuestions):
         since: float | None = None,
         follow: bool = False,
     ) -> Iterator[LogLine]:
-        """Lines of the job's log, oldest first; with ``follow`` until the job has ended or the connection is lost.
+        """Yield lines of the job's log, oldest first; with ``follow`` until the job has ended or the connection is lost.
 
-        ``following.follow_logs`` goes on after a loss. Raises ConnectionLostError where the log was cut.
+        ``following.follow_logs`` continues after a loss. Raises ConnectionLostError where the log was cut.
         """
         from orchestrator.api.views import LogLine
 

@@ -1,4 +1,4 @@
-"""Files that a job left: outputs and checkpoints, as the API answers them, and the port that reads them."""
+"""A job's outputs and checkpoints in the API, and the port that reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 OUTPUTS: Final = "outputs"
 CHECKPOINTS: Final = "checkpoints"
-"""The first part of a file's path: what it is."""
+"""The first part of a file's path: its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,25 +49,25 @@ class FileContent(Protocol):
     """An open file."""
 
     async def read(self, offset: int) -> bytes:
-        """The next piece from ``offset`` on; empty at the end."""
+        """Return the next piece from ``offset`` on; empty at the end."""
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         ...
 
 
 class FileReader(Protocol):
-    """Reads files of jobs. Paths are those of FileView; whatever they say, nothing else of the machine is read."""
+    """Reads files of jobs. Paths are those of FileView; no path can name anything else of the machine."""
 
     async def find(self, patterns: Sequence[str]) -> FileList:
-        """The files that a pattern names, as .gitignore has them; all for none. Raises BadRequestError, RefusedError."""
+        """Return the files that a pattern matches, as in .gitignore; all for none. Raises BadRequestError, RefusedError."""
         ...
 
     async def digest(self, path: str) -> FileDigest:
-        """What a file holds. Raises NotFoundError."""
+        """Return a file's digest. Raises NotFoundError."""
         ...
 
     async def open(self, path: str) -> FileContent:
-        """A file's content. Raises NotFoundError."""
+        """Open a file's content. Raises NotFoundError."""
         ...

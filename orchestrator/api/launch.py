@@ -1,7 +1,6 @@
-"""How a daemon is asked to start, and what it answers: what the command line and the daemon share on this.
+"""Options of a daemon's start and its answer, shared by the command line and the daemon.
 
-Plain records. ``serve_arguments`` is the inverse of the command line's parsing of `orch serve`, for a caller that starts it
-detached.
+Plain records. ``serve_arguments`` is the inverse of the command line's parsing of `orch serve`, for a caller that starts it detached.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from orchestrator.spec import token_file
 _HOW_TO_MAKE_ONE: Final = "head -c 32 /dev/urandom | base64 > FILE, with mode 0600"
 
 DEFAULT_READ_LISTEN = "127.0.0.1:9476"
-"""Where metrics are read, unless the settings say otherwise (ORCH_METRICS_ADDRESS, ORCH_METRICS_PORT)."""
+"""The default address of the metrics (ORCH_METRICS_ADDRESS, ORCH_METRICS_PORT)."""
 
 DEFAULT_PAGE_LISTEN = "127.0.0.1:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `orch up` and `orch serve` take.
+    """Options of `orch up` and `orch serve`.
 
     ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
     opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
@@ -41,14 +40,14 @@ class ServeOptions:
     page_listen: str = DEFAULT_PAGE_LISTEN
 
     def read_token(self) -> str:
-        """The token in ``token_file``; empty where there is none. Raises RefusedError for a file that cannot be read."""
+        """Read the token in ``token_file``; empty where there is none. Raises RefusedError for an unreadable file."""
         if not self.token_file:
             return ""
         return read_token(self.token_file)
 
 
 def read_token(path: str) -> str:
-    """The token in a file that other users can neither read nor change. Raises RefusedError."""
+    """Read the token in a file that other users can neither read nor change. Raises RefusedError."""
     try:
         return token_file.read(path)
     except token_file.TokenFileError as error:
@@ -56,7 +55,7 @@ def read_token(path: str) -> str:
 
 
 def serve_arguments(options: ServeOptions) -> list[str]:
-    """The arguments of `orch serve` that mean ``options``."""
+    """Return the arguments of `orch serve` that mean ``options``."""
     arguments: list[str] = []
     default = ServeOptions()
     for flag, name in _FLAGS:
@@ -81,7 +80,7 @@ _FLAGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpReply:
-    """A daemon that answers. ``started`` is false where it ran already; ``seconds`` is how long it took to be ready."""
+    """A daemon that answers. ``started`` is false where it already ran; ``seconds`` is the time until it was ready."""
 
     pid: int
     started: bool
@@ -96,13 +95,13 @@ class UpReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What `orch demo` takes: ``json`` for one object at the end instead of text."""
+    """Options of `orch demo`: ``json`` for one object at the end instead of text."""
 
     json: bool = False
 
 
 class Level(StrEnum):
-    """How much a finding of `orch doctor` matters."""
+    """The severity of a finding of `orch doctor`."""
 
     OK = "ok"
     WARNING = "warning"
@@ -111,7 +110,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that `orch doctor` looked at: ``what`` was found and, where it is not well, how to fix it."""
+    """One check of `orch doctor`: the result ``what`` and, for a problem, how to fix it."""
 
     level: Level
     what: str

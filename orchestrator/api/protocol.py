@@ -1,15 +1,15 @@
-"""What client and daemon agree on before a word is exchanged: version, paths, bounds. Imports nothing."""
+"""The agreement of client and daemon: version, paths, limits. Imports nothing."""
 
 from __future__ import annotations
 
 PROTOCOL_VERSION = 1
-"""Raised when an older client or daemon could misread the other; equal versions may talk, others may not."""
+"""Raised when an older client or daemon could misread the other; only equal versions may communicate."""
 
 PROTOCOL_HEADER = "X-Orch-Protocol"
 API_PREFIX = "/api/v1"
 
 PAGE = 1000
-"""How many jobs or events one answer holds unless asked otherwise; a client asks for the next page until one is not full."""
+"""How many jobs or events one answer holds by default; a client requests the next page until one is not full."""
 
 MAX_PAGE = 10_000
 MAX_SEQUENCE = 2**53
@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""
 
 MAX_WAIT_SECONDS = 60.0
-"""Longest time one long poll is held; a client that wants to wait longer asks again."""
+"""Longest time one long poll is held; a client that wants to wait longer repeats it."""
 
 STREAM_HEARTBEAT_SECONDS = 10.0
 """A followed log sends an empty line at least this often, so that a silent job and a dead daemon differ."""

@@ -1,8 +1,8 @@
-"""The port between the HTTP application and the daemon: what can be asked of orch.
+"""The port between the HTTP application and the daemon: all requests to orch.
 
-The application parses, checks who asks and renders; the service decides. Every method raises errors of
-``api.errors`` and nothing else for what a caller can cause. Two implementations: the daemon, and the in-memory one
-of ``api.testing``. Who may act on a job is checked by the application, which hands the caller on for the record.
+The application parses, authenticates the caller and renders; the service decides. For faults of a caller every method
+raises errors of ``api.errors`` and no others. Two implementations: the daemon, and the in-memory one of
+``api.server.testing``. The application checks who may act on a job, and passes the caller on for the record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks: from the kernel for the Unix socket; for TCP the daemon's owner, since the token is the owner's."""
+    """The caller: from peer credentials for the Unix socket; for TCP the daemon's owner, since the token is the owner's."""
 
     uid: int
     gid: int
@@ -109,13 +109,13 @@ class LogQuery:
     contains: str = ""
 
     def has(self, text: str) -> bool:
-        """Whether a line with this text is wanted."""
+        """Whether a line with this text matches."""
         return not self.contains or self.contains.casefold() in text.casefold()
 
     def check(self, job_id: str, *, ranks: int, attempts: int) -> None:
         """Raise BadRequestError for a rank or an attempt that the job does not have.
 
-        ``ranks`` are the most that it may have. A follower may wait for an attempt that is still to come.
+        ``ranks`` is the maximum. A follower may wait for a future attempt.
         """
         if self.rank is not None and self.rank >= ranks:
             raise BadRequestError(
@@ -127,7 +127,7 @@ class LogQuery:
 
 
 class Verb(StrEnum):
-    """What can be done to a job."""
+    """A command on a job."""
 
     CANCEL = "cancel"
     PAUSE = "pause"
@@ -165,7 +165,7 @@ class UsageQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """A trace of ``steps`` optimizer steps of one rank, to be had within ``timeout_seconds``."""
+    """A trace of ``steps`` optimizer steps of one rank, within ``timeout_seconds``."""
 
     steps: int
     rank: int = 0
@@ -173,7 +173,7 @@ class ProfileRequest:
 
 
 class NodeVerb(StrEnum):
-    """What can be done to a node."""
+    """A command on a node."""
 
     CORDON = "cordon"
     DRAIN = "drain"
@@ -181,17 +181,17 @@ class NodeVerb(StrEnum):
 
 
 class SessionChannel(Protocol):
-    """An open session beside a rank. Every method but ``close`` raises RefusedError when the rank is out of reach.
+    """An open session beside a rank. Every method except ``close`` raises RefusedError when the rank is out of reach.
 
     ``read`` and ``tell`` may run at the same time, each once.
     """
 
     async def read(self, seconds: float) -> SessionOutput:
-        """What has come out; waits for something for at most ``seconds``. The last answer has an end."""
+        """Return the output; wait for some for at most ``seconds``. The last answer has an end."""
         ...
 
     async def tell(self, message: SessionMessage) -> None:
-        """A client's message; returns when it was taken."""
+        """Send a client's message; return when it was taken."""
         ...
 
     async def close(self) -> None:
@@ -200,7 +200,7 @@ class SessionChannel(Protocol):
 
 
 class JobService(Protocol):
-    """Everything the API can ask. Methods are called from one event loop and may run interleaved."""
+    """All requests of the API. Methods are called from one event loop and may run interleaved."""
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> SubmitReply:
         """Accept a job; durable once this returns.
@@ -216,109 +216,109 @@ class JobService(Protocol):
         ...
 
     async def jobs(self, query: JobFilter) -> Sequence[JobView]:
-        """Jobs that fit the filter, newest first."""
+        """Return the jobs that match the filter, newest first."""
         ...
 
     async def resolve(self, ref: str) -> JobId:
-        """The id that ``ref`` means: an id, a unique prefix of one, or a name (its newest job).
+        """Return the id that ``ref`` means: an id, a unique prefix of one, or a name (its newest job).
 
         Raises NoSuchJobError; AmbiguousReferenceError, with the candidates as problems.
         """
         ...
 
     async def job(self, job_id: JobId) -> JobView:
-        """One job. Raises NoSuchJobError."""
+        """Return one job. Raises NoSuchJobError."""
         ...
 
     async def events(
         self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
     ) -> Sequence[EventView]:
-        """The job's history, oldest first: the first ``limit`` of sequence greater than ``after``.
+        """Return the job's history, oldest first: the first ``limit`` of sequence greater than ``after``.
 
         With ``tail``, only those that are among the last ``tail`` of the whole history.
         """
         ...
 
     async def spec(self, job_id: JobId) -> SpecView:
-        """What the job runs, as it was resolved at submission."""
+        """Return what the job runs, as resolved at submission."""
         ...
 
     async def diff(self, before: JobId, after: JobId) -> SpecDiff:
-        """In what two jobs differ: keys, interpreter, git commit, files of the archive."""
+        """Return the differences of two jobs: keys, interpreter, git commit, files of the archive."""
         ...
 
     async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
-        """What the job recorded over time, thinned out for drawing; a bounded part of it is read."""
+        """Return what the job recorded over time, thinned for charts; a bounded part of it is read."""
         ...
 
     async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-        """What GPUs did over time, and for which jobs, as far as jobs recorded it."""
+        """Return what GPUs did over time, and for which jobs, as far as jobs recorded it."""
         ...
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Do something to a job; durable once this returns.
+        """Run a command on a job; durable once this returns.
 
-        An action whose goal is already reached or on its way is answered, not refused; one that the job's state rules out raises RefusedError.
+        A command whose goal is reached or in progress succeeds; one that the job's state excludes raises RefusedError.
         """
         ...
 
     async def find_matrix(self, ref: str) -> str | None:
-        """The id of the matrix that ``ref`` means: an id, a name whose newest job is of such a matrix, a unique prefix; None for a job.
+        """Return the id of the matrix that ``ref`` means: an id, a name whose newest job is of such a matrix, a unique prefix; None for a job.
 
         Raises AmbiguousReferenceError.
         """
         ...
 
     async def matrix(self, matrix_id: str) -> MatrixView:
-        """A matrix and its jobs. Raises NotFoundError."""
+        """Return a matrix and its jobs. Raises NotFoundError."""
         ...
 
     async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Do something to every job of a matrix that it can be done to; durable once this returns. Raises RefusedError where there is none."""
+        """Run a command on every job of a matrix that it applies to; durable once this returns. Raises RefusedError where there is none."""
         ...
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """A torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
+        """Return a torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
 
         Raises RefusedError: the job does not run, does not use the training system, or did not get there in time.
         """
         ...
 
     async def stacks(self, job_id: JobId, rank: int | None) -> StacksView:
-        """Where each rank of a running job stands, or one of them; the same is written to the ranks' logs.
+        """Return the stacks of a running job's ranks, or of one; also written to the ranks' logs.
 
         Raises RefusedError: the job does not run. BadRequestError: it has no such rank.
         """
         ...
 
     async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """A command, or a connection to a port, beside a rank of a running job.
+        """Open a command, or a connection to a port, beside a rank of a running job.
 
         Raises RefusedError: the job does not run, or nothing listens there. BadRequestError: it has no such rank.
         """
         ...
 
     async def job_files(self, job_id: JobId) -> FileReader:
-        """What the job left: outputs and checkpoints."""
+        """Return the job's outputs and checkpoints."""
         ...
 
     def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[LogLine], None]:
-        """Lines of the job's log, oldest first, in batches of at most about a thousand as they become known.
+        """Yield lines of the job's log, oldest first, in batches of at most about a thousand as they arrive.
 
-        Closing the generator releases what it holds. It must cope with being cancelled between two batches.
+        Closing the generator releases its resources. It must tolerate cancellation between two batches.
         """
         ...
 
     async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[CheckpointView]:
-        """The job's checkpoints, newest first; ``verify`` reads every byte and fills ``valid`` and ``problem``."""
+        """Return the job's checkpoints, newest first; ``verify`` reads every byte and fills ``valid`` and ``problem``."""
         ...
 
     async def nodes(self) -> Sequence[NodeView]:
-        """Every node of the cluster, by name."""
+        """Return every node of the cluster, by name."""
         ...
 
     async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[Mapping[str, Any]]:
-        """Every GPU of every node: rows as ``gpu.view.GpuRow`` describes them, with values at most that old."""
+        """Return every GPU of every node: rows as of ``gpu.view.GpuRow``, with values at most that old."""
         ...
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
@@ -326,15 +326,15 @@ class JobService(Protocol):
         ...
 
     async def queue_shares(self) -> QueueShares:
-        """The order of waiting jobs, and the shares of queues and users."""
+        """Return the order of waiting jobs, and the shares of queues and users."""
         ...
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
-        """Change a queue, or make it; durable once this returns. Raises BadRequestError, DiskFullError."""
+        """Change or create a queue; durable once this returns. Raises BadRequestError, DiskFullError."""
         ...
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """What jobs used in a span of time. Raises BadRequestError."""
+        """Return what jobs used in a span of time. Raises BadRequestError."""
         ...
 
     async def estimate_quality(self) -> EstimateQualityView:
@@ -342,24 +342,24 @@ class JobService(Protocol):
         ...
 
     def change_version(self) -> int:
-        """The change counter: grows with every change of any job, progress included; restarts may reset it."""
+        """Return the change counter: it grows with every change of any job, progress included; restarts may reset it."""
         ...
 
     async def wait_change(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
-        """Return the counter once it differs from ``after`` by a change of one of ``job_ids`` (empty: any), or at the time-out.
+        """Return the counter after a change of one of ``job_ids`` (empty: any), or at the timeout.
 
-        A counter lower than ``after`` (another life of the daemon) returns at once. Changes of progress may be gathered to one a second for each job.
+        A counter lower than ``after`` (of an earlier daemon) returns at once. Changes of progress may be combined to one a second per job.
         """
         ...
 
     async def health(self) -> HealthView:
-        """The daemon's own state; answers also before it is ready."""
+        """Return the daemon's own state; also before it is ready."""
         ...
 
     async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
-        """Begin to stop the daemon and return; with ``stop_jobs``, jobs save and go back to the queue first."""
+        """Begin to stop the daemon and return; with ``stop_jobs``, jobs save and return to the queue first."""
         ...
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
-        """Remove files and rows of jobs that ended longer ago than that."""
+        """Remove files and records of jobs that ended longer ago than that."""
         ...

@@ -1,6 +1,6 @@
-"""What /proc says about a process: how much it worked, how much memory it holds, whether it waits for other ranks.
+"""Reads from /proc a process's work, its memory, and whether it waits for other ranks.
 
-Linux only, and quiet: a process that has gone, or that may not be looked at, reads as None.
+Linux only, and without errors: a process that has ended, or is not readable, gives None.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _COLLECTIVE_THREADS: Final = (b"pt_gloo", b"gloo_", b"pt_nccl", b"pt_mpi")
 class ProcessUse:
     """What a process has used up to now.
 
-    `busy_nanoseconds` says for each living thread how long it ran or was ready to run and had to wait for a processor: on
-    a crowded machine that is still work to be done. `started` tells two processes with one number apart.
+    `busy_nanoseconds` is for each living thread the time in which it ran or was ready to run and waited for a
+    processor: on a crowded machine that is still work. `started` distinguishes two processes with one number.
     """
 
     started: int
@@ -30,7 +30,7 @@ class ProcessUse:
     resident_bytes: int
 
     def busy_seconds_since(self, before: ProcessUse | None) -> float:
-        """Busy time of all threads since an earlier look at the process; 0 when it was not seen before."""
+        """Return the busy time of all threads since an earlier reading; 0 for a process that was not seen before."""
         if before is None or before.started != self.started:
             return 0.0
         return (
@@ -39,7 +39,7 @@ class ProcessUse:
 
 
 def read_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
-    """What the process has used, or None when it has ended."""
+    """Return what the process has used, or None when it has ended."""
     try:
         # The command's name, in parentheses, may hold spaces and parentheses of its own.
         fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
@@ -53,7 +53,7 @@ def read_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
 
 
 def ancestors(pid: int, proc: Path = PROC) -> tuple[int, ...]:
-    """The process and those it descends from, itself first; empty when it cannot be seen from here."""
+    """Return the process and its ancestors, itself first; empty when it is not visible from here."""
     line: list[int] = []
     while pid > 0 and pid not in line:
         try:
@@ -66,7 +66,7 @@ def ancestors(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 
 
 def _thread_times(tasks: str) -> dict[str, int]:
-    """Nanoseconds running or ready to run, by thread. Plain strings: there are dozens of threads in a rank."""
+    """Return nanoseconds running or ready to run, by thread. Plain strings: a rank has dozens of threads."""
     busy: dict[str, int] = {}
     for thread in os.listdir(tasks):
         try:
@@ -79,7 +79,7 @@ def _thread_times(tasks: str) -> dict[str, int]:
 
 
 def in_process_group(pid: int, proc: Path = PROC) -> bool:
-    """Whether the process has threads of a collective library, that is, belongs to a process group."""
+    """Whether the process has threads of a collective library, which means that it belongs to a process group."""
     try:
         tasks = proc / str(pid) / "task"
         return any((task / "comm").read_bytes().startswith(_COLLECTIVE_THREADS) for task in tasks.iterdir())
@@ -88,7 +88,7 @@ def in_process_group(pid: int, proc: Path = PROC) -> bool:
 
 
 def waits_on_lock(pid: int, proc: Path = PROC) -> bool:
-    """Whether the main thread is asleep on a futex: in a member of a process group, waiting for the other ranks."""
+    """Whether the main thread sleeps on a futex: in a member of a process group, it waits for the other ranks."""
     main = proc / str(pid)
     try:
         where = (main / "wchan").read_bytes()

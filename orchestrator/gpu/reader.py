@@ -1,7 +1,7 @@
 """The port between a vendor's driver and everything that watches GPUs.
 
-A reader owns one GPU. It is used by one thread at a time, may block for as long as its driver does (who calls it must
-survive that), and says what went wrong with one of two errors. Readers know nothing of jobs, files or networks.
+A reader owns one GPU. It is used by one thread at a time, may block as long as its driver does (the caller must
+tolerate that), and reports failures by one of two errors. Readers know nothing of jobs, files or networks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class GpuLostError(GpuReadError):
 
 
 class Detail(enum.Enum):
-    """How much a reading asks for; each level includes the one before.
+    """How much a reading includes; each level includes the previous one.
 
     `POWER` is what changes within milliseconds: power. `LOAD` adds what a driver renews a few times a second: utilization,
     memory in use, clocks, temperatures. `FULL` is all that the exporter publishes, counters whose driver call is
@@ -37,24 +37,24 @@ class Detail(enum.Enum):
 
 @dataclass(slots=True)
 class ReadTally:
-    """What a reader had to leave out, counted: it shows how far a recording can be trusted."""
+    """Counts of what a reader had to leave out: they show how reliable a recording is."""
 
     zero_power: int = 0
-    """Readings in which the power sensor said 0 W or less; some drivers do when asked too often."""
+    """Readings in which the power sensor reported 0 W or less; some drivers do when polled too often."""
     blank: int = 0
-    """Values that were a vendor's mark for "nothing here" or beyond what hardware can be."""
+    """Values that were a vendor's mark for "no value" or impossible for hardware."""
     failed: int = 0
-    """Single values that the driver refused this once."""
+    """Single values that the driver refused this time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ReaderOptions:
-    """What a caller may ask of a reader beyond its sample."""
+    """Options of a reader beyond its sample."""
 
     processes: bool = False
     """Read which processes use the GPU and how much of its memory."""
     xids: bool = False
-    """Watch for Xid events, where the vendor has them; costs a thread that sleeps in the driver."""
+    """Watch for Xid events, where the vendor has them; costs a thread that blocks in the driver."""
     tally: ReadTally = field(default_factory=ReadTally)
 
 
@@ -62,15 +62,15 @@ class GpuReader(Protocol):
     """Reads one GPU."""
 
     info: GpuInfo
-    """Identity, read once when the reader was made."""
+    """Identity, read once when the reader was created."""
     options: ReaderOptions
-    """What this reader was asked for; callers may change it between readings."""
+    """The reader's options; callers may change them between readings."""
 
     def read(self, detail: Detail = Detail.FULL) -> Sample:
-        """Ask the driver now. Raises `GpuLostError` or `GpuReadError`; single missing values are just absent."""
+        """Query the driver now. Raises `GpuLostError` or `GpuReadError`; single missing values are absent."""
 
     def reopen(self) -> None:
-        """Take hold of the GPU anew after it failed. Raises as `read` does."""
+        """Open the GPU again after it failed. Raises as `read` does."""
 
     def close(self) -> None:
-        """Let go of the driver. Never raises; a second call does nothing."""
+        """Release the driver. Never raises. Idempotent."""

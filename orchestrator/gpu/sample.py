@@ -1,4 +1,4 @@
-"""What a GPU is and what one reading of it holds, in one schema for every vendor.
+"""A GPU's identity and one reading of it, in one schema for every vendor.
 
 Base units throughout: ratios from 0 to 1, bytes, watts, joules, degrees Celsius, hertz, seconds, Unix time. A value that
 the GPU, its driver or its sensor does not give is `None` or missing from its tuple: never 0, never a sentinel. This
@@ -13,7 +13,7 @@ from typing import TypedDict
 
 
 class Vendor(enum.StrEnum):
-    """Who made the GPU; `simulated` runs on processor time and says so on every label."""
+    """The GPU's maker; `simulated` runs on processor time and says so on every label."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -22,7 +22,7 @@ class Vendor(enum.StrEnum):
 
 
 class Throttle(enum.StrEnum):
-    """Why clocks are held down: the vendors' many flags, folded into the words that all of them share."""
+    """Why clocks are reduced: the vendors' many flags, mapped to common terms."""
 
     POWER_CAP = "power_cap"
     THERMAL = "thermal"
@@ -37,7 +37,7 @@ class Throttle(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInfo:
-    """Identity of a GPU, constant for as long as its driver is loaded.
+    """Identity of a GPU, constant while its driver is loaded.
 
     `index` counts the GPUs of the host over all vendors; `ordinal` is the position of a physical GPU among its vendor's,
     which is what `CUDA_VISIBLE_DEVICES` and its like count. A MIG device names the GPU it is a part of in `parent_uuid`;

@@ -1,6 +1,6 @@
-"""The control socket: at most one daemon listens on it, and what a dead one left behind is replaced.
+"""The control socket: at most one daemon listens on it, and the socket of a dead one is replaced.
 
-Owns its file and the lock beside it. At no moment is it open to more people than it should be.
+Owns its file and the lock beside it. The file is never accessible to more users than intended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREDECESSOR_POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSocket:
-    """The bound control socket. ``lock`` is held as long as this process serves, and says which process that is."""
+    """The bound control socket. ``lock`` is held while this process serves, and names the process."""
 
     sock: socket.socket
     path: Path
@@ -36,12 +36,12 @@ class ControlSocket:
     inode: int
 
     def release(self) -> None:
-        """Remove the file, if it is still ours, and let the next daemon in."""
+        """Remove the file, if it is still ours, and release the lock for the next daemon."""
         self.withdraw()
         os.close(self.lock)
 
     def withdraw(self) -> None:
-        """Remove the file, if it is still ours. The lock stays until this process has ended, for those who wait for that."""
+        """Remove the file, if it is still ours. The lock stays until this process has ended, for processes that wait for that."""
         self.sock.close()
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_ino == self.inode:
@@ -84,7 +84,7 @@ def _private_directory(directory: Path, *, traversable: bool) -> None:
 
 
 def _take(lock: int, path: Path, seconds: float) -> None:
-    """Lock, or refuse; a daemon that has stopped answering and is on its way out is waited for."""
+    """Take the lock, or refuse; wait for a daemon that is stopping."""
     deadline = time.monotonic() + seconds
     while True:
         try:

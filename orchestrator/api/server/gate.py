@@ -1,9 +1,9 @@
-"""The gate in front of every listener: who asks, from where, with how much.
+"""The gate in front of every listener: checks the caller, its origin, and the size of its request.
 
-Pure ASGI, so that streams stay streams. A request passes when its Host and Origin are this daemon's own, its caller
-is known (the kernel's word on a Unix socket, a token on TCP), its protocol is ours, and its body is JSON within the
-bound. Only then is a route looked up: an endpoint cannot forget a check. It must not decide who may touch which job;
-that needs the job and lives in ``app``.
+Pure ASGI, so that streams stay streams. A request passes when its Host and Origin are this daemon's own, its caller is
+known (authenticated by peer credentials on a Unix socket, by a token on TCP), its protocol is ours, and its body is
+JSON within the limit. Only then is a route looked up: an endpoint cannot omit a check. It must not decide who may act
+on which job; that needs the job and is in ``app``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """The process at the other end of a Unix socket, as the kernel names it."""
+    """The process at the other end of a Unix socket, by its peer credentials."""
 
     pid: int
     uid: int
@@ -55,7 +55,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePolicy:
-    """What a listener asks for.
+    """The requirements of a listener.
 
     ``owner_uid`` owns the daemon. ``token`` is wanted from callers that are not on a Unix socket; with ``open_to_all``
     (reading on the loopback address) no token is needed. ``hosts`` are the names, without port, that Host may carry;
@@ -72,14 +72,14 @@ class GatePolicy:
 
 
 class Gate:
-    """ASGI middleware that lets through what ``policy`` allows; the caller is left in ``scope["state"]["caller"]``."""
+    """ASGI middleware that passes what ``policy`` allows; it stores the caller in ``scope["state"]["caller"]``."""
 
     def __init__(self, app: ASGIApp, policy: GatePolicy) -> None:
         self._app = app
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answers refusals itself."""
+        """Serve one request; answer refusals itself."""
         if scope["type"] not in {"http", "websocket"}:
             return
         started = finished = False
@@ -106,7 +106,7 @@ class Gate:
             if not started:
                 await send_problem(InternalError(FAILED), marked_send, scope["type"])
             elif not finished:
-                raise  # the server then cuts the connection: half an answer must not look whole
+                raise  # the server then cuts the connection: an incomplete answer must not look complete
 
     def _admit(self, scope: Scope) -> Caller | None:
         policy = self._policy
@@ -151,7 +151,7 @@ class Gate:
         return Caller(uid=policy.owner_uid, gid=-1, user=user_name(policy.owner_uid), is_owner=True, channel="tcp")
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
-        """The body read here, whole, within the bounds of size and time; then what follows it (a disconnect)."""
+        """Return a ``receive`` with the body, read here within the limits of size and time; then what follows it (a disconnect)."""
         if _method(scope) in _NO_BODY:
             return receive
         headers = Headers(scope)
@@ -171,7 +171,7 @@ class Gate:
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:
-    """The whole body. Raises RequestTooLargeError, DeadlineError for a client that went away."""
+    """Read the whole body. Raises RequestTooLargeError, DeadlineError for a client that disconnected."""
     body = bytearray()
     while True:
         message = await receive()
@@ -185,7 +185,7 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body``, then what follows it."""
+    """Return a ``receive`` that yields ``body``, then what follows it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -200,7 +200,7 @@ def _method(scope: Scope) -> str:
 
 
 class Headers:
-    """Read access to a scope's headers; one that is given twice counts as neither value."""
+    """Read access to a scope's headers; a repeated one has no value."""
 
     def __init__(self, scope: Scope) -> None:
         self._values: dict[str, list[str]] = {}
@@ -216,7 +216,7 @@ class Headers:
 
 
 def user_name(uid: int) -> str:
-    """The account's name, or the number where it has none."""
+    """Return the account's name, or its number without one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

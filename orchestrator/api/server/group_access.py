@@ -1,7 +1,7 @@
-"""Lets a group reach the control socket: the way to it can be passed through, and nothing beside it can be opened.
+"""Gives a group access to the control socket: its directories can be traversed, and nothing else in them can be opened.
 
-`$ORCH_HOME` and the directory of the socket are otherwise their owner's alone. Members get the right to pass through
-these two, not to list them; every other entry of both is closed to all but the owner first.
+`$ORCH_HOME` and the directory of the socket are otherwise private to their owner. Members may traverse these two, not
+list them; every other entry of both is first made private.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def group_id(group: str) -> int:
-    """The group's number. Raises BadRequestError for one that this machine does not have."""
+    """Return the group's number. Raises BadRequestError for one that this machine does not have."""
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError as error:
@@ -30,10 +30,10 @@ def group_id(group: str) -> int:
 
 
 def open_way(home: Path, socket: Path, group: str) -> None:
-    """Let members of ``group`` pass through ``home`` to ``socket``.
+    """Let members of ``group`` traverse ``home`` to ``socket``.
 
-    Raises RefusedError where they could not get there: the socket lies elsewhere, a directory above is closed to them,
-    or this user may not hand a directory to the group.
+    Raises RefusedError where they could not reach it: the socket lies elsewhere, a directory above is closed to them,
+    or this user may not give a directory to the group.
     """
     gid = group_id(group)
     if not socket.is_relative_to(home):

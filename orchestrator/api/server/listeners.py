@@ -1,6 +1,6 @@
 """Listeners: TCP sockets, and the uvicorn servers behind them and behind the control socket (`control_socket.py`).
 
-The daemon owns signals and decides when to stop; the servers here install no handlers and wake up for nothing but requests.
+The daemon owns signals and decides when to stop; the servers here install no handlers and wake up only for requests.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger("orch.api")
 
 HEAD_SECONDS = 10.0
-"""A connection is closed that has not sent a whole request head by then: from its begin, or from the head's first byte."""
+"""A connection is closed that has not sent a whole request head by then: from its start, or from the head's first byte."""
 
 LATE_BODY_SECONDS = BODY_SECONDS + 5.0
-"""The same for a body. The gate answers a body that is late; this is for bodies that no route reads."""
+"""The same for a body. The gate answers a late body; this is for bodies that no route reads."""
 
 MAX_CONNECTIONS = 4096
-"""What a listener serves at once at most, and never more than a quarter of the process's descriptors."""
+"""The maximum of a listener's connections, and never more than a quarter of the process's descriptors."""
 
 MAX_READERS = 128
 MANY_FILES = 65536
@@ -77,13 +77,13 @@ class OrchProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the timer, and make room for another connection."""
+        """Cancel the timer, and make room for another connection."""
         self._set_deadline(None)
         super().connection_lost(exc)
         self.release()
 
     def data_received(self, data: bytes) -> None:
-        """Have a deadline for as long as a request has begun and is not complete."""
+        """Set a deadline while a request has begun and is not complete."""
         super().data_received(data)
         self._watch()
 
@@ -93,14 +93,14 @@ class OrchProtocol(H11Protocol):
         self._watch()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to a protocol of sessions: it makes room, and no request is waited for any more."""
+        """Pass the connection to a protocol of sessions: it makes room, and no further request is expected."""
         self._set_deadline(None)
         self.ws_protocol_class = functools.partial(WebSocketSession, release=self.release)  # type: ignore[assignment]
         super().handle_websocket_upgrade(event)
 
     def _watch(self) -> None:
         if self.transport.get_protocol() is not self:
-            return  # handed over
+            return  # passed on
         state, receiving = self.conn.their_state, None
         if state is h11.SEND_BODY:
             receiving = _Receiving.BODY
@@ -178,13 +178,13 @@ class _Pauses:
 
 
 def connection_cap() -> int:
-    """How many connections a listener may have, by what descriptors this process has."""
+    """Return how many connections a listener may have, by the process's descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, soft // 4))
 
 
 def raise_file_limit() -> None:
-    """Have as many descriptors as the hard limit allows, MANY_FILES at most; a higher limit is left alone."""
+    """Raise the limit of descriptors to the hard limit, MANY_FILES at most; a higher limit is unchanged."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -192,7 +192,7 @@ def raise_file_limit() -> None:
 
 
 class ApiServer:
-    """Serves one application on sockets that are bound already, and closes them at the end.
+    """Serves one application on bound sockets, and closes them at the end.
 
     ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
     ``sessions``: WebSockets are served, too.
@@ -241,7 +241,7 @@ class ApiServer:
             self._task.result()
 
     async def stop(self) -> None:
-        """Stop accepting, let what is under way end (held requests end by ``closing``), close the sockets."""
+        """Stop accepting, let running requests end (held ones end by ``closing``), close the sockets."""
         if self._task is not None:
             self._server.stop.set()
             await self._task
@@ -273,13 +273,13 @@ def bind_tcp(host: str, port: int, *, option: str = "") -> socket.socket:
 
 
 def host_names(host: str) -> frozenset[str]:
-    """The names that the Host header of a request to a listener on ``host`` may carry."""
+    """Return the names that the Host header of a request to a listener on ``host`` may carry."""
     host = host.strip("[]").lower()
     return LOOPBACK_NAMES | {f"[{host}]" if ":" in host else host}
 
 
 def is_loopback(host: str) -> bool:
-    """Only this machine can reach a listener on ``host``."""
+    """Whether only this machine can reach a listener on ``host``."""
     import ipaddress
 
     if host == "localhost":
@@ -291,7 +291,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(sock: socket.socket) -> str:
-    """``host:port`` that a bound TCP socket listens on."""
+    """Return the ``host:port`` of a bound TCP socket."""
     name: Any = sock.getsockname()
     host = f"[{name[0]}]" if ":" in name[0] else name[0]
     return f"{host}:{name[1]}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 REF_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-"""No room for a slash or a leading dot: a reference never becomes a path."""
+"""No slash or leading dot: a reference never becomes a path."""
 
 Ref = Annotated[
     str, Path(pattern=REF_PATTERN, description="A job's id, a unique prefix of one, or a name (its newest)")
@@ -22,7 +22,7 @@ Ref = Annotated[
 
 
 async def own_job_view(service: JobService, ref: str, caller: Caller, verb: str) -> JobView:
-    """The job. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
+    """Return the job. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
     job = await service.job(await service.resolve(ref))
     if not caller.is_owner and job.uid != caller.uid:
         raise NotPermittedError(

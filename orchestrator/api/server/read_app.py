@@ -1,6 +1,6 @@
 """The reading listener: metrics, health and service discovery for Prometheus and probes. GET and HEAD, nothing else.
 
-It shares no route with the control application: what can be asked here changes nothing and names no secret.
+It shares no route with the control application: its requests change nothing and expose no secret.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class MetricsPage(NamedTuple):
 
 
 class ReadSource(Protocol):
-    """What the reading listener shows. Methods are called from the daemon's event loop."""
+    """The content of the reading listener. Methods are called from the daemon's event loop."""
 
     async def metrics(self, accept: str) -> MetricsPage:
-        """Every metric of the daemon, in the format that the scraper's Accept header prefers."""
+        """Return every metric of the daemon, in the format that the scraper's Accept header prefers."""
         ...
 
     async def targets(self) -> Sequence[TargetGroup]:
-        """The exporters to scrape, for Prometheus's HTTP service discovery."""
+        """Return the exporters to scrape, for Prometheus's HTTP service discovery."""
         ...
 
     async def not_ready(self) -> Sequence[str]:
-        """Why no job can be taken and placed now, asked of each part; nothing where one can."""
+        """Return why no job can be accepted and placed now, by a check of each part; nothing where one can."""
         ...
 
 
 def read_policy(host: str, token: str, owner_uid: int) -> GatePolicy:
     """The gate of a reading listener on ``host``. Raises BadRequestError for another address without a token.
 
-    With a token any Host is good: a page that was led astray by a forged name cannot know the token.
+    With a token any Host is accepted: a web page misled by a forged name does not know the token.
     """
     if not token and not is_loopback(host):
         raise BadRequestError(

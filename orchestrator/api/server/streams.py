@@ -1,4 +1,4 @@
-"""What takes long: held requests and streamed logs, which must end when the client or the daemon goes away."""
+"""Long requests: held ones and streamed logs, which must end when the client or the daemon disconnects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 async def until_closing(work: Coroutine[Any, Any, Result], closing: asyncio.Event, request: Request) -> Result:
-    """What ``work`` returns, unless the daemon stops or the client leaves first: then DaemonStoppingError."""
+    """Return the result of ``work``, unless the daemon stops or the client disconnects first: then DaemonStoppingError."""
     task = asyncio.ensure_future(work)
     others = [asyncio.ensure_future(closing.wait()), asyncio.ensure_future(_disconnect(request))]
     try:
@@ -49,7 +49,7 @@ async def log_stream(
     closing: asyncio.Event,
     heartbeat_seconds: float = STREAM_HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[bytes, None]:
-    """The lines as JSON lines; empty lines while there is nothing to say; a last line that says it is complete.
+    """Yield the lines as JSON lines; empty lines while there is nothing new; a last line that marks completeness.
 
     When the daemon stops, the stream ends without that last line, and the client asks again later.
     """

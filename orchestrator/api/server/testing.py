@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService and ReadSource document the methods
-"""An orch without jobs: the service port in memory, and a server for it on a real socket.
+"""A daemon without jobs for tests: the service port in memory, and a server for it on a real socket.
 
 For tests of the application, the client and the command line, also those of programs that use the client. The fake
 keeps the port's promises (idempotency, references, the change counter, followed logs); time, places and outcomes are
@@ -106,10 +106,10 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
         self._version = 1
         self._waiters: set[asyncio.Future[None]] = set()
 
-    # -- what a test does
+    # -- methods for tests
 
     def add(self, name: str = "digits", **fields: Any) -> JobView:
-        """A job out of nowhere, by default pending."""
+        """Add a job, by default pending."""
         new = job_id(name, 7919 * (len(self._jobs) + 1))
         self.now += 1.0
         values: dict[str, Any] = {
@@ -126,7 +126,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
         return self._jobs[new]
 
     def set(self, ref: str, **fields: Any) -> JobView:
-        """Change fields of a job, and tell those who wait."""
+        """Change fields of a job, and wake its waiters."""
         key = JobId(ref)
         if fields.get("state") in TERMINAL_STATES:
             fields.setdefault("ended_at", self.now)
@@ -135,7 +135,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
         return job
 
     def write(self, ref: str, *texts: str, rank: int = 0, attempt: int = 1, stream: str = "stdout") -> None:
-        """Lines of a job's log."""
+        """Add lines to a job's log."""
         for text in texts:
             self.now += 1.0
             line = LogLine(at=self.now, attempt=attempt, rank=rank, stream=stream, text=text)
@@ -143,7 +143,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
         self._wake()
 
     def save(self, ref: str, checkpoint: CheckpointView) -> None:
-        """A checkpoint of a job."""
+        """Add a checkpoint of a job."""
         self._checkpoints.setdefault(JobId(ref), []).insert(0, checkpoint)
 
     def _note(self, key: JobId, kind: str) -> None:
@@ -375,7 +375,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
 
 
 class ServedFake:
-    """A FakeService behind real listeners, on an event loop in a thread of its own."""
+    """A FakeService behind real listeners, on an event loop in its own thread."""
 
     def __init__(self, directory: Path, policy: GatePolicy, token: str, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
@@ -393,7 +393,7 @@ class ServedFake:
         self._control: ControlSocket | None = None
 
     def do(self, work: Callable[[FakeService], Any]) -> Any:
-        """Run ``work`` on the service, in its thread; returns what it returns."""
+        """Run ``work`` on the service, in its thread; return its result."""
 
         async def inside() -> Any:
             return work(self.service)
@@ -401,15 +401,15 @@ class ServedFake:
         return asyncio.run_coroutine_threadsafe(inside(), self._loop).result(timeout=300)
 
     def start(self) -> None:
-        """Listen; the jobs of an earlier life are still there."""
+        """Listen; the jobs of an earlier start still exist."""
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=300)
 
     def stop(self) -> None:
-        """Stop listening, as a daemon that stops in good order does."""
+        """Stop listening, like an orderly stopping daemon."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=300)
 
     def read_with_token(self, token: str) -> Endpoint:
-        """One more reading port, which wants this token."""
+        """Open another reading port, which requires this token."""
 
         async def open_port() -> Endpoint:
             sock = bind_tcp("127.0.0.1", 0)
@@ -451,7 +451,7 @@ class ServedFake:
 
     @contextmanager
     def running(self) -> Iterator[ServedFake]:
-        """Run the thread, and listen, for the duration of the block."""
+        """Run the thread, and listen, during the block."""
         self._thread.start()
         try:
             self.start()

@@ -1,6 +1,6 @@
-"""Downloads files of a job into a directory: goes on where it was cut off, and keeps nothing whose digest is not the daemon's.
+"""Downloads files of a job into a directory: resumes interrupted downloads, and keeps only files with the daemon's digest.
 
-Names come from the other side: none leads out of the directory, by its text or by a link in it.
+Names are untrusted: none can lead out of the directory, by its text or by a link in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRIES: Final = 2
 
 
 class Fetched(NamedTuple):
-    """A file that is here now; ``received`` bytes of it came over the wire, 0 for one that was here already."""
+    """A downloaded file; ``received`` is the number of transferred bytes, 0 for a file that already existed."""
 
     path: str
     size_bytes: int
@@ -33,26 +33,26 @@ class Fetched(NamedTuple):
 
 
 class FileSource(Protocol):
-    """The client's questions about a job's files."""
+    """The client's requests about a job's files."""
 
     def file_digest(self, ref: str, path: str) -> FileDigest:
-        """The size and SHA-256 of one of them."""
+        """Return the size and SHA-256 of one file."""
         ...
 
     def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
-        """The bytes of one of them, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError where they were cut."""
         ...
 
 
 class Downloader:
-    """Into ``target``; ``progress`` is told of each piece's size."""
+    """Downloads into ``target``; ``progress`` is called with each piece's size."""
 
     def __init__(self, client: FileSource, job_id: str, target: Path, progress: Callable[[int], None]) -> None:
         self._client, self._job_id, self._target = client, job_id, target
         self._progress = progress
 
     def fetch(self, file: FileView) -> Fetched:
-        """Have the file here, whole. Raises the daemon's errors, RefusedError for content that does not hold still."""
+        """Download the whole file. Raises the daemon's errors, RefusedError for content that keeps changing."""
         folder, name = _checked(file.path)
         try:
             parent = enter_below(self._target, folder, make=True)
@@ -90,7 +90,7 @@ class Downloader:
         )
 
     def _append(self, path: str, parent: int, part: str, *, afresh: bool) -> int:
-        """Write what is missing of the file to its part; returns how much came."""
+        """Append the missing bytes of the file to its part; return how many arrived."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_TRUNC if afresh else 0)
         received = 0
         with os.fdopen(os.open(part, flags, 0o600, dir_fd=parent), "wb") as out:
@@ -112,7 +112,7 @@ def _checked(path: str) -> tuple[str, str]:
 
 
 def _digest_of(parent: int, name: str) -> tuple[int, str] | None:
-    """Size and SHA-256 of a regular file; None for anything else."""
+    """Return size and SHA-256 of a regular file; None for anything else."""
     try:
         handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
     except OSError:

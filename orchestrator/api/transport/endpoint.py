@@ -1,8 +1,8 @@
-"""Where the daemon's control API is, found without what takes long to import.
+"""Finds the daemon's control API without slow imports.
 
 The rule is that of ``spec.settings``, which the daemon reads: the same environment leads to the same socket. It is
-written here a second time because the command line finds the socket on every start and cannot spend on dataclasses,
-pathlib and re what the whole command may take; a test draws environments and compares the two.
+repeated here because the command line finds the socket on every start and cannot afford dataclasses, pathlib and re; a
+test compares the two on random environments.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ MAX_SOCKET_BYTES = 100
 SHARED_DIRECTORY = "/tmp"  # noqa: S108 - only where nothing else is short enough; its owner is checked
 
 CONNECT_SECONDS = 30.0
-"""A listener that takes no connection for so long serves none."""
+"""A listener that accepts no connection for this long serves none."""
 
 SILENCE_SECONDS = 10.0
-"""After so long without a byte, however late the deadline, the daemon's process is looked at: one that is stopped ends
-the wait."""
+"""After this long without a byte, even before the deadline, the daemon's process is checked: a stopped one ends the wait."""
 
 
 class Endpoint(NamedTuple):
-    """A Unix socket (``socket_path``), or a TCP address with the daemon's token; and how long its silence is borne."""
+    """A Unix socket (``socket_path``), or a TCP address with the daemon's token; and how long its silence is tolerated."""
 
     socket_path: str = ""
     host: str = ""
@@ -39,12 +38,12 @@ class Endpoint(NamedTuple):
 
     @property
     def label(self) -> str:
-        """For messages: the socket's path or the URL."""
+        """Return the socket's path or the URL, for messages."""
         return self.socket_path or f"http://{self.host}:{self.port}"
 
 
 def orch_home(environ: Mapping[str, str]) -> str:
-    """Where all state lives: ``$ORCH_HOME``, else ``~/.orch``. Raises BadRequestError for a relative path."""
+    """Return the directory of all state: ``$ORCH_HOME``, else ``~/.orch``. Raises BadRequestError for a relative path."""
     text = environ.get("ORCH_HOME", "")
     if not text:
         return f"{_user_home(environ).rstrip('/')}/.orch"
@@ -64,10 +63,10 @@ def _user_home(environ: Mapping[str, str]) -> str:
 
 
 def control_socket(environ: Mapping[str, str], uid: int, *, shared: str = SHARED_DIRECTORY) -> str:
-    """The control socket of the daemon of ``$ORCH_HOME``.
+    """Return the control socket of the daemon of ``$ORCH_HOME``.
 
-    It lies in there unless that path is too long for a socket; then under ``$XDG_RUNTIME_DIR`` or, without one, in a
-    directory of the user under ``shared``, by a digest of the home.
+    It is in that directory unless its path is too long for a socket; then under ``$XDG_RUNTIME_DIR`` or, without one,
+    in a directory of the user under ``shared``, by a digest of the home.
     """
     home = orch_home(environ)
     usual = f"{home.rstrip('/')}/run/orch.sock"
@@ -87,7 +86,7 @@ def _fits(path: str) -> bool:
 
 
 def _refuse_a_trap(path: str) -> None:
-    """Every user may make a directory in /tmp, and a false daemon in it would be sent secrets."""
+    """Refuse another user's directory: every user can create one in /tmp, and a false daemon in it would receive secrets."""
     directory, _, _ = path.rpartition("/")
     try:
         status = os.lstat(directory)
@@ -101,7 +100,7 @@ def _refuse_a_trap(path: str) -> None:
 
 
 def may_serve(socket_path: str, uid: int) -> bool:
-    """Whether a daemon of user ``uid`` behind that socket may be sent requests, which can hold secrets.
+    """Whether a daemon of user ``uid`` behind that socket may receive requests, which can hold secrets.
 
     This user's own, root's, or that of the user whose directory the socket is in, where no other user could have made
     that directory (a daemon that serves a group).
@@ -122,10 +121,10 @@ def may_serve(socket_path: str, uid: int) -> bool:
 
 
 def endpoint_from(environ: Mapping[str, str], *, shared: str = SHARED_DIRECTORY) -> Endpoint:
-    """The daemon that ``environ`` points at: ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``, else the socket of ``$ORCH_HOME``.
+    """Return the daemon that ``environ`` names: ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``, else the socket of ``$ORCH_HOME``.
 
     Raises BadRequestError for an address that is not ``http://host:port``, or a relative home; NotPermittedError for a
-    socket in a directory of someone else.
+    socket in another user's directory.
     """
     address = environ.get("ORCH_ADDRESS", "")
     if not address:

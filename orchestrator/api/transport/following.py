@@ -1,7 +1,7 @@
-"""Waiting for a daemon that may go away and come back: watch, wait, and logs that are followed.
+"""Waits for a daemon that may restart: watch, wait, and followed logs.
 
-All of it is long polls and streams; nothing is asked while nothing happens. What is lost is asked for again until a
-``Patience`` runs out, and nothing is given twice.
+Everything uses long polls and streams; there are no requests while nothing happens. A lost request is repeated until a
+``Patience`` runs out, and nothing is returned twice.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Absence = (DaemonUnreachableError, DeadlineError)
 
 
 class Clock(Protocol):
-    """What pauses are measured and made by."""
+    """Measures and makes pauses."""
 
     def now(self) -> float:
-        """Seconds, from any beginning."""
+        """Return seconds, from any origin."""
         ...
 
     def pause(self, seconds: float) -> None:
@@ -49,7 +49,7 @@ class _Monotonic:
 
 
 class Daemon(Protocol):
-    """What is asked of a daemon here; ``Client`` answers it."""
+    """The requests to a daemon; ``Client`` implements them."""
 
     def job(self, ref: str) -> JobView:
         """One job."""
@@ -67,7 +67,7 @@ class Daemon(Protocol):
 
 
 class Patience:
-    """How long an absent daemon is waited for. ``notice`` hears once of each absence."""
+    """How long to wait for an absent daemon. ``notice`` is called once per absence."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Patience:
         self._pause = FIRST_PAUSE_SECONDS
 
     def present(self) -> None:
-        """The daemon answered: the next absence is a new one."""
+        """Record an answer of the daemon: the next absence is a new one."""
         self._until = None
         self._pause = FIRST_PAUSE_SECONDS
 
     def absent(self, error: DaemonUnreachableError | DeadlineError) -> None:
-        """The daemon is away: return after a pause, or raise ``error`` when the patience is spent."""
+        """Record the daemon's absence: return after a pause, or raise ``error`` when the patience is exhausted."""
         now = self.clock.now()
         if self._until is None:
             self._until = now + self._reconnect_seconds
@@ -108,9 +108,9 @@ def watch(
     deadline: float | None = None,
     rest_seconds: float = 0.0,
 ) -> Iterator[Seen]:
-    """What ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
+    """Yield what ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
 
-    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can look at the clock.
+    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can check the clock.
     Changes within ``rest_seconds`` after a reading are read together.
     """
     patience = patience or Patience()
@@ -125,7 +125,7 @@ def watch(
             version = client.wait_change(version, job_ids=job_ids, timeout_seconds=held)
             value = read()
         except Absence as error:
-            version = None  # whatever changed meanwhile: the next answer comes at once
+            version = None  # the next answer arrives at once, for changes meanwhile
             patience.absent(error)
             continue
         patience.present()
@@ -136,7 +136,7 @@ def watch(
 def wait(
     client: Daemon, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None
 ) -> JobView:
-    """The job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
+    """Return the job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     patience = patience or Patience()
     first = present(lambda: client.job(ref), patience)
@@ -157,7 +157,7 @@ def wait(
 
 
 def present(ask: Callable[[], Seen], patience: Patience) -> Seen:
-    """What ``ask`` returns, once the daemon is there."""
+    """Return the result of ``ask``, once the daemon answers."""
     while True:
         try:
             value = ask()
@@ -178,9 +178,9 @@ def follow_logs(
     since: float | None = None,
     patience: Patience | None = None,
 ) -> Iterator[LogLine]:
-    """Lines of the job's log until the job has ended; each line once, also when the daemon restarts in between."""
+    """Yield lines of the job's log until the job has ended; each line once, also when the daemon restarts in between."""
     patience = patience or Patience()
-    job_id = present(lambda: client.job(ref), patience).id  # a name must not come to mean a newer job after a reconnect
+    job_id = present(lambda: client.job(ref), patience).id  # after a reconnect a name must not mean a newer job
     given = _Given()
     while True:
         try:
@@ -196,14 +196,14 @@ def follow_logs(
 
 
 class _Given:
-    """Which lines were given: per attempt, rank and stream the newest time, and how many lines carried it."""
+    """Records the yielded lines: per attempt, rank and stream the newest time, and how many lines had it."""
 
     def __init__(self) -> None:
         self._newest: dict[LogKey, tuple[float, int]] = {}
         self._repeats: dict[LogKey, int] = {}
 
     def is_new(self, line: LogLine) -> bool:
-        """Take note of ``line``; False for one that was given before the last reconnect."""
+        """Record ``line``; False for one that was yielded before the last reconnect."""
         key = (line.attempt, line.rank, line.stream)
         at, count = self._newest.get(key, (float("-inf"), 0))
         if line.at < at:
@@ -215,7 +215,7 @@ class _Given:
         return True
 
     def resume(self, since: float | None, tail: int | None) -> tuple[float | None, int | None]:
-        """What to ask for after a cut: everything since the newest line of the rank that is furthest behind."""
+        """Return the query after an interruption: everything since the newest line of the rank that is furthest behind."""
         self._repeats = {key: count for key, (_, count) in self._newest.items()}
         if not self._newest:
             return since, tail

@@ -1,6 +1,6 @@
-"""The process at the other end of a Unix socket: which one it is, and whether the kernel lets it run.
+"""Identifies the process at the other end of a Unix socket, and whether it is stopped.
 
-For the command line, which asks this only when no answer has come: standard library only.
+For the command line, only when there is no answer: standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _CGROUPS = "/sys/fs/cgroup"
 
 
 def credentials(sock: socket.socket) -> tuple[int, int, int] | None:
-    """Process id, user and group of the other end, as the kernel noted them; None for another kind of socket.
+    """Return process id, user and group of the other end, from its peer credentials; None for another kind of socket.
 
     The process id is 0 where the process belongs to a PID namespace that cannot be seen from here.
     """
@@ -26,7 +26,7 @@ def credentials(sock: socket.socket) -> tuple[int, int, int] | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process exists and is kept from running: by SIGSTOP, by a debugger, or by its cgroup's freezer."""
+    """Whether the process exists and is stopped: by SIGSTOP, by a debugger, or by its cgroup's freezer."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read(4096).rpartition(b")")[2].split()[0]

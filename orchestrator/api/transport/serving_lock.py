@@ -1,6 +1,6 @@
 """The lock beside the control socket: a daemon holds it from before it listens until its process has ended.
 
-For the command line, which looks at it only where no daemon listens: standard library only.
+For the command line, only where no daemon listens: standard library only.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _SIGNATURE_BYTES = 32
 
 
 def lock_path(socket_path: str) -> str:
-    """The lock's file. It stays: removing it would let two processes hold two files of the same name."""
+    """Return the lock's file. It stays: removing it would let two processes hold two files of the same name."""
     return f"{socket_path}.lock"
 
 
 def sign(lock: int) -> None:
-    """Note the own process id in the lock's file; in place and padded, for a full disk."""
+    """Write the own process id to the lock's file; in place and padded, for a full disk."""
     with contextlib.suppress(OSError):  # only messages name it
         os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(_SIGNATURE_BYTES), 0)
 
 
 def holder(socket_path: str) -> int | None:
-    """The process that holds the lock: its id, or 0 where that is not known. None where no process holds it.
+    """Return the process that holds the lock: its id, or 0 if unknown. None where no process holds it.
 
     None as well for a lock that this user may not open.
     """

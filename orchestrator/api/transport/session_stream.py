@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.endpoint import Endpoint
 
 MAX_WAITING_BYTES = 64 * 1024
-"""A caller reads no more input while this much waits to be sent: a command that reads nothing must not keep its output from being shown."""
+"""A caller reads no more input while this much waits to be sent: the output of a command that reads nothing must still be shown."""
 
 SILENCE_SECONDS = 6 * SESSION_READ_SECONDS
 STDOUT, STDERR = 1, 2
 
 
 class Output(NamedTuple):
-    """What the session has put out; ``stream`` is STDOUT or STDERR."""
+    """Output of the session; ``stream`` is STDOUT or STDERR."""
 
     stream: int
     data: bytes
 
 
 class End(NamedTuple):
-    """The session is over: why, and how its command ended."""
+    """The end of the session: the reason, and how its command ended."""
 
     reason: str
     exit_code: int | None
@@ -56,17 +56,17 @@ class SessionStream:
         self._heard_at = time.monotonic()
 
     def fileno(self) -> int:
-        """The connection's descriptor, for pollers."""
+        """Return the connection's descriptor, for pollers."""
         return self._socket.fileno()
 
     @property
     def ready(self) -> bool:
-        """Whether ``receive`` has something to tell without another byte."""
+        """Whether ``receive`` has a result without another byte."""
         return self._held is not None or self._socket.ready
 
     @property
     def waiting(self) -> int:
-        """How many bytes the daemon has not taken yet; ``flush`` sends them."""
+        """Return how many bytes the daemon has not taken yet; ``flush`` sends them."""
         return self._socket.waiting
 
     def flush(self) -> None:
@@ -74,23 +74,23 @@ class SessionStream:
         self._socket.flush()
 
     def write(self, data: bytes) -> None:
-        """Input for the session."""
+        """Send input to the session."""
         self._socket.send(data)
 
     def end_input(self) -> None:
-        """No more input follows."""
+        """End the input."""
         self._socket.send(json.dumps({"end_input": True}))
 
     def resize(self, rows: int, columns: int) -> None:
-        """The size of this side's terminal."""
+        """Send the size of this side's terminal."""
         self._socket.send(json.dumps({"resize": [rows, columns]}))
 
     def signal(self, number: int) -> None:
-        """A signal for the session's command."""
+        """Send a signal to the session's command."""
         self._socket.send(json.dumps({"signal": int(number)}))
 
     def receive(self) -> list[Output | End]:
-        """What has come; nothing follows an End. Raises the daemon's error, and ConnectionLostError after a silence."""
+        """Return what has arrived; nothing follows an End. Raises the daemon's error, and ConnectionLostError after a silence."""
         if self._held is not None:
             raise self._held
         found: list[Output | End] = []
@@ -113,7 +113,7 @@ class SessionStream:
         return found
 
     def close(self) -> None:
-        """Leave: the session ends."""
+        """Disconnect: the session ends."""
         self._socket.close()
 
     def _mind_silence(self) -> None:
@@ -121,7 +121,7 @@ class SessionStream:
             raise ConnectionLostError(f"the daemon at {self._socket.label} has said nothing for {SILENCE_SECONDS:.0f}s")
 
     def _answer(self) -> dict[str, Any]:
-        """What the daemon says of the request."""
+        """Read the daemon's answer to the request."""
         while True:
             for message in self._socket.messages() or ():
                 said = self._parsed(message)

@@ -1,7 +1,7 @@
-"""The client's half of a submission: one idempotency key, sent again until an answer is known.
+"""The client's half of a submission: one idempotency key, sent again until there is an answer.
 
-Works on plain dictionaries: ``orch submit`` runs through here and nothing heavier. The YAML text is not looked into;
-the daemon says which secrets it needs, and only those leave the submitter's environment.
+Works on plain dictionaries: ``orch submit`` uses this and nothing slower. The YAML text is not parsed; the daemon names
+the secrets that it needs, and only those leave the submitter's environment.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 
 def new_key() -> str:
-    """A fresh idempotency key: 128 random bits."""
+    """Return a new idempotency key: 128 random bits."""
     return os.urandom(16).hex()
 
 
 def find_python(path: str) -> str | None:
-    """What ``python`` means on this PATH: the absolute file, symbolic links kept (a venv's python is one)."""
+    """Return what ``python`` means on this PATH: the absolute file, symbolic links kept (a venv's python is one)."""
     for name in ("python", "python3"):
         for directory in path.split(os.pathsep):
             candidate = f"{directory}/{name}"
@@ -50,7 +50,7 @@ def find_python(path: str) -> str | None:
 
 
 def read_job_file(path: str, stdin: Any = None) -> str:
-    """The text of a job.yaml; ``-`` is standard input. Raises BadRequestError: unreadable, too large, not UTF-8."""
+    """Return the text of a job.yaml; ``-`` is standard input. Raises BadRequestError: unreadable, too large, not UTF-8."""
     try:
         if path == "-" and stdin is not None:
             data = stdin.read(MAX_YAML_BYTES + 1)
@@ -86,7 +86,7 @@ def request_body(
     after: Sequence[str] = (),
     key: str = "",
 ) -> dict[str, Any]:
-    """The JSON body of a submission or a plan: the text, and where it was typed."""
+    """Return the JSON body of a submission or a plan: the text, and where it was typed."""
     path = environ.get("PATH", os.defpath)
     return {
         "yaml": text,

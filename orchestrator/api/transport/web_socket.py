@@ -1,6 +1,6 @@
 """The client's half of a WebSocket over the control socket or TCP: whole messages, and nothing that blocks once it is open.
 
-What is sent waits in memory until the daemon takes it; the caller looks at ``waiting`` before it reads more input.
+Data to send waits in memory until the daemon takes it; the caller checks ``waiting`` before it reads more input.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class WebSocket:
             raise
 
     def fileno(self) -> int:
-        """The connection's descriptor, for pollers."""
+        """Return the connection's descriptor, for pollers."""
         return self._socket.fileno()
 
     @property
     def ready(self) -> bool:
-        """Whether ``messages`` has something to tell without another byte."""
+        """Whether ``messages`` has a result without another byte."""
         return bool(self._events)
 
     @property
     def waiting(self) -> int:
-        """How many bytes the daemon has not taken yet."""
+        """Return how many bytes the daemon has not taken yet."""
         return len(self._unsent)
 
     def send(self, message: str | bytes) -> None:
@@ -90,10 +90,10 @@ class WebSocket:
         except OSError as error:
             if self._deadline is None:
                 raise ConnectionLostError(f"the daemon at {self.label} broke the connection: {error}") from error
-            self._unsent.clear()  # what it said before it went is read next
+            self._unsent.clear()  # its last messages are read next
 
     def messages(self) -> Iterator[str | bytes] | None:
-        """Whole messages that have come; None when nothing has. Waits only before ``never_block``."""
+        """Return whole messages that have arrived; None without any. Waits only before ``never_block``."""
         if not self._events:
             data = self._receive()
             if data is None:
@@ -102,16 +102,16 @@ class WebSocket:
         return self._whole()
 
     def never_block(self) -> None:
-        """From now on ``messages`` does not wait."""
+        """Make ``messages`` non-blocking from now on."""
         self._deadline = None
         self._socket.setblocking(False)
 
     def close(self) -> None:
-        """Leave."""
+        """Disconnect."""
         self._socket.close()
 
     def not_orch(self) -> NoReturn:
-        """Raise what is wrong with a peer that answers something else."""
+        """Raise for a peer that is not an orch daemon."""
         raise ProtocolMismatchError(f"what listens at {self.label} does not speak orch's protocol")
 
     def _whole(self) -> Iterator[str | bytes]:
@@ -158,7 +158,7 @@ class WebSocket:
             self.not_orch()
 
     def _queue(self, event: Event) -> None:
-        with suppress(LocalProtocolError):  # the daemon has closed already; what it said last is read next
+        with suppress(LocalProtocolError):  # the daemon has already closed; its last messages are read next
             self._unsent += self._ws.send(event)
 
     def _shake_hands(self, path: str) -> None:

@@ -1,8 +1,8 @@
 """The client's half of HTTP/1.1, over a Unix socket or TCP, with a deadline on every call.
 
-Why not http.client: importing it takes 25 ms (it loads ssl and the e-mail parser), a tenth of the time that a whole
-``orch submit`` may take. What is here speaks to one server, our own: one request on one connection, bodies with a
-length or in chunks. It must not grow redirects, proxies or TLS; a program that needs those has httpx.
+Why not http.client: importing it takes 25 ms (it loads ssl and the e-mail parser), a tenth of the time budget of ``orch
+submit``. This code talks to one server, our own: one request on one connection, bodies with a length or in chunks. It
+must not grow redirects, proxies or TLS; a program that needs those has httpx.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BUSY_RETRY_SECONDS = 0.02
 
 
 class ConnectionLostError(DaemonUnreachableError):
-    """The daemon went away after the request was sent; it may or may not have acted on it. Ask again with the same key."""
+    """The daemon disconnected after the request was sent; it may or may not have acted on it. Repeat with the same key."""
 
     code = "connection_lost"
 
@@ -108,7 +108,7 @@ class _Stream:
         return int(code), headers
 
     def chunks(self, headers: dict[str, str]) -> Iterator[bytes]:
-        """The body as it arrives. Ends only at the body's proper end; a cut connection raises."""
+        """Yield the body as it arrives. Ends only at the body's proper end; a cut connection raises."""
         if headers.get("transfer-encoding", "").lower() != "chunked":
             yield self.exactly(_length(headers.get("content-length", "0"), 10, self._label))
             return
@@ -139,7 +139,7 @@ def _length(text: str, base: int, label: str) -> int:
 
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    """A connected socket; ``deadline`` is monotonic time. Raises DaemonUnreachableError, NotPermittedError."""
+    """Return a connected socket; ``deadline`` is monotonic time. Raises DaemonUnreachableError, NotPermittedError."""
     deadline = min(deadline, time.monotonic() + endpoint.connect_seconds)
     left = max(0.001, deadline - time.monotonic())
     try:
@@ -180,7 +180,7 @@ def _connect_unix(sock: socket.socket, path: str, deadline: float) -> None:
         sock.settimeout(max(0.001, left))
         try:
             return sock.connect(path)
-        except BlockingIOError:  # the listener's queue is full: Linux says so at once instead of waiting
+        except BlockingIOError:  # the listener's queue is full: Linux reports that at once instead of waiting
             if left <= BUSY_RETRY_SECONDS:
                 raise
             time.sleep(BUSY_RETRY_SECONDS)
@@ -202,7 +202,7 @@ def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> 
 
 
 def host_header(endpoint: Endpoint) -> str:
-    """What the Host header says of an address over TCP."""
+    """Return the Host header of an address over TCP."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     return f"{host}:{endpoint.port}"
 
@@ -242,10 +242,10 @@ def check_protocol(headers: dict[str, str], endpoint: Endpoint) -> None:
 def exchange(
     endpoint: Endpoint, method: str, path: str, *, body: bytes | None = None, deadline_seconds: float = 10.0
 ) -> Reply:
-    """One request and its whole answer within ``deadline_seconds``.
+    """Send one request and return its whole answer within ``deadline_seconds``.
 
     Raises DaemonUnreachableError where nothing was sent, ConnectionLostError where the answer was lost, DeadlineError,
-    ProtocolMismatchError. The status is not judged here.
+    ProtocolMismatchError. The status is not checked here.
     """
     sock, stream, status, headers = _open(endpoint, method, path, body, time.monotonic() + deadline_seconds)
     with sock:
@@ -262,7 +262,7 @@ def call(endpoint: Endpoint, method: str, path: str, *, body: object = None, dea
 
 
 def fetch(endpoint: Endpoint, method: str, path: str, *, body: object = None, deadline_seconds: float = 10.0) -> bytes:
-    """Like ``call``, with an answer that is no JSON."""
+    """Like ``call``, for an answer that is not JSON."""
     data = None if body is None else _encoded(body)
     reply = exchange(endpoint, method, path, body=data, deadline_seconds=deadline_seconds)
     if reply.status >= 400:

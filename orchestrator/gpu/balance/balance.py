@@ -1,4 +1,4 @@
-"""Whether the GPUs of a job pull their weight: how widely their load is spread, in numbers that PromQL agrees with.
+"""Measures how evenly the load of a job's GPUs is spread, in numbers that PromQL reproduces.
 
 The measure is the coefficient of variation: population standard deviation over mean, across the job's GPUs, of each
 GPU's average over a window. It has no value for a single GPU, nor while the job idles (mean utilization of 5 % or less),
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS: Final = 60.0
 SETTLED_SECONDS: Final = 10.0
-"""A job that has run for less than this has no balance: its ranks do not all begin at once."""
+"""A job that has run for less than this has no balance: its ranks do not all start at once."""
 IDLE_UTILIZATION: Final = 0.05
 
 
 class Quantity(enum.StrEnum):
-    """What is compared across GPUs."""
+    """A quantity that is compared across GPUs."""
 
     UTILIZATION = "utilization"
     MEMORY = "memory"
@@ -38,7 +38,7 @@ class Quantity(enum.StrEnum):
 
 
 class Band(enum.StrEnum):
-    """How good a spread is."""
+    """A rating of a spread."""
 
     EXCELLENT = "excellent"
     GOOD = "good"
@@ -58,7 +58,7 @@ ADVICE: Final = {
 
 
 def band(cv: float) -> Band:
-    """The band of a coefficient of variation (ratio)."""
+    """Return the band of a coefficient of variation (ratio)."""
     return next((name for below, name in BANDS if cv < below), Band.POOR)
 
 
@@ -66,7 +66,7 @@ def band(cv: float) -> Band:
 class GpuLoad:
     """A GPU's averages over the window: ratio, bytes, watts. None where no sample had the value.
 
-    `work` is the share of time in which a simulated GPU's ranks worked rather than waited; real GPUs do not tell.
+    `work` is the share of time in which a simulated GPU's ranks worked rather than waited; real GPUs do not report it.
     """
 
     utilization: float | None
@@ -75,7 +75,7 @@ class GpuLoad:
     work: float | None = None
 
     def of(self, quantity: Quantity) -> float | None:
-        """The average of one quantity."""
+        """Return the average of one quantity."""
         match quantity:
             case Quantity.UTILIZATION:
                 return self.utilization
@@ -87,9 +87,9 @@ class GpuLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """What a GPU did at one moment: Unix time by its node's clock, and how many seconds ago that was when it was told.
+    """A GPU's load at one moment: Unix time by its node's clock, and the age in seconds when it was reported.
 
-    The age is what another machine goes by: clocks of nodes differ.
+    Other machines use the age, because the clocks of nodes differ.
     """
 
     timestamp: float
@@ -98,7 +98,7 @@ class LoadPoint:
 
 
 def load_of(sample: Sample, *, simulated: bool = False) -> GpuLoad:
-    """What a balance takes from a sample of a GPU, which may be `simulated`."""
+    """Return what a balance takes from a sample of a GPU, which may be `simulated`."""
     memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
     work = sample.memory_activity if simulated else None
     return GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts, work=work)
@@ -115,31 +115,31 @@ class Spread:
 
     @property
     def band(self) -> Band:
-        """How good that is."""
+        """Return the spread's band."""
         return band(self.cv)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """A job's balance: the spreads that have a value, how many GPUs it holds, and which of them say nothing."""
+    """A job's balance: the spreads that have a value, how many GPUs it holds, and which of them do not report."""
 
     gpus: int
     silent: tuple[str, ...]
     spreads: tuple[Spread, ...]
 
     def spread(self, quantity: Quantity) -> Spread | None:
-        """The spread of one quantity; None for an idle job or a single GPU."""
+        """Return the spread of one quantity; None for an idle job or a single GPU."""
         return next((spread for spread in self.spreads if spread.quantity is quantity), None)
 
     @property
     def worst(self) -> Spread | None:
-        """The wider of utilization's and power's spread, the two that tell whether ranks wait for each other."""
+        """Return the wider of utilization's and power's spread, which show whether ranks wait for each other."""
         told = (self.spread(Quantity.UTILIZATION), self.spread(Quantity.POWER))
         return max((spread for spread in told if spread is not None), key=lambda spread: spread.cv, default=None)
 
 
 def balance(loads: Mapping[str, GpuLoad | None]) -> Balance:
-    """A job's balance from its GPUs' loads by UUID; None for a GPU without a sample in the window."""
+    """Return a job's balance from its GPUs' loads by UUID; None for a GPU without a sample in the window."""
     present = [load for load in loads.values() if load is not None]
     busy = _values(present, Quantity.UTILIZATION)
     working = bool(busy) and statistics.fmean(busy) > IDLE_UTILIZATION
@@ -171,7 +171,7 @@ def _spread(quantity: Quantity, values: Sequence[float]) -> Spread | None:
 
 
 class LoadWindow:
-    """Each GPU's newest samples, averaged over a sliding window as PromQL's `avg_over_time` does."""
+    """Averages each GPU's newest samples over a sliding window, as PromQL's `avg_over_time` does."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS) -> None:
         """Average over the last `seconds`."""
@@ -179,19 +179,19 @@ class LoadWindow:
         self._rows: dict[str, deque[tuple[float, GpuLoad]]] = {}
 
     def add(self, sample: Sample) -> None:
-        """Take a sample in; samples of a GPU come in the order of their monotonic time."""
+        """Add a sample; samples of a GPU come in the order of their monotonic time."""
         self.add_load(sample.gpu_uuid, sample.monotonic, load_of(sample))
 
     def add_load(self, gpu_uuid: str, at: float, load: GpuLoad) -> None:
-        """Take in what a GPU did at monotonic time `at`, for those who have no sample at hand."""
+        """Add a GPU's load at monotonic time `at`, for callers without a sample."""
         rows = self._rows.setdefault(gpu_uuid, deque())
         rows.append((at, load))
         self._expire(rows, at)
 
     def add_points(self, gpu_uuid: str, points: Iterable[LoadPoint], now: float) -> None:
-        """Take in what another machine tells at monotonic time `now` of a GPU's last seconds, oldest first.
+        """Add another machine's report, received at monotonic time `now`, of a GPU's last seconds, oldest first.
 
-        What took long to come seems younger than it is; it is never put before what is known already.
+        A late report seems younger than it is; it is never placed before what is already known.
         """
         for point in points:
             rows = self._rows.get(gpu_uuid)
@@ -203,7 +203,7 @@ class LoadWindow:
             rows.popleft()
 
     def load(self, gpu_uuid: str, now: float, since: float = -math.inf) -> GpuLoad | None:
-        """The GPU's averages at monotonic time `now` over what came after `since`; None when it has been silent."""
+        """Return the GPU's averages at monotonic time `now` over samples after `since`; None without any."""
         rows = self._rows.get(gpu_uuid)
         if rows is None:
             return None
@@ -222,7 +222,7 @@ class LoadWindow:
         )
 
     def balance(self, gpu_uuids: Iterable[str], now: float, since: float = -math.inf) -> Balance:
-        """The balance of a job that holds these GPUs and began to run at monotonic time `since`."""
+        """Return the balance of a job that holds these GPUs and began to run at monotonic time `since`."""
         return balance({uuid: self.load(uuid, now, since) for uuid in gpu_uuids})
 
 

@@ -1,7 +1,7 @@
-"""GPUs and balances as JSON: the shape that the API carries and that `orch gpus --json` prints.
+"""GPUs and balances as JSON: the form of the API and of `orch gpus --json`.
 
-A row holds one GPU of one node: who it is, how it is, its newest values in base units, and which ranks run on it. Values
-that the GPU does not give are null. Rows travel between nodes and releases: reading one ignores what it does not know.
+A row holds one GPU of one node: its identity, its condition, its newest values in base units, and the ranks on it.
+Missing values are null. Rows travel between nodes and releases: a reader ignores unknown keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOwner:
-    """A rank that runs on a GPU."""
+    """A rank on a GPU."""
 
     job: str
     rank: int
@@ -31,7 +31,7 @@ class GpuOwner:
 class GpuRow:
     """One GPU of one node. `health` is one of `Health`; `sampled_at` is Unix time, None without a fresh sample.
 
-    `condition` is ok, failing, quarantined or lost, `causes` are the facts that make it so, and `problem` says the gravest.
+    `condition` is ok, failing, quarantined or lost, `causes` are its facts, and `problem` is the most severe one in words.
     PCIe and NVLink are counters, NVLink's the sum over its links.
     `job` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
     """
@@ -73,12 +73,12 @@ class GpuRow:
     processes: tuple[dict[str, int | None], ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready values, nulls included, so that every row has the same keys."""
+        """Return JSON-ready values, nulls included, so that every row has the same keys."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """A row from `to_json`'s form. Raises KeyError or TypeError for something else."""
+        """Parse `to_json`'s form. Raises KeyError or TypeError for anything else."""
         known = {item.name for item in fields(cls)}
         values = {key: value for key, value in document.items() if key in known}
         holders = tuple(GpuOwner(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
@@ -95,7 +95,7 @@ def gpu_row(
     problem: str | None = None,
     holders: Sequence[GpuOwner] = (),
 ) -> GpuRow:
-    """The row of a GPU; `sample` is None for one that does not answer."""
+    """Return the row of a GPU; `sample` is None for one that does not answer."""
     values = sample or Sample(gpu_uuid=info.uuid, timestamp=0.0, monotonic=0.0)
     clocks = dict(values.clocks)
     return GpuRow(

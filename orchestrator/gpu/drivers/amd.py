@@ -1,8 +1,8 @@
-"""AMD GPUs through amdgpu's files in /sys: no library, no ROCm installation.
+"""Reads AMD GPUs through amdgpu's files in /sys: no library, no ROCm installation.
 
-Stepped around here: `pcie_bw` sleeps a second in the kernel, so PCIe traffic is not read; a GPU that is powered down
-(runtime suspend) is left asleep, for reading its sensors would wake it; power is the instantaneous sensor where the card
-has one, else its average.
+Known problems avoided here: `pcie_bw` sleeps a second in the kernel, so PCIe traffic is not read; a GPU that is powered
+down (runtime suspend) is not read, because that would wake it; power is the instantaneous sensor where the card has
+one, else its average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CURRENT_STATE: Final = re.compile(r"^\d+:\s*(\d+)\s*Mhz\s*\*", re.MULTILINE | r
 
 
 def open_amd(root: Path, node: str) -> list[AmdReader]:
-    """A reader for every AMD GPU under the /sys at `root`; empty where there is none."""
+    """Return a reader for every AMD GPU under the /sys at `root`; empty where there is none."""
     version = sysfs.driver_version(root, _DRIVER)
     return [
         AmdReader(_describe(card, ordinal, node, version), card)
@@ -53,7 +53,7 @@ class AmdReader:
     """Reads one AMD GPU; see `orchestrator.gpu.reader.GpuReader`."""
 
     def __init__(self, info: GpuInfo, card: sysfs.Card, options: ReaderOptions | None = None) -> None:
-        """Take note of the card; its files are opened by the first reading."""
+        """Record the card; the first reading opens its files."""
         self.info = info
         self.options = options or ReaderOptions()
         self._card = card
@@ -135,7 +135,7 @@ class AmdReader:
         return percent / 100
 
     def _clock_states(self) -> tuple[tuple[str, float], ...]:
-        """Clocks from the list of states, whose current one has a star, for cards without hwmon clocks."""
+        """Read clocks from the list of states, whose current one has a star, for cards without hwmon clocks."""
         found: list[tuple[str, float]] = []
         for domain, attribute in self._states:
             match = _CURRENT_STATE.search(attribute.text() or "") if attribute is not None else None
@@ -151,7 +151,7 @@ class AmdReader:
         values["ecc_errors"] = self._ecc_errors()
 
     def _ecc_errors(self) -> tuple[tuple[str, str, int], ...]:
-        """Memory errors since the driver was loaded, from lines such as `ue: 0` and `ce: 3`."""
+        """Read memory errors since the driver was loaded, from lines such as `ue: 0` and `ce: 3`."""
         found: list[tuple[str, str, int]] = []
         names = {"ce": "corrected", "ue": "uncorrected"}
         for line in (self._ecc.text() or "").splitlines() if self._ecc is not None else ():

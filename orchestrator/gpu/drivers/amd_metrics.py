@@ -1,8 +1,8 @@
-"""The binary table `gpu_metrics` that amdgpu hands out: throttling, energy and the firmware's time in one read.
+"""Parses amdgpu's binary table `gpu_metrics`: throttling, energy and the firmware's time in one read.
 
-Layouts are the kernel's (kgd_pp_interface.h): version 1.3 on RDNA and MI200, 1.4 and later on MI300. Of each only what no
-other file gives is taken. The energy accumulator is used from 1.4 on: earlier firmware counts in units of its own, and
-monitors that trusted it reported energies that no power supply could have delivered.
+Layouts are the kernel's (kgd_pp_interface.h): version 1.3 on RDNA and MI200, 1.4 and later on MI300. Only values that
+no other file has are read. The energy accumulator is used from 1.4 on: earlier firmware counts in its own units, and
+monitors that used it reported impossible energies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRMWARE_TIME_1_3: Final = 96
 _INDEPENDENT_THROTTLE_1_3: Final = 112
 _ENERGY_1_4: Final = 24
 _ENERGY_1_5: Final = 88
-"""Version 1.5 put the activity of 32 JPEG engines in front."""
+"""Version 1.5 added the activity of 32 JPEG engines at the beginning."""
 
 _THROTTLE_BITS: Final = (
     (range(8), Throttle.POWER_CAP),
@@ -45,7 +45,7 @@ class AmdMetrics:
 
 
 def parse(table: bytes | None) -> AmdMetrics | None:
-    """Read a table; None for none, for one that is cut short and for versions that this program does not know."""
+    """Parse a table; None for an empty, truncated or unknown one."""
     if table is None or len(table) < _HEADER.size:
         return None
     size, major, minor = _HEADER.unpack_from(table)

@@ -1,7 +1,7 @@
-"""Which process runs on which simulated GPU: a small file, written by what places ranks, read by the simulation.
+"""The assignment file: which process runs on which simulated GPU; the daemon writes it, the simulation reads it.
 
 The file is JSON: `{"version": 1, "gpus": {"0": [4711], "1": [4712, 4713]}}`, simulated GPU number to process ids. It is
-replaced as a whole by a rename, so a reader sees either the old state or the new one. A missing file means that nothing
+replaced atomically by a rename, so a reader sees either the old state or the new one. A missing file means that nothing
 runs yet. One process writes it; any number read it.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION: Final = 1
 FILE_NAME: Final = "simulated-gpus.json"
-"""What the file is called in the directory that a daemon (or a node's agent) keeps its state in."""
+"""The file's name in the state directory of a daemon or a node's agent."""
 
 
 def write_assignments(path: Path, pids_by_gpu: Mapping[int, Iterable[int]]) -> None:
@@ -35,7 +35,7 @@ def write_assignments(path: Path, pids_by_gpu: Mapping[int, Iterable[int]]) -> N
 
 
 class SimulatedAssignments:
-    """Reads an assignment file, anew only when it has been replaced."""
+    """Reads an assignment file, again only when it has been replaced."""
 
     def __init__(self, path: Path) -> None:
         """Follow the file at `path`, which need not exist yet."""
@@ -44,7 +44,7 @@ class SimulatedAssignments:
         self._pids: dict[int, tuple[int, ...]] = {}
 
     def pids(self, index: int) -> tuple[int, ...]:
-        """Processes on simulated GPU `index` right now. Raises GpuReadError for a file that is not an assignment."""
+        """Return the processes on simulated GPU `index`. Raises GpuReadError for an invalid file."""
         try:
             status = self._path.stat()
         except FileNotFoundError:

@@ -28,7 +28,7 @@ def _numbered(directory: Path, pattern: re.Pattern[str]) -> list[int]:
 
 
 class Sensors:
-    """What one hwmon directory offers, opened."""
+    """The opened sensors of one hwmon directory."""
 
     def __init__(self, directory: Path | None, files: Attributes) -> None:
         """Open the sensors in `directory`; None for a card without any."""
@@ -65,16 +65,16 @@ class Sensors:
         self.limits = tuple(limits)
 
     def open(self, *names: str) -> Attribute | None:
-        """The first of these files of the directory, kept open."""
+        """Open the first existing one of these files of the directory."""
         return self._files.open(*(self._directory / name for name in names)) if self._directory is not None else None
 
     def once(self, name: str) -> int | None:
-        """A number that does not change, read now."""
+        """Read a constant number."""
         text = read_text(self._directory / name) if self._directory is not None else None
         return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
     def label(self, name: str) -> str | None:
-        """A text that does not change, read now."""
+        """Read a constant text."""
         return read_text(self._directory / name) if self._directory is not None else None
 
     def temperatures(self) -> tuple[tuple[str, float], ...]:
@@ -96,18 +96,18 @@ class Sensors:
 
 
 def _sane(millidegrees: int) -> bool:
-    """Whether a temperature can be true; a sensor that is switched off says 0 or nonsense."""
+    """Whether a temperature is plausible; a disabled sensor reports 0 or nonsense."""
     return millidegrees in _SANE_MILLIDEGREES and millidegrees != 0
 
 
 def micro(attribute: Attribute | None) -> float | None:
-    """A file in microwatts or microjoules, in watts or joules; None where there is nothing."""
+    """Read a file in microwatts or microjoules, as watts or joules; None where it is missing."""
     value = attribute.number() if attribute is not None else None
     return value / 1e6 if value is not None else None
 
 
 def first_labelled(sensors: Sensors, quantity: str, labels: Sequence[str]) -> int | None:
-    """The number of the channel of `quantity` ("energy") that has one of the labels, tried in order; else the lowest."""
+    """Return the channel of `quantity` ("energy") with one of the labels, tried in order; else the lowest."""
     present = [number for number in range(1, 5) if sensors.once(f"{quantity}{number}_input") is not None]
     for label in labels:
         for number in present:

@@ -1,7 +1,7 @@
 """Intel GPUs through the i915 and xe drivers' files in /sys.
 
-Neither driver offers a percentage or watts: both are rates here, of a busy or idle counter and of an energy counter,
-between two readings at least a tenth of a second apart (asked sooner, the last value is repeated and says that it is not
+Neither driver reports a percentage or watts: both are computed as rates, of a busy or idle counter and of an energy
+counter, between two readings at least a tenth of a second apart (for a sooner one the last value is repeated and not
 fresh). The first reading therefore has neither.
 """
 
@@ -37,7 +37,7 @@ _REASONS: Final = {
 
 
 def open_intel(root: Path, node: str) -> list[IntelReader]:
-    """A reader for every Intel GPU under the /sys at `root`; empty where there is none."""
+    """Return a reader for every Intel GPU under the /sys at `root`; empty where there is none."""
     return [
         IntelReader(_describe(root, card, ordinal, node), card)
         for ordinal, card in enumerate(sysfs.cards(root, PCI_VENDOR, ("i915", "xe")))
@@ -69,7 +69,7 @@ def _memory_total(card: sysfs.Card) -> int | None:
 
 @dataclass(slots=True)
 class _Rate:
-    """Utilization and power between two looks at the counters."""
+    """Utilization and power between two readings of the counters."""
 
     at: float | None = None
     counters: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ class IntelReader:
         options: ReaderOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take note of the card; its files are opened by the first reading. `clock` (monotonic seconds) is for tests."""
+        """Record the card; the first reading opens its files. `clock` (monotonic seconds) is for tests."""
         self.info = info
         self.options = options or ReaderOptions()
         self._card = card
@@ -169,7 +169,7 @@ class IntelReader:
                 self._reasons.append((reason, attribute))
 
     def _advance(self, now: float) -> bool:
-        """Renew utilization and power when enough time has passed; whether it did."""
+        """Update utilization and power when enough time has passed; return whether it did."""
         rate = self._rate
         elapsed = None if rate.at is None else now - rate.at
         if elapsed is not None and elapsed < 0.95 * RATE_SECONDS:
@@ -185,7 +185,7 @@ class IntelReader:
         return True
 
     def _utilization(self, counters: tuple[int, ...], elapsed: float) -> float | None:
-        """The busiest engine, or the GT that idled least; None where the driver counts neither or was reset."""
+        """Return the busiest engine, or the least idle GT; None where the driver counts neither or was reset."""
         if not counters or len(counters) != len(self._rate.counters):
             return None
         deltas = [new - old for new, old in zip(counters, self._rate.counters, strict=True)]
@@ -204,7 +204,7 @@ class IntelReader:
 
     def _power_limit(self) -> float | None:
         limit = micro(self._limit)
-        return limit or None  # 0 says that the limit is switched off
+        return limit or None  # 0 means that the limit is disabled
 
     def _clocks(self) -> tuple[tuple[str, float], ...]:
         megahertz = self._frequency.number() if self._frequency is not None else None

@@ -1,7 +1,7 @@
-"""Every GPU of this host, of any vendor: found, named, and handed out as readers.
+"""Finds every GPU of this host, of any vendor, and creates its reader.
 
-Vendors are asked side by side, each with a deadline, so that one driver that hangs or is broken hides only its own GPUs.
-Nothing here is configured with a number of GPUs, except how many to simulate.
+Vendors are queried concurrently, each with a deadline, so that one driver that hangs or is broken hides only its own
+GPUs. No number of GPUs is configured here, except how many to simulate.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DRIVER_DEADLINE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a host has: a reader per GPU, and for each vendor that could not be asked a sentence why."""
+    """The GPUs of a host: a reader per GPU, and for each vendor that failed a sentence why."""
 
     readers: tuple[GpuReader, ...]
     problems: tuple[str, ...]
 
     @property
     def gpus(self) -> tuple[GpuInfo, ...]:
-        """Identities in the order of the readers."""
+        """Return the identities in the order of the readers."""
         return tuple(reader.info for reader in self.readers)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class Survey:
 
 
 def node_name() -> str:
-    """The host's name as it appears in labels."""
+    """Return the host's name as in labels."""
     return socket.gethostname().partition(".")[0]
 
 
@@ -59,10 +59,9 @@ def discover(
     sysfs: Path = Path("/sys"),
     deadline_seconds: float = DRIVER_DEADLINE_SECONDS,
 ) -> tuple[GpuInfo, ...]:
-    """The GPUs of this host, all vendors at once, in a stable order; empty on a host without one.
+    """Return the GPUs of this host, all vendors concurrently, in a stable order; empty on a host without one.
 
-    With `simulate` > 0 the host has that many simulated GPUs and no other. Never raises for a broken driver: use `survey`
-    to learn of one.
+    With `simulate` > 0 the host has that many simulated GPUs and no other. Never raises for a broken driver: `survey` reports it.
     """
     found = survey(simulate=simulate, node=node, sysfs=sysfs, deadline_seconds=deadline_seconds)
     try:
@@ -79,9 +78,9 @@ def survey(
     sysfs: Path = Path("/sys"),
     deadline_seconds: float = DRIVER_DEADLINE_SECONDS,
 ) -> Survey:
-    """Readers for the GPUs of this host, and what could not be asked.
+    """Return readers for the GPUs of this host, and the vendors that failed.
 
-    `assignments` is the file that tells which process runs on which simulated GPU; see `orchestrator.gpu.drivers.assignments`.
+    `assignments` is the file of processes on simulated GPUs; see `orchestrator.gpu.drivers.assignments`.
     """
     node = node or node_name()
     if simulate > 0:
@@ -112,7 +111,7 @@ def open_readers(
     node: str | None = None,
     sysfs: Path = Path("/sys"),
 ) -> tuple[GpuReader, ...]:
-    """Readers for these GPUs, or for all. Raises LookupError naming the UUIDs that this host does not have."""
+    """Return readers for these GPUs, or for all. Raises LookupError with the UUIDs that this host does not have."""
     found = survey(simulate=simulate, assignments=assignments, node=node, sysfs=sysfs)
     if uuids is None:
         return found.readers
@@ -133,7 +132,7 @@ def open_readers(
 def _ask(
     vendors: Sequence[tuple[str, Callable[[], Sequence[GpuReader]]]], deadline_seconds: float
 ) -> list[tuple[str, Sequence[GpuReader] | str]]:
-    """Each vendor's readers, or the reason why there are none; a thread each, left behind when its driver hangs."""
+    """Return each vendor's readers, or the reason of a failure; one thread each, abandoned when its driver hangs."""
     outcomes: dict[str, Sequence[GpuReader] | str] = {}
 
     def ask(name: str, opener: Callable[[], Sequence[GpuReader]]) -> None:

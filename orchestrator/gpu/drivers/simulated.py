@@ -1,12 +1,12 @@
-"""Simulated GPUs that report what really runs: ranks on a machine without a GPU, seen as a GPU would show them.
+"""Simulated GPUs that report real work: ranks on a machine without a GPU, measured as a GPU would report them.
 
-Utilization is the share of time in which the rank's process worked, was ready to work, or waited for other ranks: a real
-GPU spins in the collective kernel and counts as busy, and only its power tells. Memory is the process's resident set.
-Power, heat and energy follow from the work done. Nothing is random and nothing is made up: two identical ranks show the
-same load, and a slow one shows as it would on hardware.
+Utilization is the share of time in which the rank's process worked, was ready to work, or waited for other ranks: a
+real GPU spins in the collective kernel and counts as busy, and only its power differs. Memory is the process's resident
+set. Power, heat and energy follow from the work. Nothing is random: two identical ranks show the same load, and a slow
+one shows as it would on hardware.
 
-What cannot be seen from outside: a rank that sleeps on a lock for another reason than its peers (a data loader that pins
-memory in a thread, say) counts as busy too.
+Not detectable from outside: a rank that sleeps on a lock for another reason than its peers (for example a data loader
+that pins memory in a thread) also counts as busy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MEMORY_BYTES: Final = 16 * 2**30
 IDLE_WATTS: Final = 60.0
 LIMIT_WATTS: Final = 300.0
 WAITING_WORK: Final = 0.15
-"""Work of a GPU that spins in a collective, as a share of full work: what tells a waiting rank from a busy one."""
+"""Power of a GPU that spins in a collective, as a share of full work: it distinguishes a waiting rank from a busy one."""
 AMBIENT_CELSIUS: Final = 30.0
 CELSIUS_PER_WATT: Final = 0.18
 HEAT_SECONDS: Final = 20.0
 IDLE_HERTZ: Final = 345e6
 BUSY_HERTZ: Final = 1.98e9
 SENSOR_SECONDS: Final = 0.1
-"""The sensor renews its values this often, as real ones do; asked sooner, it repeats itself."""
+"""The sensor's update interval, as of real ones; a sooner reading repeats the last value."""
 PROBE_SECONDS: Final = 0.05
 
 
@@ -51,7 +51,7 @@ def is_simulated(uuid: str) -> bool:
 
 
 def simulated_gpus(count: int, node: str) -> tuple[GpuInfo, ...]:
-    """The identities of `count` simulated GPUs of a node; their UUIDs are unique across nodes."""
+    """Return the identities of `count` simulated GPUs of a node; their UUIDs are unique across nodes."""
     return tuple(
         GpuInfo(
             uuid=f"{UUID_PREFIX}{node}-{index}",
@@ -69,13 +69,13 @@ def simulated_gpus(count: int, node: str) -> tuple[GpuInfo, ...]:
 
 
 class WaitProbe:
-    """Looks a few times a second whether ranks wait for each other: /proc keeps no account of that.
+    """Samples a few times a second whether ranks wait for each other, which /proc does not record.
 
     Shared by the simulated GPUs of a process; its thread lives from the first `attach` to the last `detach`.
     """
 
     def __init__(self, procfs: Path = proc.PROC) -> None:
-        """Probe nothing until asked for a process."""
+        """Probe nothing until the first process is requested."""
         self._proc = procfs
         self._seen: dict[int, tuple[int, int]] = {}
         self._lock = threading.Lock()
@@ -83,19 +83,19 @@ class WaitProbe:
         self._stop = threading.Event()
 
     def take(self, pid: int) -> float:
-        """Share of the probes since the last call in which the process waited for other ranks; watches it from now."""
+        """Return the share of probes since the last call in which the process waited for other ranks; watch it from now."""
         with self._lock:
             waited, probes = self._seen.get(pid, (0, 0))
             self._seen[pid] = (0, 0)
         return waited / probes if probes else 0.0
 
     def forget(self, pid: int) -> None:
-        """Probe this process no more."""
+        """Stop probing this process."""
         with self._lock:
             self._seen.pop(pid, None)
 
     def probe(self) -> None:
-        """Look once at every watched process."""
+        """Probe every watched process once."""
         with self._lock:
             pids = tuple(self._seen)
         for pid in pids:
@@ -128,7 +128,7 @@ class WaitProbe:
 
 @dataclass(slots=True)
 class _State:
-    """What the GPU has been through: the sensor's last values, those that are rates absent until it has looked twice."""
+    """The GPU's state: the sensor's last values; rates are absent before the second reading."""
 
     at: float | None = None
     timestamp: float = 0.0
@@ -153,7 +153,7 @@ class SimulatedReader:
         clock: Callable[[], float] = time.monotonic,
         options: ReaderOptions | None = None,
     ) -> None:
-        """Watch the processes that `assignments` names for this GPU; without assignments the GPU idles.
+        """Watch the processes that `assignments` names for this GPU; without assignments the GPU is idle.
 
         `probe` may be shared by the readers of a process; `procfs` and `clock` (monotonic seconds) are for tests.
         """
@@ -167,13 +167,13 @@ class SimulatedReader:
         self._attached = False
 
     def read(self, detail: Detail = Detail.FULL) -> Sample:
-        """Look at the processes and at what they have done since the sensor last looked."""
+        """Read the processes and their work since the sensor's last update."""
         now, wall, start = self._clock(), time.time(), time.perf_counter()
         state = self._state
         if self._probe is not None and not self._attached:
             self._attached = True
             self._probe.attach()
-        # A little slack: ten readings a second are all new ones, also when one comes early.
+        # A tolerance: ten readings a second are all new, also when one is early.
         due = state.at is None or now - state.at >= 0.95 * SENSOR_SECONDS
         if due:
             self._advance(now)
@@ -206,7 +206,7 @@ class SimulatedReader:
         )
 
     def _advance(self, now: float) -> None:
-        """Move the sensor on to `now`."""
+        """Advance the sensor to `now`."""
         state = self._state
         elapsed = 0.0 if state.at is None else now - state.at
         work, waiting = self._load(elapsed)
@@ -221,7 +221,7 @@ class SimulatedReader:
         state.at = now
 
     def _load(self, elapsed: float) -> tuple[float, float]:
-        """(share of time at work, share of time waiting for other ranks) since the sensor last looked."""
+        """Return (share of time at work, share of time waiting for other ranks) since the last update."""
         pids = self._assignments.pids(self.info.ordinal) if self._assignments is not None else ()
         before, self._state.ranks = self._state.ranks, {}
         busy = waiting = 0.0
@@ -239,10 +239,10 @@ class SimulatedReader:
         return work, min(waiting, 1.0 - work)
 
     def reopen(self) -> None:
-        """Nothing to take hold of."""
+        """Do nothing: there is no handle."""
 
     def close(self) -> None:
-        """Watch no process any more."""
+        """Stop watching processes."""
         if self._probe is not None and self._attached:
             self._attached = False
             for pid in self._state.ranks:
@@ -254,6 +254,6 @@ class SimulatedReader:
 def open_simulated(
     count: int, node: str, assignments: SimulatedAssignments | None, *, procfs: Path = proc.PROC
 ) -> list[SimulatedReader]:
-    """Readers for `count` simulated GPUs of a node."""
+    """Return readers for `count` simulated GPUs of a node."""
     probe = WaitProbe(procfs)
     return [SimulatedReader(info, assignments, probe=probe, procfs=procfs) for info in simulated_gpus(count, node)]

@@ -1,7 +1,7 @@
-"""Graphics cards as the Linux kernel shows them under /sys: finding them, and reading their files again and again.
+"""Finds the graphics cards under the Linux kernel's /sys, and reads their files repeatedly.
 
-An attribute is kept open and read from its beginning each time, which makes the kernel ask the driver anew for the price
-of one system call. An attribute that is missing or that the driver refuses reads as None. A device that has gone is
+An attribute is kept open and read from its beginning each time, which makes the kernel query the driver at the cost of
+one system call. An attribute that is missing or that the driver refuses reads as None. A device that is gone raises
 GpuLostError.
 """
 
@@ -40,11 +40,11 @@ class Attribute:
 
     @property
     def present(self) -> bool:
-        """Whether the kernel has this file and lets us read it."""
+        """Whether the kernel has this file and permits reading it."""
         return self._descriptor >= 0
 
     def bytes(self) -> bytes | None:
-        """The content now, at most 4 KiB. Raises GpuLostError when the device has gone."""
+        """Return the content now, at most 4 KiB. Raises GpuLostError when the device is gone."""
         if self._descriptor < 0:
             return None
         try:
@@ -58,12 +58,12 @@ class Attribute:
             return None
 
     def text(self) -> str | None:
-        """The content as text without white space around it; None when there is none."""
+        """Return the content as text without surrounding white space; None when there is none."""
         raw = self.bytes()
         return raw.decode("utf-8", "replace").strip() or None if raw is not None else None
 
     def number(self) -> int | None:
-        """The content as a decimal number, else None."""
+        """Return the content as a decimal number, else None."""
         raw = self.bytes()
         try:
             return int(raw) if raw else None
@@ -71,7 +71,7 @@ class Attribute:
             return None
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -84,7 +84,7 @@ class Attributes:
         self._open: list[Attribute] = []
 
     def open(self, *candidates: Path) -> Attribute | None:
-        """The first of these files that can be read, else None."""
+        """Open the first readable one of these files, else None."""
         for path in candidates:
             attribute = Attribute(path)
             if attribute.present:
@@ -101,7 +101,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A graphics card: its directory under /sys/class/drm, its PCI device's directory, and who drives it."""
+    """A graphics card: its directory under /sys/class/drm, its PCI device's directory, and its driver."""
 
     directory: Path
     device: Path
@@ -111,7 +111,7 @@ class Card:
 
 
 def cards(sysfs: Path, vendor: str, drivers: Iterable[str]) -> Iterator[Card]:
-    """The cards of a PCI vendor ("0x1002") that one of these drivers runs, in the order of their PCI addresses."""
+    """Return the cards of a PCI vendor ("0x1002") with one of these drivers, in the order of their PCI addresses."""
     found: list[Card] = []
     for directory in (sysfs / "class" / "drm").glob("card*"):
         device = directory / "device"
@@ -143,7 +143,7 @@ def _bus_id(device: Path) -> str:
 
 
 def read_text(path: Path) -> str | None:
-    """A file's text without white space around it, read once; None where it is missing or empty."""
+    """Return a file's text without surrounding white space; None where it is missing or empty."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip() or None
     except OSError:
@@ -151,19 +151,19 @@ def read_text(path: Path) -> str | None:
 
 
 def hwmon(device: Path, name: str | None = None) -> Path | None:
-    """The sensor directory of a device, the one of that `name` if several; None where it has none."""
+    """Return the sensor directory of a device, the one of that `name` if several; None where it has none."""
     directories = sorted((device / "hwmon").glob("hwmon*"))
     named = [directory for directory in directories if name is None or read_text(directory / "name") == name]
     return next(iter(named or directories), None)
 
 
 def driver_version(sysfs: Path, driver: str) -> str:
-    """The module's own version, else the kernel's: drivers in the kernel tree have none of their own."""
+    """Return the module's own version, else the kernel's: drivers in the kernel tree have none of their own."""
     return read_text(sysfs / "module" / driver / "version") or os.uname().release
 
 
 def device_name(vendor: str, device: str, databases: Iterable[Path] = PCI_IDS) -> str | None:
-    """A PCI device's name from the system's pci.ids ("0x1002", "0x744c"); None when it is not in there."""
+    """Return a PCI device's name from the system's pci.ids ("0x1002", "0x744c"); None when it is missing."""
     wanted_vendor, wanted_device = vendor.removeprefix("0x"), device.removeprefix("0x")
     for database in databases:
         try:

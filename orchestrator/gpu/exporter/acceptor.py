@@ -1,7 +1,7 @@
-"""Accepts connections for one listener: as many as it may have at once, and none while the process is out of descriptors.
+"""Accepts connections for one listener: up to a limit, and none while the process has no free descriptors.
 
-What is over the cap waits in the kernel's queue. asyncio's own server has no cap and, out of descriptors, tries again for
-each place of that queue, with a traceback for each.
+Connections over the limit wait in the kernel's queue. asyncio's own server has no limit and, without descriptors,
+retries for each entry of that queue, with a traceback for each.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.
 
 
 def _untold(_error: OSError | None) -> None:
-    """The default: no one is told of a pause."""
+    """No-op default."""
 
 
 class Acceptor:
-    """Serves ``sock``, which listens already, until ``close``. Made and used in the event loop's thread.
+    """Serves ``sock``, which already listens, until ``close``. Created and used in the event loop's thread.
 
-    ``make`` returns the protocol of a new connection and is given what that protocol must call once, in its
-    ``connection_lost``. ``on_pause`` is told of each pause: the error, or None where the cap is reached. Out of
+    ``make`` returns the protocol of a new connection; its argument is a function that the protocol must call once, in
+    its ``connection_lost``. ``on_pause`` is called at each pause: with the error, or None for the limit. Without
     descriptors, it accepts again after ``retry_seconds``.
     """
 
@@ -58,7 +58,7 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more; connections that are there go on."""
+        """Stop accepting; existing connections continue."""
         self._pause()
         self._closed = True
         for task in self._tasks:
@@ -66,7 +66,7 @@ class Acceptor:
         self.sock.close()
 
     async def wait_closed(self) -> None:
-        """Return when connections that were being opened are served or given up."""
+        """Return when connections that were being opened are served or have failed."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -125,4 +125,4 @@ class Acceptor:
             )
         except (OSError, asyncio.CancelledError):
             connection.close()
-            release()  # a handshake that failed: no protocol will say that it is over
+            release()  # a failed handshake: there is no protocol to report its end

@@ -1,8 +1,8 @@
-"""Publishes GPUs to Prometheus: samples in the background, serves bytes that were rendered beforehand.
+"""Publishes GPUs to Prometheus: samples in the background, serves prerendered bytes.
 
-A plain object, for the Ray actor and for anyone else. No request ever asks a driver: each GPU's thread renders its lines
-when it has a new sample, the server's thread (of a single GPU, its own) puts them together, and a timer there takes the lines of a GPU away when its
-sample has grown too old, so that a hanging GPU vanishes instead of showing its last values for ever.
+A plain object, for the Ray actor and other users. No request calls a driver: each GPU's thread renders its lines after
+each new sample, the server's thread (for a single GPU, its own) combines them, and a timer there removes the lines of a
+GPU whose sample is too old, so that a hanging GPU disappears instead of showing its last values for ever.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterTarget:
-    """How often to sample (hertz), after how many seconds of silence a GPU counts as gone, where to serve.
+    """The sampling rate (hertz), the silence in seconds after which a GPU counts as gone, and the address.
 
     `processes` adds a series for every process on a GPU to the page; `statuses` has them in any case.
     """
@@ -46,7 +46,7 @@ class ExporterTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
-    """A GPU as its exporter sees it now; `sample` is None unless it is healthy."""
+    """A GPU's present state in its exporter; `sample` is None unless it is healthy."""
 
     info: GpuInfo
     health: Health
@@ -58,7 +58,7 @@ class GpuExporter:
     """Exports one or more GPUs."""
 
     def __init__(self, readers: Sequence[GpuReader], node: str, settings: ExporterTarget | None = None) -> None:
-        """Export what `readers` read, as GPUs of `node`. Raises ValueError for an address open to anyone."""
+        """Export what `readers` read, as GPUs of `node`. Raises ValueError for an address without protection."""
         settings = settings or ExporterTarget()
         self._lanes = tuple(_Lane(reader, node, settings, self._changed) for reader in readers)
         self._group = SamplerGroup(lane.sampler for lane in self._lanes)
@@ -76,28 +76,28 @@ class GpuExporter:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """Return the page's address."""
         return self._server.url
 
     def page(self) -> bytes:
-        """The page as it was composed last."""
+        """Return the page as last composed."""
         return self._page
 
     def statuses(self) -> tuple[GpuStatus, ...]:
-        """Every GPU as it is now, for the API; asks no driver."""
+        """Return the present state of every GPU, for the API, without calling a driver."""
         now = time.monotonic()
         return tuple(lane.status(now) for lane in self._lanes)
 
     def loads_since(self, timestamp: float) -> tuple[LoadPoint, ...]:
-        """What the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
+        """Return what the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
 
-        So that a client that asks seldom, or has just started, knows as much as one that was always there.
+        A client that asks rarely, or has just started, thus gets the same data as a permanent one.
         """
         now = time.monotonic()
         return tuple(point for lane in self._lanes for point in lane.loads_since(timestamp, now))
 
     def recorded_jobs(self) -> frozenset[str]:
-        """The jobs whose telemetry is being written."""
+        """Return the jobs whose telemetry is being written."""
         return frozenset(job_id for lane in self._lanes for job_id in lane.recorded_jobs)
 
     def record_job(

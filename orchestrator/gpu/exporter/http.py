@@ -1,8 +1,8 @@
-"""A read-only HTTP server for one page that is rendered elsewhere: nothing but bytes moves during a request.
+"""A read-only HTTP server for one prerendered page: a request only copies bytes.
 
-It runs in a thread with an event loop of its own, speaks HTTP/1.1 with kept connections, and knows two paths: the page at
-`/metrics`, and `/healthz`. On an address other than loopback it wants a bearer token or TLS. It bounds what a client can
-cost: the size of a request, the time it may take, the number of connections.
+It runs in a thread with its own event loop, speaks HTTP/1.1 with persistent connections, and knows two paths: the page
+at `/metrics`, and `/healthz`. On an address other than loopback it requires a bearer token or TLS. It limits a client's
+cost: the size of a request, its duration, the number of connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HttpSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine gets there."""
+    """Whether only this machine can reach it."""
     if host == "localhost":
         return True
     try:
@@ -78,10 +78,10 @@ def is_loopback(host: str) -> bool:
 
 
 class MetricsServer:
-    """Serves the bytes that `body` returns; `body` is called in the server's thread and must only look them up."""
+    """Serves the bytes that `body` returns; `body` is called in the server's thread and must be fast."""
 
     def __init__(self, settings: HttpSettings, body: Callable[[], bytes]) -> None:
-        """Raises ValueError for settings that cannot be served safely."""
+        """Raises ValueError for unsafe settings."""
         settings.validate()
         self._settings = settings
         self._body = body
@@ -93,14 +93,14 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """Where the page is, once started."""
+        """Return the page's address, once started."""
         assert self._server is not None
         host, port = self._server.sock.getsockname()[:2]
         scheme = "https" if self._settings.tls_certificate else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/metrics"
 
     def start(self) -> None:
-        """Listen. Raises OSError when no port is free or the certificate cannot be read."""
+        """Listen. Raises OSError when no port is free or the certificate is unreadable."""
         try:
             self._server = self._loop.run_until_complete(self._listen(self._tls()))
         except BaseException:
@@ -152,14 +152,14 @@ class MetricsServer:
         return context
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run something quick in the server's thread; after `stop` it does nothing."""
+        """Run a fast function in the server's thread; after `stop` do nothing."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            return  # the loop is closed: there is no client left to serve
+            return  # the loop is closed: no client is left
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
-        """From within the server's thread: run something quick in `delay` seconds."""
+        """Run a fast function in `delay` seconds; call in the server's thread."""
         self._loop.call_later(delay, callback)
 
     def stop(self) -> None:
@@ -245,7 +245,7 @@ class _Connection(asyncio.Protocol):
                 return
 
     def _handle(self, head: bytes) -> bool:
-        """Answer one request; whether the connection stays."""
+        """Answer one request; return whether the connection stays."""
         request, _, block = head.partition(b"\r\n")
         words = request.split(b" ")
         if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
@@ -258,7 +258,7 @@ class _Connection(asyncio.Protocol):
         method, path = words[0], words[1].partition(b"?")[0]
         keep = headers.get(b"connection", b"").lower() != b"close" and words[2] == b"HTTP/1.1"
         if headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers:
-            keep = False  # no request here has a body: what follows is not ours to interpret
+            keep = False  # no request here has a body: what follows is not interpreted
         code, body = self._respond(method, path, headers.get(b"authorization", b""))
         self._answer(code, body, close=not keep, head_only=method == b"HEAD", plain=path != b"/metrics" or code != 200)
         return keep

@@ -1,13 +1,12 @@
-"""Files that a recording appends to: CSV, and a JSON array that is valid at every moment.
+"""Append-only files of a recording: CSV, and a JSON array that is valid at every moment.
 
-Both only ever grow. A CSV file gets whole lines. A JSON array needs its closing bracket, and no single write can put an
-element before it such that a reader who comes at the wrong moment, or a crash, sees nothing torn. So there are two copies
-of the array, one behind the visible name and one hidden: new elements are appended to the hidden one, which then takes
-over the name by an atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still
-be open in another process, so it is written to only once none has it open (a file lease tells); until then elements
-wait in memory, for a while at most. A process killed at any point leaves a whole array behind. The price is
-writing each element twice. Where the filesystem has no hard links, there is one copy, and a kill in the middle of a write
-can tear it.
+Both only grow. A CSV file gets whole lines. A JSON array needs its closing bracket, and no single write can insert an
+element before it without the risk that a reader or a crash sees a torn file. So there are two copies of the array, one
+with the visible name and one hidden: new elements are appended to the hidden one, which then takes the name by an
+atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still be open in another
+process, so it is written only once no process has it open (a file lease tells); until then elements wait in memory, for
+a limited time. A process killed at any point leaves a whole array behind. The cost is writing each element twice.
+Without hard links in the filesystem, there is one copy, and a kill in the middle of a write can tear it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class LineFile:
         self._size += len(data)
 
     def close(self) -> None:
-        """Bring it to the disk and close it; a second call does nothing."""
+        """Flush it to disk and close it. Idempotent."""
         if self._file >= 0:
             _sync(self._file)
             os.close(self._file)
@@ -89,9 +88,9 @@ class JsonArrayFile:
             self._hidden = None
 
     def append(self, elements: Sequence[str]) -> None:
-        """Append elements, JSON texts without line breaks, as soon as no reader is in the way.
+        """Append elements, JSON texts without line breaks, once no reader blocks it.
 
-        Raises OSError when the disk is full; what was appended since the last success is given up then.
+        Raises OSError when the disk is full; what was appended since the last success is then dropped.
         """
         if self._hidden is None:
             if elements:
@@ -102,7 +101,7 @@ class JsonArrayFile:
             self._write(self._hidden)
 
     def _write(self, hidden: _Copy) -> None:
-        """Bring everything that waits to the hidden copy, and show it."""
+        """Write all waiting elements to the hidden copy, and make it visible."""
         waiting, self._waiting = self._waiting, []
         shown = self._visible
         hidden.append([*hidden.behind, *waiting])
@@ -113,7 +112,7 @@ class JsonArrayFile:
         self._written = self._clock()
 
     def _swap(self) -> None:
-        """Let the hidden copy take over the visible name."""
+        """Give the visible name to the hidden copy."""
         assert self._hidden is not None
         aside = self._twin_path.with_suffix(".aside")
         aside.unlink(missing_ok=True)
@@ -123,7 +122,7 @@ class JsonArrayFile:
         self._visible, self._hidden = self._hidden, self._visible
 
     def close(self) -> None:
-        """Write what waits, leave the visible copy alone behind; a second call does nothing."""
+        """Write waiting elements, keep only the visible copy. Idempotent."""
         if self._hidden is not None:
             deadline = time.monotonic() + self._close_seconds
             while self._waiting and not self._hidden.unread() and time.monotonic() < deadline:
@@ -148,7 +147,7 @@ class _Copy:
         self._first = True
 
     def unread(self) -> bool:
-        """Whether no other process has the file open; taken to be so where the filesystem cannot tell."""
+        """Whether no other process has the file open; assumed where the filesystem cannot tell."""
         try:
             # A write lease is granted only to the sole opener. Breaking it must not kill us, as SIGIO would.
             fcntl.fcntl(self.file, fcntl.F_SETSIG, signal.SIGURG)
@@ -163,7 +162,7 @@ class _Copy:
         start = "\n" if self._first else ",\n"
         text = (start + ",\n".join(elements)).encode()
         if os.pwrite(self.file, text + _END, self._tail) < len(text) + len(_END):
-            os.pwrite(self.file, _END, self._tail)  # take back what is half there
+            os.pwrite(self.file, _END, self._tail)  # undo the partial write
             os.ftruncate(self.file, self._tail + len(_END))
             raise _disk_full()
         self._tail += len(text)
@@ -176,18 +175,18 @@ class _Copy:
 
 
 def _disk_full() -> OSError:
-    """What a short write to a regular file means."""
+    """Return the error of a short write to a regular file."""
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _sync(file: int) -> None:
-    """Bring a file's data to the disk, where its kind can be."""
+    """Flush a file's data to disk, where its kind supports that."""
     with contextlib.suppress(OSError):
         os.fdatasync(file)
 
 
 def _hard_links(path: Path, probe: Path) -> bool:
-    """Whether this filesystem can give a file two names."""
+    """Whether this filesystem supports hard links."""
     try:
         os.link(path, probe)
     except OSError:
@@ -197,7 +196,7 @@ def _hard_links(path: Path, probe: Path) -> bool:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove hidden copies that a killed recording left in `directory`; one that is being written is locked."""
+    """Remove hidden copies that a killed recording left in `directory`; one in use is locked."""
     for leftover in (*directory.glob(f".*.json{_TWIN}"), *directory.glob(".*.json.aside")):
         try:
             file = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC)

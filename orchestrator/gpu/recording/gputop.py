@@ -1,4 +1,4 @@
-"""Reads recordings back: gputop's files and its relatives', our own, and those that a crash cut short.
+"""Reads recordings: gputop's files and related ones, our own, and truncated ones of a crash.
 
 Understood are gputop's single-GPU array and its multi-GPU array, one entry a line instead of an array, monitors that put
 their samples under `samples`, and the CSV power log. Their units (MiB, per cent, MHz) become base units, and what they
@@ -26,14 +26,14 @@ _GPU_COLUMN: Final = re.compile(r"gpu(\d+)_(\w+)")
 
 
 class RecordingError(Exception):
-    """The file is no recording; the message says what was expected."""
+    """The file is not a recording; the message says what was expected."""
 
 
 def read_recording(path: Path) -> Recording:
-    """Read a recording of any of these formats.
+    """Read a recording in any of these formats.
 
-    Raises OSError when it cannot be read and RecordingError when it is something else. Entries that cannot be understood
-    are counted in `dropped`; an end that is cut off is left out, and `repaired` says so.
+    Raises OSError when it is unreadable and RecordingError when it is something else. Invalid entries are counted in
+    `dropped`; a truncated end is left out, and `repaired` says so.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if text.lstrip()[:1] in {"[", "{"}:
@@ -60,7 +60,7 @@ def _not_a_recording(path: Path) -> RecordingError:
 
 
 def _json_entries(text: str) -> tuple[list[Any], int, bool]:
-    """(entries, dropped, repaired) of a JSON text: a whole one, one entry a line, or an array that is cut off."""
+    """Return (entries, dropped, repaired) of a JSON text: a whole one, one entry a line, or a truncated array."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -94,7 +94,7 @@ def _json_lines(text: str) -> tuple[list[Any], int, bool]:
 
 
 def _cut_array(text: str) -> tuple[list[Any], int, bool]:
-    """The whole elements of an array whose end is missing."""
+    """Return the whole elements of an array without its end."""
     decoder = json.JSONDecoder()
     position = text.find("[") + 1
     entries: list[Any] = []
@@ -110,7 +110,7 @@ def _cut_array(text: str) -> tuple[list[Any], int, bool]:
 
 
 def _json_rows(entries: list[Any]) -> tuple[list[dict[str, Any]], int]:
-    """Rows in base units, and how many entries were none."""
+    """Return rows in base units, and the number of invalid entries."""
     rows: list[dict[str, Any]] = []
     dropped = 0
     for number, entry in enumerate(entries):
@@ -178,7 +178,7 @@ def _temperatures(gpu: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def _main_temperature(gpu: Mapping[str, Any], temperatures: tuple[tuple[str, float], ...]) -> float | None:
-    """The one that stands for the GPU: what the entry says itself, else its GPU or edge sensor, else the hottest."""
+    """Return the GPU's main temperature: the entry's own, else its GPU or edge sensor, else the hottest."""
     own = _positive(_number(gpu.get("temperature")))
     if own is not None:
         return own
@@ -249,7 +249,7 @@ def _csv_rows(path: Path, text: str) -> tuple[list[dict[str, Any]], int, bool]:
         raise _not_a_recording(path)
     rows: list[dict[str, Any]] = []
     dropped = 0
-    # A last line without its end may be cut off in the middle of a number: it is not to be trusted.
+    # A last line without its end may be cut off in the middle of a number: it is ignored.
     repaired = not text.endswith("\n")
     for cells in table[1 : len(table) - repaired]:
         found = _csv_row(header, cells)
@@ -259,7 +259,7 @@ def _csv_rows(path: Path, text: str) -> tuple[list[dict[str, Any]], int, bool]:
 
 
 def _csv_row(header: list[str], cells: list[str]) -> list[dict[str, Any]]:
-    """A line's GPUs; none for a line that is not whole."""
+    """Parse a line's GPUs; none for an incomplete line."""
     if len(cells) != len(header):
         return []
     line = dict(zip(header, cells, strict=True))

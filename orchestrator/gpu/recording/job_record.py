@@ -1,9 +1,9 @@
-"""A job's telemetry: its GPUs' samples, appended to files in the job's directory for as long as it runs.
+"""A job's telemetry: its GPUs' samples, appended to files in the job's directory while it runs.
 
-One file per GPU, `telemetry-UUID.csv`, written by that GPU's exporter alone; beside it `telemetry-UUID.json` says which
-GPU it is. Rows are only ever appended, whole, in one write; a row that a crash cut off is skipped when reading. A file
-that grows past a bound is written to half as often from then on, and again past twice the bound, so that a job of months
-ends with a file that fits.
+One file per GPU, `telemetry-UUID.csv`, written by that GPU's exporter alone; `telemetry-UUID.json` beside it identifies
+the GPU. Rows are appended whole, in one write; a row truncated by a crash is skipped when reading. A file over a size
+limit is written half as often from then on, and again over twice the limit, so that a job of months ends with a bounded
+file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JobRecorder:
     def __init__(
         self, directory: Path, info: GpuInfo, *, rate: float = 1.0, thin_out_bytes: int = THIN_OUT_BYTES
     ) -> None:
-        """Record into `directory`, which is made if need be, at most at `rate` hertz."""
+        """Record into `directory`, created if missing, at most at `rate` hertz."""
         self.rate = rate
         self.lost_rows = 0
         self._lock = threading.Lock()
@@ -60,11 +60,11 @@ class JobRecorder:
         _write_identity(self._path.with_suffix(".json"), info)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._file).st_size
-        # A new line ends whatever a crash cut off; the header comes with each opening and is skipped like that row.
+        # A new line ends a truncated row of a crash; the header is repeated at each opening and skipped like that row.
         self._write(("\n" if self._size else "") + ",".join(COLUMNS) + "\n")
 
     def append(self, reading: Reading) -> None:
-        """Take a reading; it is on disk within a second or by `close`."""
+        """Add a reading; it is on disk within a second or by `close`."""
         with self._lock:
             now, period = reading.sample.monotonic, 1.0 / self.rate
             # A quarter of a period of slack: a tick that comes early by its jitter is not left out.
@@ -95,7 +95,7 @@ class JobRecorder:
             self.lost_rows += text.count("\n")
 
     def close(self) -> None:
-        """Write what is left and close; a second call does nothing."""
+        """Write the rest and close. Idempotent."""
         with self._lock:
             if self._file >= 0:
                 self._flush()
@@ -131,9 +131,9 @@ def _row(sample: Sample, detail: Detail) -> str:
 
 
 def read_job_telemetry(directory: Path) -> Recording:
-    """All GPUs' telemetry of a job, in the order of time; empty when nothing was recorded.
+    """Return all GPUs' telemetry of a job, in the order of time; empty when nothing was recorded.
 
-    Raises OSError when a file cannot be read. Rows that are not whole are counted in `dropped`.
+    Raises OSError when a file is unreadable. Incomplete rows are counted in `dropped`.
     """
     rows: list[tuple[float, GpuIdentity, list[str]]] = []
     dropped = 0

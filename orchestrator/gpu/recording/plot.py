@@ -1,6 +1,6 @@
 """The graphs of a recording, `..._plot.png`: every GPU's load, memory, power and temperature over time, one panel each.
 
-Works on what was read back, whatever wrote it. matplotlib is imported only here, and only when a graph is asked for.
+Works on any recording that was read back. matplotlib is imported only here, and only for a graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PANELS: Final[tuple[tuple[str, Callable[[RecordedSample], float | None]], ...]]
 
 
 class PlotError(Exception):
-    """There is nothing to draw, or nothing to draw it with; the message says which and what to do."""
+    """There is nothing to draw, or no library to draw with; the message says which and what to do."""
 
 
 def write_plot(recording: Recording, target: Path) -> Path:
@@ -62,7 +62,7 @@ def write_plot(recording: Recording, target: Path) -> Path:
 def _lines(
     recording: Recording, value: Callable[[RecordedSample], float | None]
 ) -> dict[int, tuple[list[float], list[float]]]:
-    """Seconds and values of each GPU that has any, thinned to what can be seen."""
+    """Return seconds and values of each GPU that has any, thinned to the visible resolution."""
     lines = {}
     for index, samples in recording.by_gpu.items():
         points = [(s.elapsed_seconds, found) for s in samples if (found := value(s)) is not None]

@@ -1,9 +1,9 @@
 """Records GPUs into files, from once a second to a thousand times.
 
-Each GPU has a sampling thread on common deadlines; they hand readings to one writer thread, which puts the readings of a
-tick together and formats them a few at a time (formatting a second's worth in one go would hold up the samplers), and
-brings them to the files once a second. A GPU that hangs leaves its cells empty; the rows of the others are written on
-time. A full disk stops the writing, not the sampling, and is reported at the end.
+Each GPU has a sampling thread on common deadlines; they pass readings to one writer thread, which combines the readings
+of a tick, formats them a few at a time (formatting a second's worth at once would delay the samplers), and writes them
+to the files once a second. A GPU that hangs leaves its cells empty; the rows of the others are written on time. A full
+disk stops the writing, not the sampling, and is reported at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.sample import GpuInfo
 
 FORMAT_ROWS: Final = 5
-"""Rows are formatted about so many at a time: waking up costs, and formatting many in one go holds up the samplers."""
+"""About this many rows are formatted at a time: waking up costs, and formatting many at once delays the samplers."""
 FORMAT_SECONDS: Final = (0.02, 0.25)
 """The shortest and the longest pause between."""
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
@@ -40,7 +40,7 @@ LEAD_SECONDS: Final = 0.1
 
 
 def no_training() -> Mapping[str, Any]:
-    """What a run says of itself when it says nothing."""
+    """The default of a run without labels."""
     return {}
 
 
@@ -48,10 +48,10 @@ def no_training() -> Mapping[str, Any]:
 class RecordOptions:
     """What to record and where: into `directory`, at `rate` hertz, as CSV with these columns, or as JSON.
 
-    `training` is asked for what the run reports of itself (epoch, batch, phase) and must be quick; `started` (local time)
-    is in the files' names. What waits is written every `flush_seconds`; a row waits for `grace_seconds` for a GPU that is
-    late before it is written without it. `gpu` is the index of the GPU in the single-GPU file, by default the first one's;
-    `stats_file` is that file's name, in `directory`.
+    `training` returns the run's labels (epoch, batch, phase) and must be fast; `started` (local time) is in the files'
+    names. Waiting rows are written every `flush_seconds`; a row waits `grace_seconds` for a late GPU before it is
+    written without it. `gpu` is the index of the GPU in the single-GPU file, by default the first one's; `stats_file`
+    is that file's name, in `directory`.
     """
 
     directory: Path = field(default_factory=Path)
@@ -89,7 +89,7 @@ class Recorder:
     """Records these GPUs from `start` to `stop`."""
 
     def __init__(self, readers: Sequence[GpuReader], options: RecordOptions) -> None:
-        """Raises ValueError for options that make no sense and for no GPUs at all."""
+        """Raises ValueError for invalid options and without any GPU."""
         options.validate()
         if not readers:
             raise ValueError("there is no GPU to record. `orch gpus` lists them; --simulate-gpus N makes some up.")
@@ -122,7 +122,7 @@ class Recorder:
         self._writer.start()
 
     def stop(self) -> RecordStats:
-        """End the recording, write what is left, close the files."""
+        """End the recording, write the rest, close the files."""
         self._group.stop()
         self._stop.set()
         self._writer.join()
@@ -174,7 +174,7 @@ class Recorder:
 
 
 class _Assembly:
-    """Puts the readings of one tick together."""
+    """Combines the readings of one tick."""
 
     def __init__(self, infos: Sequence[GpuInfo], queues: Mapping[str, deque[Reading]]) -> None:
         self.views = tuple(rows.View(info) for info in infos)
@@ -182,7 +182,7 @@ class _Assembly:
         self._written = -1
 
     def rows(self, overdue: float) -> Iterator[tuple[int, dict[str, Reading]]]:
-        """(tick, readings by UUID) of every tick that all GPUs have passed or that is overdue; `views` show it."""
+        """Yield (tick, readings by UUID) of every tick that all GPUs have passed or that is overdue; `views` show it."""
         while any(self._queues.values()):
             heads = [queue[0] for queue in self._queues.values() if queue]
             tick = min(head.tick for head in heads)
@@ -193,7 +193,7 @@ class _Assembly:
                 uuid: queue.popleft() for uuid, queue in self._queues.items() if queue and queue[0].tick == tick
             }
             if tick <= self._written:
-                continue  # a GPU that hung came back with a tick whose row is written
+                continue  # a GPU that hung returned with a tick whose row is already written
             self._written = tick
             for view in self.views:
                 view.update(readings.get(view.info.uuid))
@@ -201,11 +201,11 @@ class _Assembly:
 
 
 Formatter = Callable[[float, float, Sequence[rows.View], Mapping[str, Any]], str | None]
-"""Makes a row's text from its time (Unix), seconds since the start, the GPUs and the run's words; None for no row."""
+"""Builds a row's text from its time (Unix), seconds since the start, the GPUs and the run's labels; None for no row."""
 
 
 class _Sink:
-    """A file with rows that have not reached it yet."""
+    """A file with rows that are not written yet."""
 
     def __init__(self, file: LineFile | JsonArrayFile, formatter: Formatter) -> None:
         self.path = file.path
@@ -220,7 +220,7 @@ class _Sink:
             self._pending.append(text)
 
     def flush(self) -> None:
-        """Bring the rows to the file. Raises OSError, and gives those rows up, when the disk is full."""
+        """Write the rows to the file. On a full disk raises OSError, and drops those rows."""
         pending, self._pending = self._pending, []
         self._file.append(pending)
 
@@ -294,7 +294,7 @@ def _open_sinks(options: RecordOptions, infos: Sequence[GpuInfo]) -> list[_Sink]
 
 
 class TrainingFile:
-    """What a run says of itself, from a small JSON file that it replaces as it goes; see `TRAINING_VARIABLE`."""
+    """A run's labels, from a small JSON file that it replaces; see `TRAINING_VARIABLE`."""
 
     def __init__(self, path: Path) -> None:
         """Follow the file at `path`, which need not exist."""
@@ -303,7 +303,7 @@ class TrainingFile:
         self._latest: Mapping[str, Any] = {}
 
     def __call__(self) -> Mapping[str, Any]:
-        """Epoch, batch and phase as the run reported them last; empty when it has not, or not properly."""
+        """Return the last reported epoch, batch and phase; empty without a valid report."""
         try:
             status = self._path.stat()
         except OSError:

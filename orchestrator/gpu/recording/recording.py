@@ -1,4 +1,4 @@
-"""What a recording holds once it is read back, whatever wrote it: rows in base units, grouped by GPU.
+"""A recording as read back, from any format: rows in base units, grouped by GPU.
 
 The one form that reports, comparisons and plots work on. Absent stays None here as well.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class RecordedSample:
     """One GPU at one moment. `timestamp` is Unix time; `elapsed_seconds` counts from the recording's first row.
 
-    `training` is what the run said of itself then (epoch, batch, phase), where it said anything.
+    `training` are the run's labels at that time (epoch, batch, phase), if any.
     """
 
     timestamp: float
@@ -47,7 +47,7 @@ class RecordedSample:
 class Recording:
     """A file, or a job's telemetry, read back.
 
-    `dropped` counts entries that could not be used; `repaired` says that the end was cut off and has been left out.
+    `dropped` counts invalid entries; `repaired` says that the end was truncated and left out.
     """
 
     source: Path
@@ -65,6 +65,6 @@ class Recording:
 
     @property
     def duration_seconds(self) -> float:
-        """From the first sample to the last: by their times, not by their number."""
+        """Return the time from the first sample to the last: by their times, not by their number."""
         times = [sample.timestamp for sample in self.samples]
         return max(times) - min(times) if times else 0.0

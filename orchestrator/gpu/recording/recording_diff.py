@@ -1,7 +1,7 @@
-"""Two recordings side by side: means, peaks, energy, and by how much they differ.
+"""Compares two recordings: means, peaks, energy, and their differences.
 
-Means are over time, not over samples, so that two recordings of different rates compare. It says what was different, not
-whether that could be chance: one run each cannot tell.
+Means are over time, not over samples, so that two recordings of different rates compare. It reports differences, not
+whether they could be chance: one run each cannot tell.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Difference:
 
 
 def compare(first: Recording, second: Recording) -> tuple[Difference, ...]:
-    """Duration, then mean and peak of each quantity over all GPUs (memory and power summed over them), then energy."""
+    """Compare duration, then mean and peak of each quantity over all GPUs (memory and power summed over them), then energy."""
     rows = [Difference(name="duration", unit="s", first=first.duration_seconds, second=second.duration_seconds)]
     for name, unit, value, summed in (
         ("utilization", "%", _utilization, False),
@@ -64,7 +64,7 @@ def _over_gpus(
     *,
     summed: bool,
 ) -> float | None:
-    """Each GPU's figure, added up or (not `summed`) averaged over the GPUs that have one."""
+    """Return each GPU's figure, added up or (not `summed`) averaged over the GPUs that have one."""
     figures: list[float] = []
     for samples in recording.by_gpu.values():
         points = [(sample.timestamp, found) for sample in samples if (found := value(sample)) is not None]
@@ -96,7 +96,7 @@ def _peak(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _energy(recording: Recording) -> float | None:
-    """Energy by the counters where all GPUs have one, else by integrating power; None where there is neither."""
+    """Return the energy by the counters where all GPUs have one, else the integral of power; None without either."""
     counted: list[float] = []
     for samples in recording.by_gpu.values():
         readings = [sample.energy_joules for sample in samples if sample.energy_joules is not None]

@@ -1,9 +1,9 @@
-"""What a recording writes: gputop's JSON entries and the power log's CSV rows, made from samples.
+"""Builds a recording's rows: gputop's JSON entries and the power log's CSV rows, from samples.
 
-Formats and units are those files' own (MiB, per cent, MHz, local time without a zone), so that the tools which read them
-read ours; keys of our own are added to, never in place of, theirs. A value that a sample does not have leaves its CSV cell
-empty. In JSON it is 0, because those tools end with a KeyError where a key is missing; the key `absent` lists such keys, so
-that a reader who knows it can tell a missing sensor from a reading of 0.
+Formats and units are those files' own (MiB, per cent, MHz, local time without a zone), so that their tools read ours;
+our own keys are added to theirs, never in place of them. A missing value leaves its CSV cell empty. In JSON it is 0,
+because those tools fail with a KeyError for a missing key; the key `absent` lists such keys, so that a reader can
+distinguish a missing sensor from a reading of 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 CARRY_SECONDS: Final = 2.0
-"""A value that is asked for less often than rows are written is repeated for at most this long."""
+"""A value that is read less often than rows are written is repeated for at most this long."""
 
 VENDOR_NAMES: Final = {
     Vendor.NVIDIA: "NVIDIA",
@@ -70,19 +70,19 @@ def _whole(entry: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, A
 
 
 class View:
-    """A GPU as a row sees it: the newest power, with what is read less often carried along."""
+    """A GPU as a row shows it: the newest power, with slower values carried along."""
 
     __slots__ = ("_full", "_load", "info", "power")
 
     def __init__(self, info: GpuInfo) -> None:
-        """A GPU that has not answered yet."""
+        """Start with a GPU that has not answered yet."""
         self.info = info
         self.power: Sample | None = None
         self._load: Sample | None = None
         self._full: Sample | None = None
 
     def update(self, reading: Reading | None) -> None:
-        """Take the tick's reading; None when the GPU gave none, which leaves its row empty."""
+        """Add the tick's reading; None when the GPU gave none, which leaves its row empty."""
         self.power = reading.sample if reading is not None else None
         if reading is not None and reading.detail is not Detail.POWER:
             self._load = reading.sample

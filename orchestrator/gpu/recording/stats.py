@@ -1,4 +1,4 @@
-"""What a recording was worth: how often it was asked, how exactly, how often there was news, and the energy twice over.
+"""Quality of a recording: how often and how precisely GPUs were sampled, how often values were new, and the energy by two methods.
 
 Everything is kept in a bounded amount of memory however long the recording runs; quantiles come from a histogram whose
 buckets are 5 % wide.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FINEST_SECONDS: Final = 1e-6
 _STEP: Final = math.log(1.05)
 _GAP_SECONDS: Final = 5.0
-"""Power is not integrated across a longer gap: its values are not known."""
+"""Power is not integrated across a longer gap, in which its values are unknown."""
 
 
 class Quantiles:
@@ -29,7 +29,7 @@ class Quantiles:
         self.maximum = 0.0
 
     def add(self, seconds: float) -> None:
-        """Take a time in; what is below a microsecond counts as none."""
+        """Add a time; one below a microsecond counts as zero."""
         bucket = 0 if seconds < _FINEST_SECONDS else 1 + int(math.log(seconds / _FINEST_SECONDS) / _STEP)
         self._counts[bucket] = self._counts.get(bucket, 0) + 1
         self.count += 1
@@ -56,7 +56,7 @@ class Range:
     high: float = -math.inf
 
     def add(self, value: float | None) -> None:
-        """Take a value in; None is left out."""
+        """Add a value; None is left out."""
         if value is not None:
             self.count += 1
             self.total += value
@@ -64,13 +64,13 @@ class Range:
 
     @property
     def mean(self) -> float:
-        """The mean; only of use when `count` is not 0."""
+        """Return the mean; only valid when `count` is not 0."""
         return self.total / self.count
 
 
 @dataclass(slots=True)
 class GpuStats:
-    """What came of one GPU."""
+    """Statistics of one GPU."""
 
     info: GpuInfo
     samples: int = 0
@@ -83,7 +83,7 @@ class GpuStats:
     _counter: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, sample: Sample) -> None:
-        """Take a sample in."""
+        """Add a sample."""
         self.samples += 1
         self.fresh += sample.fresh
         self.first = sample.monotonic if self.first is None else self.first
@@ -121,7 +121,7 @@ class GpuStats:
 
     @property
     def integral_joules_beside_counter(self) -> float | None:
-        """The integral of power between the same two moments, to hold against the counter."""
+        """Return the integral of power between the same two moments, to compare with the counter."""
         return self._counter[1][1] - self._counter[0][1] if self._counter else None
 
     @property
@@ -136,7 +136,7 @@ class GpuStats:
 
     @property
     def fresh_rate(self) -> float:
-        """New values of the power sensor a second: what the asking was worth."""
+        """Return new values of the power sensor per second."""
         # The first sample is new by definition, and begins the span that the others fill.
         return max(0, self.fresh - 1) / self.seconds if self.seconds > 0 else 0.0
 
@@ -152,12 +152,12 @@ class RecordStats:
         self.missed = 0
 
     def add(self, reading: Reading) -> None:
-        """Take a reading in."""
+        """Add a reading."""
         self.lateness.add(max(0.0, reading.lateness))
         self.gpus[reading.sample.gpu_uuid].add(reading.sample)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it in JSON's terms; times in seconds, rates in hertz, energy in joules."""
+        """Return all statistics as JSON values; times in seconds, rates in hertz, energy in joules."""
         return {
             "wanted_rate_hz": self.wanted_rate,
             "missed_ticks": self.missed,
@@ -181,7 +181,7 @@ class RecordStats:
         }
 
     def text(self) -> str:
-        """The same for a reader."""
+        """Return the same as text."""
         jitter = self.lateness
         lines = [
             (

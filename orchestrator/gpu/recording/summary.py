@@ -1,4 +1,4 @@
-"""The text that stands beside a recording, `..._summary.txt`: gputop's summary, with what the recording was worth."""
+"""The text beside a recording, `..._summary.txt`: gputop's summary, with the recording's quality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two NVML calls that come in versions or sizes: memory in use, and the processes on a GPU."""
+"""Two NVML calls with versions or sizes: memory in use, and the processes on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_PROCESSES: Final = 4096
 
 
 class MemoryCall:
-    """Memory in use, with the driver's reservation apart where the driver can tell (version 2 of the call)."""
+    """Memory in use, without the driver's reservation where the driver reports it (version 2 of the call)."""
 
     __slots__ = ("_call", "_out", "_types")
 
@@ -27,7 +27,7 @@ class MemoryCall:
             self._call = library.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(self._out))
 
     def read(self) -> tuple[int, int] | None:
-        """(used, total) in bytes, or None."""
+        """Return (used, total) in bytes, or None."""
         if self._call is None or self._call() != SUCCESS:
             return None
         total, used = self._out.total, self._out.used
@@ -35,7 +35,7 @@ class MemoryCall:
 
 
 class ProcessCall:
-    """Which processes use the GPU; the array grows with them and stays."""
+    """Lists the processes that use the GPU; its array grows with them and stays."""
 
     __slots__ = ("_call", "_count", "_handle", "_library", "_rows")
 
@@ -52,7 +52,7 @@ class ProcessCall:
         )
 
     def read(self) -> tuple[GpuProcess, ...]:
-        """The processes; none where the driver does not tell."""
+        """Return the processes; none where the driver does not report them."""
         code = self._ask()
         if code == _INSUFFICIENT_SIZE and self._count.value < _MOST_PROCESSES:
             self._make_room(2 * self._count.value)

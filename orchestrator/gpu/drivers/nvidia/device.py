@@ -1,12 +1,12 @@
-"""One opened NVIDIA GPU: everything that it was found able to say, as prepared calls.
+"""One opened NVIDIA GPU: prepared calls for everything that it supports.
 
-What a GPU can say is found out once, when it is opened: every call and field is tried, and what the driver does not know
-or refuses is never asked again. What worked once is asked each time; a failure then is a hole in that sample (polling
-fast makes some drivers answer "not supported" or 0 mW now and then), counted in the tally.
+Support is determined once, at opening: every call and field is tried, and what the driver does not know or refuses is
+never tried again. What worked once is read each time; a failure then leaves a gap in that sample (fast polling makes
+some drivers answer "not supported" or 0 mW now and then), counted in the tally.
 
-Traps stepped around here, each of which has cost other monitors: `nvmlDeviceGetPowerUsage` is an average over a second
-on most GPUs since Ampere, so power is field 186; `nvmlDeviceGetPcieThroughput` blocks 20 ms, so PCIe comes from byte
-counters; blank sentinels such as 4294967295 % are dropped.
+Known problems avoided here: `nvmlDeviceGetPowerUsage` is an average over a second on most GPUs since Ampere, so power
+is field 186; `nvmlDeviceGetPcieThroughput` blocks 20 ms, so PCIe comes from byte counters; blank sentinels such as
+4294967295 % are dropped.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _TEMPERATURE_V1: Final = 0x0100000C
 _GPU_SENSOR: Final = 0
 _MAX_NVLINKS: Final = 18
 SETTINGS_SECONDS: Final = 5.0
-"""The power limit and the fan are asked for at most this often: they are set, and change slowly."""
+"""The power limit and the fan are read at most this often: they change slowly."""
 PROCESSES_SECONDS: Final = 1.5
-"""The processes are asked for at every other reading of one a second."""
+"""The processes are read at every other one of the readings each second."""
 _SANE_WATTS: Final = 20_000.0
 _SANE_CELSIUS: Final = 200.0
 _SANE_MEGAHERTZ: Final = 100_000
 
 
 class Device:
-    """One opened GPU: its handle and everything that it was found able to say."""
+    """One opened GPU: its handle and the calls that it supports."""
 
     def __init__(self, info: GpuInfo, options: ReaderOptions) -> None:
         self._info = info
@@ -87,7 +87,7 @@ class Device:
         self._prepare_slow()
 
     def _works(self, call: Call | None) -> Call | None:
-        """The call if it succeeds now; a lost GPU is an error, anything else means that the GPU cannot say this."""
+        """Return the call if it succeeds now; a lost GPU is an error, any other error means that the GPU does not support it."""
         if call is None:
             return None
         code = call()
@@ -115,7 +115,7 @@ class Device:
             self._temperature = self._number("nvmlDeviceGetTemperature", ctypes.c_uint(_GPU_SENSOR))
 
     def _prepare_power(self) -> None:
-        """Instantaneous power at the GPU's scope, else at its module's, else the driver's average."""
+        """Prepare instantaneous power at the GPU's scope, else at its module's, else the driver's average."""
         self._freshness = fields.Freshness()
         self._power_batch = self._batch(((fields.POWER_INSTANT, fields.SCOPE_GPU),)) or self._batch(
             ((fields.POWER_INSTANT, fields.SCOPE_MODULE),)
@@ -123,7 +123,7 @@ class Device:
         self._power_average = None if self._power_batch else self._number("nvmlDeviceGetPowerUsage")
 
     def _batch(self, wanted: tuple[tuple[int, int], ...]) -> FieldBatch | None:
-        """A batch of those of the fields that the GPU answers; None for none of them."""
+        """Return a batch of the fields that the GPU supports; None without any."""
         if not wanted:
             return None
         try:
@@ -141,7 +141,7 @@ class Device:
         return self._batch(usable)
 
     def _prepare_slow(self) -> None:
-        """What only a full reading asks for."""
+        """Prepare what only a full reading needs."""
         links = self._nvlinks()
         wanted = (
             fields.ENERGY,
@@ -206,7 +206,7 @@ class Device:
         self._supported_reasons = supported.value
 
     def read(self, detail: Detail, xids: XidWatch | None) -> Sample:
-        """One reading. Raises GpuLostError, or GpuReadError when the GPU answered nothing at all."""
+        """Return one reading. Raises GpuLostError, or GpuReadError when all calls fail."""
         wall, start = time.time(), time.perf_counter()
         monotonic = time.monotonic()
         values: SampleValues = {}
@@ -230,7 +230,7 @@ class Device:
         )
 
     def _ask(self, call: Call | None) -> bool:
-        """Make a call; whether its results can be used. Raises GpuLostError."""
+        """Make a call; return whether its results are usable. Raises GpuLostError."""
         if call is None:
             return False
         self._asked += 1
@@ -244,7 +244,7 @@ class Device:
         return False
 
     def _rows_of(self, batch: FieldBatch | None) -> list[FieldRow]:
-        """Ask for a batch of fields; nothing when there is none or the driver refuses it this time."""
+        """Read a batch of fields; nothing when there is none or the driver refuses it this time."""
         if batch is None:
             return []
         self._asked += 1
@@ -270,7 +270,7 @@ class Device:
             values["driver_timestamp"] = timestamp_us / 1e6
 
     def _ask_power(self, rows: list[FieldRow]) -> tuple[float | None, int]:
-        """(watts or None, the driver's timestamp in microseconds or 0), out of `rows` where they are there already."""
+        """Return (watts or None, the driver's timestamp in microseconds or 0), from `rows` if they contain it."""
         if self._power_batch is None:
             asked = self._power_average is not None and self._ask(self._power_average[1])
             return (self._power_average[0].value / 1e3, 0) if asked and self._power_average else (None, 0)
@@ -336,7 +336,7 @@ class Device:
         return values
 
     def _usable(self, batch: FieldBatch, rows: list[FieldRow]) -> dict[tuple[int, int], float]:
-        """The values by field and scope; what the driver refused this once, and blanks, are counted and left out."""
+        """Return the values by field and scope; refused values and blanks are counted and left out."""
         found: dict[tuple[int, int], float] = {}
         for pair, (result, value, _) in zip(batch.fields, rows, strict=True):
             if result == SUCCESS and value is not None:
@@ -374,13 +374,13 @@ class Device:
         values["nvlinks"] = _links(found)
 
     def close(self) -> None:
-        """Let go of the driver. Never raises."""
-        with contextlib.suppress(Exception):  # a driver that is gone has nothing left to release
+        """Release the driver. Never raises."""
+        with contextlib.suppress(Exception):  # nothing is left to release if the driver is gone
             self._library.close()
 
 
 def _links(found: dict[tuple[int, int], float]) -> tuple[tuple[int, int | None, int | None], ...]:
-    """(link, bytes sent, bytes received) from NVML's KiB counters."""
+    """Return (link, bytes sent, bytes received) from NVML's KiB counters."""
 
     def bytes_of(field: int, link: int) -> int | None:
         kibibytes = found.get((field, link))

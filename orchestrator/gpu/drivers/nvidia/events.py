@@ -1,7 +1,7 @@
-"""Xid events of one NVIDIA GPU, counted by a thread that sleeps in the driver.
+"""Counts Xid events of one NVIDIA GPU in a thread that blocks in the driver.
 
-NVML hands each event to a waiting caller once and keeps no history, so the counts begin when the watch does. The thread
-has its own grip on the library and dies with its process; a driver that hangs holds up nothing but this thread.
+NVML delivers each event to a waiting caller once and keeps no history, so the counts begin with the watch. The thread
+opens the library itself and dies with its process; a driver that hangs blocks only this thread.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class XidWatch:
         self._thread.start()
 
     def counts(self) -> tuple[XidCount, ...]:
-        """Events so far, by code."""
+        """Return the number of events so far, by code."""
         with self._lock:
             return tuple(self._counts[code] for code in sorted(self._counts))
 
     def wait_until_armed(self, timeout: float) -> bool:
-        """Whether events are being caught by now; waits up to `timeout` seconds for it."""
+        """Whether events are being counted by now; waits up to `timeout` seconds for it."""
         return self._armed.wait(timeout)
 
     def close(self) -> None:
-        """Stop watching; waits for the thread as long as one wait in a healthy driver takes."""
+        """Stop watching; wait for the thread at most as long as one wait in a healthy driver takes."""
         self._stop.set()
         self._thread.join(2 * _WAIT_MILLISECONDS / 1e3)
 
@@ -61,7 +61,7 @@ class XidWatch:
                 library.close()
 
     def _watch(self, library: Library) -> None:
-        """Wait for events until told to stop or until the driver fails."""
+        """Wait for events until stopped or until the driver fails."""
         event_set = library.types.c_nvmlEventSet_t()
         create = library.call("nvmlEventSetCreate", ctypes.byref(event_set))
         if create is None or create() != SUCCESS:

@@ -1,7 +1,6 @@
-"""Which NVML field means what: id, scope, unit and where its value goes in a `Sample`.
+"""NVML fields: id, scope, unit and their place in a `Sample`.
 
-Data and arithmetic only. A field that a GPU refuses when it is first asked is left out of the batch from then on, so that
-a reading asks for nothing in vain.
+Data and arithmetic only. A field that a GPU refuses at first is left out of the batch from then on, so that no read is wasted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ NVLINK_RECEIVE: Final = 139
 
 SCOPE_GPU: Final = 0
 SCOPE_MODULE: Final = 1
-"""Grace Hopper answers for power at the scope of the module only."""
+"""Grace Hopper reports power at the scope of the module only."""
 
 THROTTLE_FIELDS: Final = (
     (74, Throttle.POWER_CAP),
@@ -34,7 +33,7 @@ THROTTLE_FIELDS: Final = (
     (77, Throttle.CURRENT),
     (79, Throttle.RELIABILITY),
 )
-"""Nanoseconds each. Newer drivers count thermal slowdown in 269, older ones in 75; where both answer, the first holds."""
+"""Nanoseconds each. Newer drivers count thermal slowdown in 269, older ones in 75; where both answer, the first is used."""
 
 ECC_FIELDS: Final = (
     (3, "corrected", "volatile"),
@@ -57,10 +56,10 @@ THROTTLE_BITS: Final = (
     (0x200, Throttle.CURRENT),
     (0x400, Throttle.RELIABILITY),
 )
-"""Bits of the clocks' event reasons. Bit 0 says that the GPU idles, which throttles nothing."""
+"""Bits of the clocks' event reasons. Bit 0 means that the GPU is idle, which is no throttling."""
 
 CLOCK_DOMAINS: Final = ((1, "sm"), (2, "memory"))
-"""The graphics clock is the SM clock in another name, and nothing here uses the video engines: two driver calls less."""
+"""The graphics clock equals the SM clock, and nothing here uses the video engines: two driver calls less."""
 
 TEMPERATURE_LIMITS: Final = (
     (0, "gpu", "shutdown"),
@@ -72,7 +71,7 @@ TEMPERATURE_LIMITS: Final = (
 
 
 def throttle_states(supported: int, active: int) -> tuple[tuple[Throttle, bool], ...]:
-    """The reasons that a GPU can report, each with whether it holds now, from NVML's two bit masks."""
+    """Return the reasons that a GPU can report, each with whether it holds now, from NVML's two bit masks."""
     states: dict[Throttle, bool] = {}
     for bit, reason in THROTTLE_BITS:
         if supported & bit or active & bit:
@@ -82,17 +81,17 @@ def throttle_states(supported: int, active: int) -> tuple[tuple[Throttle, bool],
 
 @dataclass(slots=True)
 class Unwrapped:
-    """A hardware counter of 32 bits that wraps, carried on in Python's unbounded integers.
+    """Extends a hardware counter of 32 bits that wraps to an unbounded integer.
 
-    Only one wrap between two readings can be told; a counter that falls back by less than half its range was reset, and
-    is passed on as it is, which Prometheus' `rate()` understands.
+    Only one wrap between two readings is detectable; a counter that falls by less than half its range was reset, and is
+    passed on unchanged, which Prometheus' `rate()` supports.
     """
 
     offset: int = 0
     last: int = 0
 
     def update(self, raw: int) -> int:
-        """The counter's value with all wraps seen so far added."""
+        """Return the counter's value with all wraps so far added."""
         if raw < self.last < 2**32 and self.last - raw > 2**31:
             self.offset += 2**32
         elif raw < self.last:
@@ -103,17 +102,17 @@ class Unwrapped:
 
 @dataclass(slots=True)
 class Freshness:
-    """Tells a new value of a sensor from an old one handed out again.
+    """Distinguishes a new value of a sensor from a repeated one.
 
-    A driver's timestamp from before the question is the sensor's own: the value is fresh when that has moved. One from
-    during the question only repeats when we asked; then, and where there is none, just a changed value proves freshness.
+    A driver's timestamp from before the call is the sensor's own: the value is fresh when it has changed. One from
+    during the call only repeats the time of the call; then, and without any, only a changed value proves freshness.
     """
 
     _value: float | None = None
     _timestamp_us: int = 0
 
     def update(self, value: float | None, timestamp_us: int, asked_us: int) -> bool:
-        """Whether this value is news; times in microseconds of Unix time, 0 where the driver gives none."""
+        """Whether this value is new; times in microseconds of Unix time, 0 where the driver gives none."""
         sensor_time = 0 < timestamp_us < asked_us
         fresh = timestamp_us != self._timestamp_us if sensor_time else value != self._value
         self._value, self._timestamp_us = value, timestamp_us

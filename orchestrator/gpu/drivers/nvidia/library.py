@@ -1,10 +1,10 @@
 """NVML as prepared calls: functions of the driver's library with their arguments bound and their results preallocated.
 
-pynvml finds and loads the library and has its structures and constants. Its functions build fresh objects and raise an
-exception for everything that a GPU lacks, which is the ordinary case here, so readers call the library itself: the same
-call costs a twentieth. Nothing in this module decides what a value means; `nvml.py` does.
+pynvml finds and loads the library and has its structures and constants. Its functions create objects and raise an
+exception for everything that a GPU lacks, which is common here, so readers call the library directly: the same call
+costs a twentieth. Nothing in this module interprets a value; `nvml.py` does.
 
-ctypes lets go of the interpreter lock during a call, so a driver that hangs stops the calling thread and no other.
+ctypes releases the interpreter lock during a call, so a driver that hangs blocks only the calling thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOST: Final = frozenset({15, 16, 28})
 
 U32_BLANKS: Final = frozenset({0xFFFFFFFF, *range(0x7FFFFFF0, 0x80000000)})
 U64_BLANK_FLOOR: Final = 0x7FFFFFFFFFFFFFF0
-"""Where the vendor's marks for "no value" begin (9.2e18); no counter of a GPU gets that far."""
+"""Where the vendor's marks for "no value" begin (9.2e18); no counter of a GPU reaches it."""
 
 Handle = Any
 """An opaque `nvmlDevice_t`."""
@@ -69,11 +69,11 @@ class Library:
         self._library: Any = pynvml.nvmlLib
 
     def function(self, name: str) -> Callable[..., int] | None:
-        """The function of that name, or None where the driver is too old to have it."""
+        """Return the function of that name, or None where the driver is too old to have it."""
         return getattr(self._library, name, None)
 
     def call(self, names: str | Iterable[str], *arguments: Any) -> Call | None:
-        """A prepared call of the first of these functions that the driver has, else None."""
+        """Return a prepared call of the first of these functions that the driver has, else None."""
         for name in (names,) if isinstance(names, str) else names:
             function = self.function(name)
             if function is not None:
@@ -90,14 +90,14 @@ class Library:
         raise GpuReadError(f"{message}. `nvidia-smi` shows whether the driver works.")
 
     def describe(self, code: int) -> str:
-        """NVML's own words for a return code."""
+        """Return NVML's text for a return code."""
         try:
             return str(self.types.NVMLError(code))
         except Exception:
             return f"NVML error {code}"
 
     def text(self, name: str, *arguments: Any, size: int = 96) -> str:
-        """What a function writes into a character buffer; empty where the driver lacks it or refuses."""
+        """Return what a function writes into a character buffer; empty where the driver lacks it or refuses."""
         buffer = ctypes.create_string_buffer(size)
         call = self.call(name, *arguments, buffer, ctypes.c_uint(size))
         if call is None or call() != SUCCESS:
@@ -105,7 +105,7 @@ class Library:
         return buffer.value.decode("utf-8", "replace")
 
     def number(self, name: str, *arguments: Any) -> int | None:
-        """What a function writes into an unsigned int; None where the driver lacks it, refuses, or has nothing."""
+        """Return what a function writes into an unsigned int; None where the driver lacks it, refuses, or has nothing."""
         out = ctypes.c_uint()
         call = self.call(name, *arguments, ctypes.byref(out))
         if call is None or call() != SUCCESS or out.value in U32_BLANKS:
@@ -113,7 +113,7 @@ class Library:
         return out.value
 
     def device(self, name: str, *arguments: Any) -> Handle | None:
-        """The device handle that a function gives, or None."""
+        """Return the device handle from a function, or None."""
         handle = self.types.c_nvmlDevice_t()
         call = self.call(name, *arguments, ctypes.byref(handle))
         if call is None or call() != SUCCESS:
@@ -154,11 +154,11 @@ class FieldBatch:
         self._bytes = memoryview(self._array).cast("B")
 
     def read(self) -> int:
-        """Ask the driver; returns its code for the call as a whole."""
+        """Read the fields; return the driver's code for the call as a whole."""
         return self._call()
 
     def rows(self) -> list[FieldRow]:
-        """What `read` got, in the order of `fields`."""
+        """Return the results of `read`, in the order of `fields`."""
         rows: list[FieldRow] = []
         for _field, _scope, timestamp, _latency, kind, code, raw in _FIELD.iter_unpack(self._bytes):
             rows.append((code, _decode(kind, raw) if code == SUCCESS else None, timestamp))
@@ -166,7 +166,7 @@ class FieldBatch:
 
 
 def _decode(kind: int, raw: int) -> float | None:
-    """A field's union as a number by its value type; None for a vendor's mark that there is none."""
+    """Decode a field's union by its value type; None for a vendor's mark of no value."""
     if kind == 1:  # unsigned int
         value = raw & 0xFFFFFFFF
         return None if value in U32_BLANKS else value

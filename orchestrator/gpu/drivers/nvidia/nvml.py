@@ -1,7 +1,7 @@
 """NVIDIA GPUs through NVML: discovery, and one reader per GPU or MIG device.
 
-A MIG device has memory of its own but shares its GPU's power, heat and clocks, which therefore stay with that GPU; it is
-listed after it and names it. What is asked of a device, and how, is in `nvml_device.py`.
+A MIG device has its own memory but shares its GPU's power, heat and clocks, which therefore stay with that GPU; it is
+listed after it and names it. `device.py` defines what is read and how.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
 
 
 def open_nvidia() -> list[NvmlReader]:
-    """A reader for every NVIDIA GPU and MIG device of this host; empty where there is none.
+    """Return a reader for every NVIDIA GPU and MIG device of this host; empty where there is none.
 
     Raises GpuReadError when there is a driver that does not work; a host without the driver simply has no NVIDIA GPU.
     """
@@ -47,7 +47,7 @@ def _open_all(library: Library) -> list[NvmlReader]:
     for ordinal in range(count):
         handle = library.device("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(ordinal))
         if handle is None:
-            continue  # fallen off the bus: the others are still good
+            continue  # fallen off the bus: the others still work
         mig = _mig_devices(library, handle)
         parent = _describe(library, handle, len(readers), ordinal, driver, partitioned=bool(mig))
         readers.append(NvmlReader(parent))
@@ -58,7 +58,7 @@ def _open_all(library: Library) -> list[NvmlReader]:
 
 
 def _mig_devices(library: Library, handle: Handle) -> list[Handle]:
-    """The MIG devices of a GPU; none where MIG is off or unknown."""
+    """Return the MIG devices of a GPU; none where MIG is off or unknown."""
     current, pending = ctypes.c_uint(), ctypes.c_uint()
     mode = library.call("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
     if mode is None or mode() != SUCCESS or current.value != 1:
@@ -96,7 +96,7 @@ def _describe(
 
 
 def _pci_bus_id(library: Library, handle: Handle) -> str:
-    """As the kernel writes it, 0000:3b:00.0; empty where the driver does not tell."""
+    """Return the address as the kernel writes it, 0000:3b:00.0; empty where the driver does not report it."""
     pci = library.types.nvmlPciInfo_t()
     call = library.call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(pci))
     if call is None or call() != SUCCESS:
@@ -108,7 +108,7 @@ class NvmlReader:
     """Reads one NVIDIA GPU or MIG device; see `orchestrator.gpu.reader.GpuReader`."""
 
     def __init__(self, info: GpuInfo, options: ReaderOptions | None = None) -> None:
-        """Take note of the GPU; the driver is opened by the first reading, in the thread that reads."""
+        """Record the GPU; the first reading opens the driver, in the thread that reads."""
         self.info = info
         self.options = options or ReaderOptions()
         self._device: Device | None = None
@@ -124,7 +124,7 @@ class NvmlReader:
         return self._device.read(detail, self._xids)
 
     def reopen(self) -> None:
-        """Let go of the driver and find the GPU again by its UUID."""
+        """Release the driver and find the GPU again by its UUID."""
         self._release()
         self._device = Device(self.info, self.options)
 
@@ -134,7 +134,7 @@ class NvmlReader:
             self._device = None
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         if self._xids is not None:
             self._xids.close()
             self._xids = None
