@@ -494,7 +494,7 @@ def _service_alerts() -> tuple[Alert, ...]:
         ),
         Alert(
             name="OrchDaemonSlow",
-            expr=f"avg_over_time({c.DAEMON_LOOP_LAG.name}[5m]) > 0.5",
+            expr=f"avg_over_time({c.DAEMON_LOOP_LAG.name}[5m]) > {d.LATE_SECONDS:g}",
             wait="5m",
             severity="warning",
             component="daemon",

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.insight.traces import JobModel
-from orchestrator.core.diagnosis.observation import RestartsSeen, SavesSeen, StallSeen
+from orchestrator.core.diagnosis.definitions import JUMPED_VALUES
+from orchestrator.core.diagnosis.observation import RestartsSeen, SavesSeen, StallSeen, StorageSeen
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable, Iterator, Sequence
 
     from orchestrator.core.diagnosis.observation import JobSeen
@@ -146,6 +148,21 @@ def _of_gpus(form: str, values: dict[str, Any], rank: int, number: int) -> Itera
     foreign = _gpu_is(rank, foreign_pids=(4711,))
     crowded = _set(rank, slower=1.5) if number % 2 else None  # also when the balance is good
     yield _case("another's process on the GPU", form, values, "gpu_shared", rank, hook=foreign, change=crowded)
+    taken = _gpu_is(rank, memory_bytes=(40e9, 36e9, 76e9, 60e9, 45e9)[number])
+    own = _gpus_have(own_memory_bytes=29.4e9)
+    yield _case("memory taken by a hidden process", form, values, "gpu_memory_taken", rank, hook=_both(own, taken))
+    lost = _growing(rank, "uncorrected", (1, 2, 1, 7, 3)[number], 1e9)
+    yield _case("uncorrected memory errors", form, values, "gpu_fault", rank, hook=lost)
+    remaps = _growing(rank, "remapped", 1, 1e9)
+    corrects = _growing(rank, "corrected", 40, (0.5, 0.2, 1.0, 0.3, 0.7)[number])
+    yield _case(
+        "corrected memory errors, remapped rows",
+        form,
+        values,
+        "gpu_memory_errors",
+        rank,
+        hook=remaps if number % 2 else corrects,
+    )
     faults = (Xid(number=79), Xid(number=48), GpuLost(), Xid(number=94), Xid(number=119))
     yield _case("GPU lost, Xid, ECC", form, values, "gpu_fault", rank, hook=_gpu_is(rank, fault=faults[number]))
     yield _case("exporter dead or hung", form, values, "exporter_silent", rank, hook=_gpu_is(rank, silent=True))
@@ -158,7 +175,17 @@ def _of_jobs(form: str, values: dict[str, Any], rank: int, number: int) -> Itera
     yield _case("NaN or infinite loss", form, bad, "loss_not_finite", None)
     flat = values | {"loss": lambda step, rnd: 2.302585 if step >= at_step else 2.0 + rnd.random()}
     yield _case("flat loss", form, flat, "loss_flat", None)
-    failing = values | {"saves": lambda at: SavesSeen(failures=2 + number if at >= FAULT_AT else 0, said="no space")}
+    jump = values | {"loss": lambda step, rnd: _loss_after(step, at_step, number, rnd)}
+    yield _case(
+        "loss that jumps", form, jump, "loss_jumped", None, patience=3.0 * JUMPED_VALUES * values["step_seconds"]
+    )
+    yield from _of_storage(form, values, number)
+    late = (0.8, 1.5, 4.0, 0.7, 2.5)[number]
+    slow_daemon = _late(late)
+    yield _case("overloaded daemon", form, values, "daemon_overloaded", None, hook=slow_daemon)
+    failing = values | {
+        "saves": lambda at: SavesSeen(failures=2 + number if at >= FAULT_AT else 0, said="no such host")
+    }
     yield _case("failing saves", form, failing, "saves_failing", None)
     interval = (None, 60.0, 300.0, 600.0, 500.0)[number]
     rare = values | {
@@ -173,6 +200,76 @@ def _of_jobs(form: str, values: dict[str, Any], rank: int, number: int) -> Itera
     )
     nothing = _idle(idle)
     yield _case("RUNNING and doing nothing", form, values | SILENT, "job_idle", None, hook=nothing)
+
+
+def _loss_after(step: int, at_step: int, number: int, rnd: random.Random) -> float:
+    """A loss that falls with noise, and from the step on is far higher: at once, or growing, or as random guessing has it."""
+    usual = 0.5 + 2.0 / (1.0 + 0.02 * step)
+    noisy = usual * rnd.lognormvariate(0.0, 0.1)
+    if step < at_step:
+        return noisy
+    return (noisy * 4.0, 11.0 + rnd.random(), noisy * 1.02 ** min(800, step - at_step + 60), noisy + 6.0, noisy * 10.0)[
+        number
+    ]
+
+
+def _of_storage(form: str, values: dict[str, Any], number: int) -> Iterator[Case]:
+    gb, ranks = 10**9, values["ranks"]
+    failed = SavesSeen(failures=1 + number, said="has 0 bytes free", cause=("ENOSPC", "EDQUOT")[number % 2])
+    full = values | {"saves": lambda at: failed if at >= FAULT_AT and number % 2 else SavesSeen()}
+    room = _storage(lambda at: {"written_bytes": gb, "free_bytes": gb * ranks // 2 if at >= FAULT_AT else 90 * gb})
+    yield _case("full storage", form, full, "storage_full", None, **({} if number % 2 else {"hook": room}))
+
+    def slower(at: float) -> dict[str, Any]:
+        write = (2.0, 4.0, 1.0, 3.0, 8.0)[number]
+        after = at - FAULT_AT
+        return {
+            "writes": 1 + int(min(at, FAULT_AT) // 20.0),
+            "seconds": write,
+            "written_bytes": gb,
+            "busy_seconds": max(0.0, after) if number % 2 else 0.0,
+        } | ({"writes": 99, "seconds": 30.0 + 8.0 * write} if after >= 0.0 and not number % 2 else {})
+
+    waiting = values | {"saves": lambda at: SavesSeen(waited_seconds=0.4 * max(0.0, at - FAULT_AT))}
+    if number == 4:
+        yield _case("slow storage", form, waiting, "storage_slow", None)
+    else:
+        yield _case("slow storage", form, values, "storage_slow", None, hook=_storage(slower))
+
+
+def _storage(of: Callable[[float], dict[str, Any]]) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    """What every rank's part of the checkpoints meets."""
+    return lambda _job, at, seen: replace(
+        seen, storage=tuple(StorageSeen(rank=rank, **of(at)) for rank in range(seen.num_ranks))
+    )
+
+
+def _late(seconds: float) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    return lambda job, at, seen: replace(
+        seen, late_seconds=seconds * job.random.uniform(0.8, 1.2) if at >= FAULT_AT else 0.01
+    )
+
+
+def _gpus_have(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    """From the begin, on every GPU."""
+    return lambda _job, _at, seen: replace(seen, gpus=tuple(replace(gpu, **values) for gpu in seen.gpus))
+
+
+def _both(
+    first: Callable[[JobModel, float, JobSeen], JobSeen], second: Callable[[JobModel, float, JobSeen], JobSeen]
+) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    return lambda job, at, seen: second(job, at, first(job, at, seen))
+
+
+def _growing(rank: int, counter: str, least: int, every: float) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    """A counter of the driver's that stood at 3, rises by ``least`` and then once in so many seconds."""
+
+    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+        more = least + int((at - FAULT_AT) / every) if at >= FAULT_AT else 0
+        gpus = (replace(gpu, **{counter: 3 + (more if gpu.rank == rank else 0)}) for gpu in seen.gpus)  # type: ignore[arg-type]
+        return replace(seen, gpus=tuple(gpus))
+
+    return hook
 
 
 def _of_nodes(form: str, values: dict[str, Any], number: int) -> Iterator[Case]:

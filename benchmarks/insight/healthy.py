@@ -1,16 +1,17 @@
-"""Forty kinds of healthy jobs, on which diagnosis must say nothing."""
+"""Over sixty kinds of healthy jobs, on which diagnosis must say nothing."""
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.diagnosis.observation import SavesSeen, StallSeen
+from orchestrator.core.diagnosis.observation import SavesSeen, StallSeen, StorageSeen
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 
 if TYPE_CHECKING:
-    import random
+    from collections.abc import Callable
 
     from benchmarks.insight.traces import JobModel
     from orchestrator.core.diagnosis.observation import JobSeen
@@ -68,6 +69,41 @@ def _late_reports(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
             for gpu in seen.gpus
         ),
     )
+
+
+def _storage(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
+    return lambda _job, _at, seen: replace(
+        seen, storage=tuple(StorageSeen(rank=rank, **values) for rank in range(seen.num_ranks))
+    )
+
+
+def _cosmic_rays(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+    """A GPU with a past, and one corrected error in five minutes."""
+    return replace(
+        seen, gpus=tuple(replace(g, uncorrected=1, remapped=2, corrected=70 + int(at // 300.0)) for g in seen.gpus)
+    )
+
+
+def _writes(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+    """Checkpoints every minute: 3 to 9 s each, and now and then one of 14 s."""
+    number, into = divmod(at, 60.0)
+    rnd = random.Random(f"{job.seed}-{number}")
+    seconds = 14.0 if rnd.random() < 0.1 else rnd.uniform(3.0, 9.0)
+    busy = into if into < seconds else 0.0
+    return _storage(writes=int(number), seconds=seconds, busy_seconds=busy, written_bytes=10**9, free_bytes=10**12)(
+        job, at, seen
+    )  # fmt: skip
+
+
+def _long_write(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+    """Five minutes for the first checkpoint, of which nothing is known yet."""
+    busy = at - 100.0 if 100.0 <= at < 400.0 else 0.0
+    return _storage(writes=int(at >= 400.0), busy_seconds=busy, written_bytes=10**9, free_bytes=10**12)(job, at, seen)  # fmt: skip
+
+
+def _pauses(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
+    """The daemon's loop is late by far, for a look or two each minute."""
+    return replace(seen, late_seconds=9.0 if at % 60.0 < 4.0 else 0.15 * job.random.random())
 
 
 def _changing(step: int, rnd: random.Random) -> float:
@@ -138,6 +174,22 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "saves of 5 %": {
         "saves": lambda at: SavesSeen(ever=True, unsaved_seconds=at % 300.0, interval_seconds=300.0, stall_seconds=15.0)
     },
+    "loss of small batches": {"loss": lambda step, rnd: (0.3 + 2.0 / (1 + 0.01 * step)) * rnd.lognormvariate(0.0, 0.6)},
+    "loss with single spikes": {"loss": lambda _step, rnd: 1.0 + rnd.random() + (40.0 if rnd.random() < 0.03 else 0.0)},
+    "loss that swings": {"loss": lambda step, rnd: 2.0 + 1.5 * math.sin(step / 800.0) + 0.1 * rnd.random()},
+    "loss of warm restarts": {
+        "loss": lambda step, rnd: (0.6 + 0.5 * (step % 3000 < 400)) * rnd.lognormvariate(0.0, 0.1)
+    },
+    "loss of two players": {"loss": lambda _step, rnd: rnd.choice((0.7, 2.1)) * rnd.lognormvariate(0.0, 0.4)},
+    "loss near nothing": {"loss": lambda _step, rnd: 1e-6 * rnd.expovariate(1.0)},
+    "drivers that take memory": {"hook": _all_gpus(memory_bytes=31.2e9, own_memory_bytes=29.6e9)},
+    "single corrected errors": {"hook": _cosmic_rays},
+    "storage that is nearly full": {
+        "hook": _storage(free_bytes=41 * 10**9, written_bytes=10**10, writes=3, seconds=9.0)
+    },
+    "writes of varied time": {"hook": _writes},
+    "a first write that takes long": {"hook": _long_write},
+    "a machine that pauses": {"hook": _pauses},
     "slow warm-up": {"first_step_at": 30.0, "noise": 0.2},
     "small job of 30 s": {"ranks": 2, "step_seconds": 0.05},
 }

@@ -72,7 +72,7 @@ FAULTS: Final = (
     Fault(name="slow rank", kind="rank_slow", rank=1),
     Fault(name="slow rank, no reports", kind="rank_awaited", rank=1, gpu=0, reports=False),
     Fault(name="starved loader", kind="input_starved", rank=None),
-    Fault(name="full disk", kind="saves_failing", rank=None, act=_fill),
+    Fault(name="full disk", kind="storage_full", rank=None, act=_fill),
     Fault(name="world size", kind="wrong_world_size", rank=None, by_step=False),
     Fault(name="never enters", kind="rendezvous_incomplete", rank=1, by_step=False),
     Fault(name="port in use", kind="", rank=None, ended="port_in_use", by_step=False),

@@ -14,13 +14,15 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from orchestrator.train import context
 
 STEP_SECONDS = 0.2
+STARVED_FACTOR = 3.0
+"""A batch of the starved loader takes so many steps, however long these are on a machine that does other work."""
 FAULTY_RANK = 1
 LEAK_BYTES = 4 * 2**20
 
@@ -30,6 +32,7 @@ class Batches(Dataset[torch.Tensor]):
 
     def __init__(self, slow_from: int) -> None:
         self.slow_from = slow_from
+        self.step_seconds = multiprocessing.get_context("fork").Value("d", STEP_SECONDS)
 
     def __len__(self) -> int:
         """As many as anyone takes."""
@@ -38,7 +41,7 @@ class Batches(Dataset[torch.Tensor]):
     def __getitem__(self, index: int) -> torch.Tensor:
         """One batch."""
         if index >= self.slow_from:
-            time.sleep(3.0 * STEP_SECONDS)
+            time.sleep(STARVED_FACTOR * self.step_seconds.value)
         return torch.randn(32, 64)
 
 
@@ -81,16 +84,19 @@ def main(fault: str, at_step: int, directory: str = "") -> None:
     told, reports = context(), fault != "slow rank, no reports"
     model = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    starved = DataLoader(Batches(at_step), batch_size=None, num_workers=1, prefetch_factor=2)
+    rows = Batches(at_step)
+    starved = DataLoader(rows, batch_size=None, num_workers=1, prefetch_factor=2, multiprocessing_context="fork")
     batches = iter(starved) if fault == "starved loader" else iter(lambda: torch.randn(32, 64), None)
     kept: list[bytearray] = []
     for step, batch in enumerate(batches, start=1):
+        began = time.monotonic()
         work(STEP_SECONDS / 2.0)
         optimizer.zero_grad()
         loss = model(batch).square().mean()
         loss.backward()
         optimizer.step()
         begun = step >= at_step
+        rows.step_seconds.value = max(STEP_SECONDS, 0.9 * rows.step_seconds.value + 0.1 * (time.monotonic() - began))
         if begun and told.rank == FAULTY_RANK:
             fail(fault, kept)
         if fault == "full disk" and step % 20 == 0:

@@ -121,8 +121,14 @@ def alertmanager_config(*, receivers: list[Document], receiver: str) -> Document
 SAID_BY_FINDINGS: Final = (
     ("gpu_throttled", "OrchGpuThrottled", ("gpu_uuid",)),
     ("rank_slow", "OrchRankStraggler", ("job_id", "rank")),
-    ("saves_rare", "OrchCheckpointTooOld", ("job_id",)),
+    ("storage_full|saves_failing|saves_rare", "OrchCheckpointTooOld", ("job_id",)),
     ("restart_loop", "OrchJobRestartLoop", ("job_id",)),
+    (
+        "rank_stopped|wrong_world_size|rendezvous_incomplete|no_step|input_starved|job_idle|gpus_unused",
+        "OrchJobGpusIdle",
+        ("job_id",),
+    ),
+    ("storage_full|saves_failing|saves_rare", "OrchJobNeverSaved", ("job_id",)),
 )
 """Findings that repeat an older alert with more detail: which, and what both must be about."""
 
@@ -145,12 +151,17 @@ def inhibit_rules() -> list[Document]:
         rule('alertname="OrchJobHangSuspected"', 'alertname=~"OrchRankStraggler|OrchCheckpointTooOld"', "job_id"),
         *(
             {
-                "source_matchers": ['alertname="OrchFinding"', f'kind="{kind}"'],
+                "source_matchers": ['alertname="OrchFinding"', f'kind{"=~" if "|" in kinds else "="}"{kinds}"'],
                 "target_matchers": [f'alertname="{target}"'],
                 "equal": list(equal),
             }
-            for kind, target, equal in SAID_BY_FINDINGS
+            for kinds, target, equal in SAID_BY_FINDINGS
         ),
+        {
+            "source_matchers": ['alertname="OrchDaemonSlow"'],
+            "target_matchers": ['alertname="OrchFinding"', 'kind="daemon_overloaded"'],
+            "equal": [],
+        },
         rule('alertname="OrchDiskAlmostFull"', 'alertname="OrchDiskFilling"', "node", "path"),
     ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, failure_kind
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
-from orchestrator.checkpoint.repository.persister import PersisterStatus
+from orchestrator.checkpoint.repository.status import PersisterStatus
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.external.watched_glob import WatchSettings

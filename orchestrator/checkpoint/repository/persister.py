@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
+from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
 from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotMeta, held, identity, version_of
 from orchestrator.checkpoint.snapshots.unmapped import FileSlot, UnmappedDirectory
 
@@ -68,27 +69,6 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersisterStatus:
-    """The result for this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
-
-    ``path`` is empty until this rank's write completes a checkpoint.
-    """
-
-    step: int | None = None
-    attempt: int | None = None
-    path: str = ""
-    bytes: int = 0
-    at: float | None = None
-    seconds: float = 0.0
-    persisted: int = 0
-    failures: int = 0
-    failure: str = ""
-    failure_kind: str = ""  # see `errors.failure_kind`: equal for all saves with one cause
-    watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
-    digest: str = ""  # of the content
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _RegionPart:
     """A part in a slot, as the checkpoint writer reads it."""
 
@@ -105,6 +85,15 @@ class _RegionPart:
     def tensor_file(self) -> Iterator[memoryview] | None:
         start, size = self.region.image_at, self.region.image_bytes
         return self.slot.pieces(start, size) if size else None
+
+
+@dataclass(slots=True)
+class _Due:
+    """Times of the monotonic clock: the next round of rank 0, the next try after a failure, and the begin of this round."""
+
+    not_before: float = 0.0
+    retry_at: float = 0.0
+    round_since: float = 0.0
 
 
 class SnapshotPersister:
@@ -139,10 +128,9 @@ class SnapshotPersister:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._status = PersisterStatus()
+        self.gauge = StorageGauge()
         self._done = 0  # the identity that was persisted last
-        self._not_before = 0.0  # on the monotonic clock: the next round of rank 0
-        self._retry_at = 0.0
-        self._round_since = 0.0
+        self._due = _Due()
         self._wrote_wanted = False
 
     @property
@@ -200,6 +188,8 @@ class SnapshotPersister:
         pause = LOOK_SECONDS
         while not self._closing.wait(pause):
             busy = self.poll() and self._wrote_wanted
+            if self._store is not None:
+                self.gauge.look(self._store.storage)
             pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
 
     # Everything below happens under the lock
@@ -208,10 +198,10 @@ class SnapshotPersister:
         self._wrote_wanted = False
         try:
             hold = self._hold_word()
-            if (flushing or time.monotonic() >= self._retry_at) and (found := self._oldest_pending()) is not None:
+            if (flushing or time.monotonic() >= self._due.retry_at) and (found := self._oldest_pending()) is not None:
                 self._wrote_wanted = self._persist(*found)
                 return self._wrote_wanted
-            is_due = self._rank == 0 and time.monotonic() >= self._not_before
+            is_due = self._rank == 0 and time.monotonic() >= self._due.not_before
             if not (flushing or hold.get() or is_due):
                 return False  # the usual case, at every look
             mine = self._directory.snapshots(self._rank)
@@ -220,7 +210,7 @@ class SnapshotPersister:
             if self._rank == 0:
                 self._coordinate(hold, mine, flushing=flushing)
             word = held([identity(meta.version) for meta, _ in mine], hold.get())
-            if word in (0, self._done) or (time.monotonic() < self._retry_at and not flushing):
+            if word in (0, self._done) or (time.monotonic() < self._due.retry_at and not flushing):
                 return False
             return self._persist(*next(found for found in mine if identity(found[0].version) == word))
         except Exception as error:  # without this thread training would wait, and checkpoints stay in memory
@@ -258,10 +248,10 @@ class SnapshotPersister:
         now = time.monotonic()
         word = hold.get()
         if word and not flushing:
-            if now - self._round_since < self.pace.patience_seconds and not self._is_over(word, mine):
+            if now - self._due.round_since < self.pace.patience_seconds and not self._is_over(word, mine):
                 return
             hold.set(0)
-        if not flushing and now < self._not_before:
+        if not flushing and now < self._due.not_before:
             return
         whole = self._newest_whole()
         if whole is None or identity(whole.version) == word or (identity(whole.version) <= self._done and not flushing):
@@ -271,8 +261,8 @@ class SnapshotPersister:
         if any(slot.pending() == identity(whole.version) for slot in self._directory.slots(0)):
             return  # every rank writes it without being asked
         hold.set(identity(whole.version))
-        self._round_since = now
-        self._not_before = max(self._not_before, now + self._interval)
+        self._due.round_since = now
+        self._due.not_before = max(self._due.not_before, now + self._interval)
 
     def _is_over(self, word: int, mine: list[tuple[SnapshotMeta, FileSlot]]) -> bool:
         """Whether the held checkpoint is in storage, or can never be because ranks hold different ones."""
@@ -330,7 +320,7 @@ class SnapshotPersister:
         slot.mark_stored(word)
         if self._store_state is not None:
             self._store_state.fail(failing=False)
-        self._not_before = max(self._not_before, started + seconds / self.pace.busy_share)
+        self._due.not_before = max(self._due.not_before, started + seconds / self.pace.busy_share)
         self._tell(meta, info, seconds)
         return True
 
@@ -342,9 +332,11 @@ class SnapshotPersister:
         return self._save(meta, slot, parts)
 
     def _save(self, meta: SnapshotMeta, slot: FileSlot, parts: Mapping[str, _RegionPart]) -> CheckpointInfo | None:
-        return self._store_for(meta).save_parts(
-            parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
-        )
+        store = self._store_for(meta)
+        with self.gauge.writing(store.storage):
+            return store.save_parts(
+                parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
+            )
 
     def _tell(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
         self._status = dataclasses.replace(
@@ -358,16 +350,25 @@ class SnapshotPersister:
             persisted=self._status.persisted + 1,
             failure="",
             failure_kind="",
+            failures_in_a_row=0,
+            failing_since=None,
         )
         if info is not None and self._on_persisted is not None:
             self._on_persisted(info)
 
     def _failed(self, message: str, kind: str) -> None:
-        self._retry_at = time.monotonic() + self.pace.retry_seconds
+        self._due.retry_at = time.monotonic() + self.pace.retry_seconds
         if self._store_state is not None:
             self._store_state.fail(failing=True)
-        failures = self._status.failures + 1
-        self._status = dataclasses.replace(self._status, failures=failures, failure=message, failure_kind=kind)
+        before = self._status
+        self._status = dataclasses.replace(
+            before,
+            failures=before.failures + 1,
+            failure=message,
+            failure_kind=kind,
+            failures_in_a_row=before.failures_in_a_row + 1,
+            failing_since=before.failing_since or time.time(),
+        )
 
     def _store_for(self, meta: SnapshotMeta) -> CheckpointRepository:
         key = (meta.attempt, meta.world_size, meta.job_id, meta.token, self._lease)

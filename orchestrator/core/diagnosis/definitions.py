@@ -78,6 +78,36 @@ STEADY_GROWTH: Final = 0.7
 """The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
 """Memory that lasts longer is not reported."""
+FOREIGN_BYTES: Final = 2.0 * 2**30
+FOREIGN_SHARE: Final = 0.05
+"""Memory that no process accounts for: drivers and contexts take up to this, or this share of the GPU's memory."""
+COUNTED_SECONDS: Final = 600.0
+"""Memory errors that are corrected are counted over this time."""
+CORRECTED: Final = 60.0
+"""So many corrected errors in it, one every ten seconds, are a cell that fails; single ones are cosmic rays."""
+LOSS_WINDOW: Final = 300
+"""A loss is compared with so many of its newest values, ten minutes of them."""
+LEAST_LOSSES: Final = 40
+JUMPED_VALUES: Final = 6
+"""So many values in a row stand for what the loss is now: single batches do not."""
+JUMPED_DEVIATIONS: Final = 6.0
+JUMPED_FACTOR: Final = 0.5
+"""A jump is this share of the usual loss at least, and so many robust standard deviations."""
+JUMP_ENDS_AFTER: Final = 300
+"""A loss that stays where it has jumped to for so many values is usual there."""
+STORAGE_FULL: Final = frozenset({"ENOSPC", "EDQUOT"})
+LEAST_WRITE_SECONDS: Final = 20.0
+USUAL_WRITES: Final = 5.0
+"""A write takes too long after so many times what the attempt's usual one took, and not before this."""
+FIRST_WRITE_SECONDS: Final = 600.0
+"""The first ones, of which no usual time is known, may take this."""
+WAITING_SHARE: Final = 0.1
+WAITING_SECONDS: Final = 120.0
+"""Saves that wait for storage for this share of the newest time make training slower."""
+LATE_SECONDS: Final = 0.5
+"""A daemon whose loop is late by more than this is overloaded."""
+LATE_LOOKS: Final = 8
+"""The daemon's lateness is the median of so many looks: one pause of the machine is none."""
 AGAIN_FACTOR: Final = 2.0
 """After each close a finding takes this many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
 LONGEST_AGAIN_SECONDS: Final = 1800.0
@@ -96,7 +126,8 @@ class Severity(StrEnum):
 class Definition:
     """When findings of one class open and close. ``figure`` describes the figure.
 
-    ``outlives``: the finding stays when the attempt ends.
+    ``outlives``: the finding stays when the attempt ends. ``apart``: it neither is explained by another one about the same rank or
+    GPU nor explains one.
     """
 
     figure: str
@@ -106,6 +137,7 @@ class Definition:
     close_seconds: float
     severity: Severity = Severity.WARNING
     outlives: bool = False
+    apart: bool = False
 
 
 def _at_once(
@@ -138,6 +170,21 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.GpuShared: Definition(
         figure="processes of no job here", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=20.0
     ),
+    f.GpuMemoryTaken: Definition(
+        figure="memory that no process accounts for, over what drivers take",
+        opens_at=1.0,
+        closes_at=0.8,
+        open_seconds=20.0,
+        close_seconds=30.0,
+    ),
+    f.GpuMemoryErrors: Definition(
+        figure="corrected errors in ten minutes, over 60, or remapped rows since the attempt began",
+        opens_at=1.0,
+        closes_at=0.2,
+        open_seconds=4.0,
+        close_seconds=600.0,
+        apart=True,
+    ),
     f.GpuThrottled: _over("share of the window in which clocks are held down", 0.5, 0.2, (10.0, 30.0)),
     f.GpuSlow: _over("how far its clock is below its neighbours', as a share", 0.08, 0.05, (10.0, 30.0)),
     f.InputStarved: _over("share of a step spent waiting for the next batch", 0.3, 0.2, (12.0, 30.0)),
@@ -161,6 +208,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         closes_at=1.0,
         open_seconds=0.0,
         close_seconds=60.0,
+        apart=True,
     ),
     f.HostMemoryGrowing: Definition(
         figure="steady growth of host memory that reaches its limit",
@@ -168,6 +216,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         closes_at=1.0,
         open_seconds=0.0,
         close_seconds=60.0,
+        apart=True,
     ),
     f.LoadUneven: _over("coefficient of variation of utilization or power", 0.2, 0.15, (60.0, 60.0)),
     f.LossNotFinite: Definition(
@@ -179,6 +228,15 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         severity=Severity.CRITICAL,
     ),
     f.LossFlat: _over("steps without a change of the loss, over what is usual", 1.0, 1.0, (4.0, 0.0)),
+    f.LossJumped: _over("how far the loss is above its usual value, over what counts as a jump", 1.0, 0.5, (6.0, 10.0)),
+    f.StorageFull: Definition(
+        figure="size of a checkpoint, over what its storage has left",
+        opens_at=1.0,
+        closes_at=0.9,
+        open_seconds=10.0,
+        close_seconds=20.0,
+        severity=Severity.CRITICAL,
+    ),
     f.SavesFailing: Definition(
         figure="saves that failed, the newest among them",
         opens_at=2.0,
@@ -188,8 +246,12 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         severity=Severity.CRITICAL,
     ),
     f.SavesRare: _over("time since the newest checkpoint, over the time that is meant", 1.0, 1.0, (30.0, 0.0)),
+    f.StorageSlow: _over("time that storage takes for a checkpoint, over what it may take", 1.0, 0.5, (10.0, 30.0)),
     f.SavesSlow: _over("time that a save stalls training, over the interval of saves", 0.2, 0.1, (10.0, 0.0)),
     f.ClockSkewed: _over("seconds between the clocks of the node and the daemon", 10.0, 5.0, (10.0, 30.0)),
+    f.DaemonOverloaded: _over(
+        "seconds by which the daemon's loop is late", LATE_SECONDS, LATE_SECONDS / 2.0, (20.0, 30.0)
+    ),
     f.RestartLoop: _at_once("restarts in an hour, over three", 0.0, outlives=True),
 }
 """Ordered by severity and information: of two about the same rank or GPU, the first explains the other."""

@@ -141,7 +141,7 @@ def _explained(suspicions: Iterable[Suspicion]) -> set[FindingKey]:
 
 
 def _explains(first: Finding, second: Finding) -> bool:
-    if PRECEDENCE[first.kind] >= PRECEDENCE[second.kind]:
+    if PRECEDENCE[first.kind] >= PRECEDENCE[second.kind] or definition_of(first).apart or definition_of(second).apart:
         return False
     same_gpu = bool(first.gpu_uuid) and first.gpu_uuid == second.gpu_uuid
     return same_gpu or (first.rank is not None and first.rank == second.rank)

@@ -41,6 +41,8 @@ class GpuSeen:
     ``work`` is the share of time in which a simulated GPU's rank worked and did not wait. ``fault`` is what the GPU or its
     driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` tells samples apart.
     ``clock_offset_seconds`` is how far its node's clock seems ahead of the daemon's, less the age of the sample.
+    ``own_memory_bytes`` is what the processes of the jobs on the GPU use, None where the driver does not tell it of all of them.
+    ``uncorrected`` and ``corrected`` memory errors and ``remapped`` rows are counted since the driver was loaded.
     """
 
     gpu_uuid: str
@@ -56,6 +58,10 @@ class GpuSeen:
     power_watts: float | None = None
     power_limit_watts: float | None = None
     clock_hertz: float | None = None
+    own_memory_bytes: float | None = None
+    uncorrected: int | None = None
+    corrected: int | None = None
+    remapped: int | None = None
     work: float | None = None
     throttle: tuple[str, ...] = ()
     foreign_pids: tuple[int, ...] = ()
@@ -83,6 +89,27 @@ class ProcessSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSeen:
+    """What a rank's part of the checkpoints meets on its storage.
+
+    ``failures`` are those since the newest success, which began at ``failing_since``; ``cause`` is the same for failures
+    of one cause (the name of an error number), ``said`` is the newest one's text. ``written_bytes`` and ``seconds`` are those of the
+    newest write, ``busy_seconds`` is how long the storage has taken for what it is asked now. ``free_bytes`` is what it has left.
+    """
+
+    rank: int = 0
+    failures: int = 0
+    failing_since: float | None = None
+    cause: str = ""
+    said: str = ""
+    writes: int = 0
+    written_bytes: int = 0
+    seconds: float = 0.0
+    busy_seconds: float = 0.0
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StallSeen:
     """A job that makes no step: what was seen of its ranks, and for how long.
 
@@ -100,6 +127,8 @@ class StallSeen:
 class SavesSeen:
     """The job's checkpoints. ``failures`` are the attempt's saves that failed, 0 where the newest one succeeded.
 
+    ``cause`` is the same for all that fail of one cause. ``waited_seconds`` is for how long saves of this attempt have waited for storage.
+
     ``stall_seconds`` is for how long the newest save stalled training, None before the second one. ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
     """
 
@@ -109,6 +138,8 @@ class SavesSeen:
     unsaved_seconds: float | None = None
     interval_seconds: float | None = None
     stall_seconds: float | None = None
+    cause: str = ""
+    waited_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +155,8 @@ class RestartsSeen:
 class JobSeen:
     """A job at one moment. ``running``: every rank's process is up. ``certain_work``: processor time is work.
 
-    ``memory_bytes`` is what each rank may use, where that is limited. Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
+    ``memory_bytes`` is what each rank may use, where that is limited. ``late_seconds`` is by how much the daemon's loop was late
+    for this look. Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
     """
 
     ranks: tuple[RankSeen, ...] = ()
@@ -136,4 +168,6 @@ class JobSeen:
     memory_bytes: int | None = None
     stall: StallSeen | None = None
     saves: SavesSeen = SavesSeen()
+    storage: tuple[StorageSeen, ...] = ()
+    late_seconds: float | None = None
     restarts: RestartsSeen | None = None

@@ -81,6 +81,25 @@ class GpuShared(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemoryTaken(Finding):
+    """Memory of the GPU is used by no process of a job on it, and by none that can be seen."""
+
+    kind: ClassVar[str] = "gpu_memory_taken"
+    used_bytes: float
+    own_bytes: float
+    total_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemoryErrors(Finding):
+    """The GPU corrects errors of its memory, so many in the newest ten minutes, or has replaced rows of it since the attempt began."""
+
+    kind: ClassVar[str] = "gpu_memory_errors"
+    corrected: int
+    remapped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFaulty(Finding):
     """The GPU or its driver reports an error."""
 
@@ -227,6 +246,40 @@ class LossFlat(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossJumped(Finding):
+    """The loss that the script reports is far above what it was, and stays there."""
+
+    kind: ClassVar[str] = "loss_jumped"
+    metric: str
+    value: float
+    usual: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFull(Finding):
+    """The storage of the checkpoints has no room for the next one; ``said`` is what a save that failed of it says."""
+
+    kind: ClassVar[str] = "storage_full"
+    free_bytes: int | None = None
+    needed_bytes: int = 0
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageSlow(Finding):
+    """Storage takes too long for checkpoints: a write takes ``seconds``, or training waits for it for ``share`` of the time.
+
+    ``usual_seconds`` is what a write has taken before, where that is known. ``busy``: the write is not over.
+    """
+
+    kind: ClassVar[str] = "storage_slow"
+    seconds: float
+    usual_seconds: float | None = None
+    share: float = 0.0
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SavesFailing(Finding):
     """Checkpoints do not reach storage: this many saves failed, including the newest; ``said`` is its error."""
 
@@ -297,3 +350,14 @@ class ClockSkewed(Finding):
 
     kind: ClassVar[str] = "clock_skewed"
     seconds: float
+
+
+# -- the daemon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonOverloaded(Finding):
+    """The daemon's loop runs so many seconds late: what it says of the job may be late by as much."""
+
+    kind: ClassVar[str] = "daemon_overloaded"
+    late_seconds: float

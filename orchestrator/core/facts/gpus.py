@@ -57,10 +57,11 @@ class GpuLost(GpuFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEcc(GpuFault):
-    """The GPU's memory has an error that it cannot correct."""
+    """The GPU's memory has an error that it cannot correct; ``errors`` is how many it has counted, where that is known."""
 
     kind: ClassVar[str] = "gpu_ecc"
     said: str = ""
+    errors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.core.diagnosis.definitions import severity_of
+from orchestrator.core.diagnosis.definitions import WAITING_SHARE, severity_of
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.sentences.base import advice, plural, quoted, sentence
 from orchestrator.core.sentences.gpu_findings import gpu_of, span_of
+from orchestrator.core.sentences.machines import size
 
 _COMPARE: Final = "compare its share of the data, its input pipeline and its host's load with another rank's"
 
@@ -163,8 +164,56 @@ def _(fact: f.LossFlat, job_id: str = "JOB") -> str:
 
 
 @sentence.register
+def _(fact: f.LossJumped) -> str:
+    return f"{fact.metric} has jumped from about {fact.usual:.3g} to {fact.value:.3g}, and stays there"
+
+
+@advice.register
+def _(fact: f.LossJumped, job_id: str = "JOB") -> str:
+    return (
+        "look at what changed at that step (learning rate, data, a restart of the optimizer); if it does not come back, go on"
+        f" from a checkpoint from before (`orch checkpoints {job_id}`, `orch submit --resume-from {job_id}@STEP`) with gradient"
+        " clipping or a lower learning rate"
+    )
+
+
+@sentence.register
+def _(fact: f.StorageFull) -> str:
+    room = f"{size(fact.free_bytes)} free" if fact.free_bytes is not None else "no room"
+    needs = f", and a checkpoint takes {size(fact.needed_bytes)}" if fact.needed_bytes else ""
+    return f"the storage of checkpoints has {room}{needs}{quoted(fact.said)}"
+
+
+@advice.register
+def _(fact: f.StorageFull, job_id: str = "JOB") -> str:
+    return (
+        "free space below checkpoint.storage_path or lower checkpoint.keep; until then a restart begins at the newest of"
+        f" `orch checkpoints {job_id}`"
+    )
+
+
+@sentence.register
+def _(fact: f.StorageSlow) -> str:
+    whose = "" if fact.rank is None else f" of rank {fact.rank}"
+    if fact.share >= WAITING_SHARE:
+        return f"training waits for the storage of checkpoints for {fact.share:.0%} of the time"
+    usual = f", where {span_of(fact.usual_seconds)} is usual" if fact.usual_seconds is not None else ""
+    taken = "has taken" if fact.busy else "took"
+    return f"storage is slow: the newest write of a checkpoint{whose} {taken} {span_of(fact.seconds)}{usual}"
+
+
+@advice.register
+def _(fact: f.StorageSlow, job_id: str = "JOB") -> str:
+    where = "its node" if fact.rank is not None else "the ranks' nodes"
+    return (
+        f"see what else writes to checkpoint.storage_path from {where} (`iostat -x`, `nfsiostat`), save less often"
+        " (checkpoint.interval), or take a faster storage"
+    )
+
+
+@sentence.register
 def _(fact: f.SavesFailing) -> str:
-    return f"checkpoints do not reach storage: {plural(fact.failures, 'save')} failed{quoted(fact.said)}"
+    return f"checkpoints do not reach storage: {plural(fact.failures, 'try', 'tries')} failed{quoted(fact.said)}"
 
 
 @advice.register
@@ -264,3 +313,16 @@ def _(fact: f.ClockSkewed) -> str:
 @advice.register
 def _(fact: f.ClockSkewed, job_id: str = "JOB") -> str:
     return f"synchronize the clocks (`chronyc tracking` or `timedatectl` on {fact.node} and on the daemon's node)"
+
+
+# -- the daemon
+
+
+@sentence.register
+def _(fact: f.DaemonOverloaded) -> str:
+    return f"the daemon's loop is {fact.late_seconds:.1f} s late: what is said of this job may be late by as much"
+
+
+@advice.register
+def _(fact: f.DaemonOverloaded, job_id: str = "JOB") -> str:
+    return "see what uses the processors of the daemon's node (`top`), and keep ranks off some of them (resources_per_worker.cpu)"

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from orchestrator.core.facts import findings as f  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import advice, sentence
+from orchestrator.core.sentences.base import advice, plural, sentence
 from orchestrator.core.sentences.machines import size
 from orchestrator.spec.units import format_duration
 
@@ -84,6 +84,41 @@ def _(fact: f.GpuShared) -> str:
 def _(fact: f.GpuShared, job_id: str = "JOB") -> str:
     node = fact.node or "its node"
     return f"find its owner on {node} (`ps -o user,pid,cmd -p PID`), and stop it or cordon the node"
+
+
+@sentence.register
+def _(fact: f.GpuMemoryTaken) -> str:
+    return (
+        f"{size(round(fact.used_bytes - fact.own_bytes))} of {gpu_of(fact)} is used by no process that can be seen:"
+        f" {size(round(fact.used_bytes))} of {size(round(fact.total_bytes))} is in use, and the job's processes use"
+        f" {size(round(fact.own_bytes))}"
+    )
+
+
+@advice.register
+def _(fact: f.GpuMemoryTaken, job_id: str = "JOB") -> str:
+    node = fact.node or "its node"
+    return (
+        f"`nvidia-smi` on {node}, outside of containers, shows processes that are hidden here; where there is none, memory of a"
+        " process that was killed is left (`fuser -v /dev/nvidia*`)"
+    )
+
+
+@sentence.register
+def _(fact: f.GpuMemoryErrors) -> str:
+    found = [f"has corrected {plural(fact.corrected, 'error')} of its memory in ten minutes"] if fact.corrected else []
+    found += (
+        [f"has replaced {plural(fact.remapped, 'row')} of its memory since the attempt began"] if fact.remapped else []
+    )
+    return f"{gpu_of(fact)} {' and '.join(found)}"
+
+
+@advice.register
+def _(fact: f.GpuMemoryErrors, job_id: str = "JOB") -> str:
+    return (
+        "results are right so far; reset the GPU when the job is over (`nvidia-smi --gpu-reset`), and have it replaced if it"
+        " goes on (`nvidia-smi -q -d ECC,ROW_REMAPPER`)"
+    )
 
 
 @sentence.register

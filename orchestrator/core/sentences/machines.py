@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.core.facts import gangs, gpus, memory, nodes
 from orchestrator.core.facts.fact import Legacy  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import CUT, advice, of_rank, quoted, sentence
+from orchestrator.core.sentences.base import CUT, advice, of_rank, plural, quoted, sentence
 from orchestrator.spec.units import format_duration, format_memory
 
 PAGE_BYTES: Final = 4096
@@ -127,7 +127,8 @@ def _(fact: gpus.GpuLost) -> str:
 
 @sentence.register
 def _(fact: gpus.GpuEcc) -> str:
-    return of_rank(fact.rank, f"its GPU's memory has an error that it cannot correct{quoted(fact.said)}")
+    errors = f"{plural(fact.errors, 'error')} that it cannot" if fact.errors > 1 else "an error that it cannot"
+    return of_rank(fact.rank, f"its GPU's memory has {errors} correct{quoted(fact.said)}")
 
 
 @advice.register(gpus.Xid)

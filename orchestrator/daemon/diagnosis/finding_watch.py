@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.gpus.watch import GpuWatch
@@ -47,6 +47,7 @@ class Senses:
     progress: Callable[[JobId], JobProgress | None]
     stall: Callable[[JobId], StallSeen | None]
     processes: Callable[[Job], Mapping[int, ProcessSeen]]
+    storage: Callable[[Job], Mapping[int, StorageSeen]]
     missing: Callable[[], Collection[str]]
 
 
@@ -57,6 +58,7 @@ def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: E
         progress=book.of,
         stall=hangs.stall,
         processes=calls.processes,
+        storage=calls.storage,
         missing=lambda: {uuid for _, uuid in exporters.missing()},
     )
 
@@ -85,14 +87,15 @@ class FindingWatch:
     async def run(self) -> None:
         """Observe until cancelled."""
         while True:
+            due = self._clock() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
             try:
-                self.tick()
+                self.tick(max(0.0, self._clock() - due))
             except Exception:  # a failed diagnosis must not harm the daemon
                 self._log.exception("diagnosis.failed")
 
-    def tick(self) -> None:
-        """Observe every job once."""
+    def tick(self, late_seconds: float | None = None) -> None:
+        """Observe every job once; ``late_seconds`` is how much later than it was due."""
         live = [job for job in self._jobs() if job.attempts and not job.state.is_terminal]
         for job_id in self._known.keys() - {job.id for job in live}:
             del self._known[job_id]
@@ -101,9 +104,11 @@ class FindingWatch:
         holding = [job for job in live if job.seats]
         missing = self._senses.missing()
         for job in live:
-            self._diagnose(job, holding, missing)
+            self._diagnose(job, holding, missing, late_seconds)
 
-    def _diagnose(self, job: Job, holding: Collection[Job], missing: Collection[str]) -> None:
+    def _diagnose(
+        self, job: Job, holding: Collection[Job], missing: Collection[str], late_seconds: float | None
+    ) -> None:
         now, wall = self._clock(), self._wall()
         progress = self._senses.progress(job.id)
         leader = progress.leader if progress is not None and progress.attempt == job.attempt_number else None
@@ -117,6 +122,8 @@ class FindingWatch:
             interval_seconds=save_interval(job, leader) if leader is not None else None,
             now=wall,
             processes=self._senses.processes(job),
+            storage=self._senses.storage(job),
+            late_seconds=late_seconds,
         )
         changes = self._of(job, now).observe(seen, now, wall)
         attempt = job.attempt_number

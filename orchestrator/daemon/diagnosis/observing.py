@@ -6,10 +6,11 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.heartbeat import TRAINING_PHASES
-from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen
+from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen
 from orchestrator.core.diagnosis.pace import APART
 from orchestrator.core.facts.gpus import GpuEcc, GpuLost, Xid
 from orchestrator.core.states import FailureClass, JobState
+from orchestrator.daemon.diagnosis.saves_seen import saves_seen
 from orchestrator.daemon.gpus.conditions import driver_faults
 from orchestrator.gpu.balance.balance import load_of
 from orchestrator.gpu.drivers.simulated import is_simulated
@@ -17,7 +18,7 @@ from orchestrator.gpu.drivers.simulated import is_simulated
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen
     from orchestrator.core.events import Seat
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 DATA: Final = "data_seconds"
 MOST_LOSSES: Final = 8
 LOOP_SECONDS: Final = 3600.0
-FAILING_SECONDS: Final = 60.0
-"""A single failed save counts as two when no save has succeeded for this long after it."""
 
 
 def job_seen(
@@ -44,6 +43,8 @@ def job_seen(
     interval_seconds: float | None,
     now: float,
     processes: Mapping[int, ProcessSeen] | None = None,
+    storage: Mapping[int, StorageSeen] | None = None,
+    late_seconds: float | None = None,
 ) -> JobSeen:
     """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; one without a report does not answer.
 
@@ -51,7 +52,9 @@ def job_seen(
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
     if not running:
-        return JobSeen(running=False, restarts=_restarts(job, now), num_ranks=job.num_workers)
+        return JobSeen(
+            running=False, restarts=_restarts(job, now), num_ranks=job.num_workers, late_seconds=late_seconds
+        )
     told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
     uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
     nodes = {seat.rank: seat.node_name for seat in job.seats}
@@ -60,7 +63,7 @@ def job_seen(
     return JobSeen(
         ranks=tuple(rank_seen(rank, snapshot, nodes.get(rank, "")) for rank, snapshot in sorted(told.items())),
         gpus=tuple(
-            _gpu_seen(uuid, seat, reports.get(uuid), _foreign(uuid, reports.get(uuid), holding), missing, (began, now))
+            _gpu_seen(uuid, seat, reports.get(uuid), _own_pids(uuid, holding), missing, (began, now))
             for seat in job.seats
             for uuid in seat.gpu_uuids
         ),
@@ -69,7 +72,9 @@ def job_seen(
         certain_work=all(is_simulated(uuid) for uuid in uuids),
         num_ranks=job.num_workers,
         stall=stall,
-        saves=_saves(job, told, interval_seconds, now),
+        saves=saves_seen(job, told, storage or {}, interval_seconds, now),
+        storage=tuple(one for rank, one in sorted((storage or {}).items()) if rank < job.num_workers),
+        late_seconds=late_seconds,
         restarts=_restarts(job, now),
     )
 
@@ -94,7 +99,7 @@ def _gpu_seen(
     uuid: str,
     seat: Seat,
     report: ExporterReport | None,
-    foreign: tuple[int, ...],
+    own: frozenset[int],
     missing: Collection[str],
     times: tuple[float, float],
 ) -> GpuSeen:
@@ -126,7 +131,11 @@ def _gpu_seen(
         clock_hertz=clocks.get("sm", clocks.get("graphics")),
         work=load.work,
         throttle=tuple(reason.value for reason in sample.throttle_active),
-        foreign_pids=foreign,
+        foreign_pids=tuple(line[0] for line in report.lineages if own.isdisjoint(line)),
+        own_memory_bytes=_own_memory(sample, report, own),
+        uncorrected=_counted(sample, "uncorrected"),
+        corrected=_counted(sample, "corrected"),
+        remapped=_remapped(sample),
         fault=faults[0] if faults else None,
     )
 
@@ -142,47 +151,37 @@ def _events(uuid: str, sample: Sample, began: float) -> list[Fact]:
     return []
 
 
-def _foreign(uuid: str, report: ExporterReport | None, holding: Collection[Job]) -> tuple[int, ...]:
-    """Return processes on the GPU that belong to none of the jobs that hold it."""
-    if report is None:
-        return ()
-    own = {
+def _own_pids(uuid: str, holding: Collection[Job]) -> frozenset[int]:
+    """The ranks' processes of the jobs that hold the GPU."""
+    return frozenset(
         job.pids[seat.rank]
         for job in holding
         for seat in job.seats
         if uuid in seat.gpu_uuids and seat.rank < len(job.pids)
-    }
-    return tuple(line[0] for line in report.lineages if own.isdisjoint(line))
-
-
-def _saves(job: Job, told: Mapping[int, ProgressSnapshot], interval_seconds: float | None, now: float) -> SavesSeen:
-    durable = job.checkpoints.durable_at or 0.0
-    failing = [
-        facts
-        for snapshot in told.values()
-        if (facts := snapshot.checkpoint).failed_at is not None
-        and facts.failed_at > max(durable, facts.saved_at or 0.0)
-    ]
-    worst = max(failing, key=lambda facts: facts.failed_saves, default=None)
-    attempt = job.attempt
-    since = None
-    if attempt is not None and attempt.first_step_at is not None:
-        since = max(job.checkpoints.at or 0.0, attempt.first_step_at)
-    return SavesSeen(
-        failures=_failures(worst.failed_saves, worst.failed_at, now) if worst is not None else 0,
-        said=worst.failure if worst is not None else "",
-        ever=job.checkpoints.at is not None,
-        unsaved_seconds=None if since is None else max(0.0, now - since),
-        interval_seconds=interval_seconds,
-        stall_seconds=max(
-            (told_by.save_seconds or 0.0 for told_by in told.values() if told_by.saves > 1), default=None
-        ),
     )
 
 
-def _failures(count: int, failed_at: float | None, now: float) -> int:
-    lasting = failed_at is not None and now - failed_at >= FAILING_SECONDS
-    return max(count, 2 if lasting else 1)
+def _own_memory(sample: Sample, report: ExporterReport, own: frozenset[int]) -> float | None:
+    """What the jobs' processes on the GPU use, the foreign ones that can be seen included; None where that is not told of all.
+
+    In a container the driver may tell of no process, or by numbers that mean nothing there.
+    """
+    seen = {line[0] for line in report.lineages}
+    if not any(not own.isdisjoint(line) for line in report.lineages):
+        return None
+    used = [process.memory_bytes for process in sample.processes if process.pid in seen]
+    return None if any(value is None for value in used) else float(sum(filter(None, used)))
+
+
+def _counted(sample: Sample, severity: str) -> int | None:
+    """Memory errors of this severity since the driver was loaded, or, where it does not count these, of the GPU's life."""
+    counts = {scope: count for what, scope, count in sample.ecc_errors if what == severity}
+    return counts.get("volatile", counts.get("aggregate"))
+
+
+def _remapped(sample: Sample) -> int | None:
+    rows = [count for cause, count in sample.remapped_rows if cause in ("correctable", "uncorrectable")]
+    return sum(rows) if rows else None
 
 
 def _restarts(job: Job, now: float) -> RestartsSeen | None:

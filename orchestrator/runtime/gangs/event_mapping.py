@@ -22,7 +22,7 @@ from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker

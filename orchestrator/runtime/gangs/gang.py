@@ -10,7 +10,7 @@ from orchestrator.runtime.gangs.reports import LeftOut
 if TYPE_CHECKING:
     import asyncio
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import PollCursor
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -30,6 +30,7 @@ class Gang:
     unreached: set[int] = field(default_factory=set)
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
     processes: dict[int, ProcessSeen] = field(default_factory=dict)
+    storage: dict[int, StorageSeen] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
     failing: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The present failure of each rank's saves, over all attempts."""
@@ -39,7 +40,7 @@ class Gang:
         """Start with an empty record of ``attempt``."""
         self.watching = attempt
         self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
-        self.processes = {}
+        self.processes, self.storage = {}, {}
 
     def unwatch(self) -> None:
         """Stop recording reports of the attempt."""

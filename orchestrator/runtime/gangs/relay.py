@@ -167,6 +167,8 @@ class EventRelay:
                 self._progress(job.id, attempt, rank, snapshot)
         if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
             gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
+        if (storage := getattr(reply, "storage", None)) is not None:
+            gang.storage[rank] = replace(repaired(storage)[0], rank=rank)
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)

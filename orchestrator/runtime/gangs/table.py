@@ -10,7 +10,7 @@ from orchestrator.runtime.gangs.gang import Gang
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
@@ -54,6 +54,11 @@ class GangTable:
         """Return the last known state of the processes of the job's current attempt, by rank."""
         gang = self.current(job)
         return dict(gang.processes) if gang is not None and gang.watching == job.attempt_number else {}
+
+    def storage(self, job: Job) -> Mapping[int, StorageSeen]:
+        """What the ranks of the job's current attempt last met on the storage of their checkpoints, by rank."""
+        gang = self.current(job)
+        return dict(gang.storage) if gang is not None and gang.watching == job.attempt_number else {}
 
     async def attach(self, job: Job, *, create: bool = True) -> Gang:
         """Return the gang's actors: those in memory, those in Ray, or, for a gang never placed, new ones."""

@@ -24,7 +24,7 @@ from orchestrator.runtime.spawn.client import start_fork_server
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply

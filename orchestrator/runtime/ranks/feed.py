@@ -67,6 +67,7 @@ class RankFeed:
             persisted=persisted,
             log_lost=progress.output.lost if progress.output else None,
             processes=seen,
+            storage=None if seen is None else checkpoints.storage(self._log.masker),
         )
 
     def _look(self, *, final: bool) -> None:

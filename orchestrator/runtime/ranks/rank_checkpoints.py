@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.repository.persister import SnapshotPersister
+from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.private_files import make_private
 from orchestrator.runtime.ranks.secrets import masked_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.launch_spec import RankPlan
 
@@ -58,11 +59,28 @@ class RankCheckpoints:
         """Number what is new, one source at a time."""
         for index, source in enumerate((self._persister, self._files)):
             status = source.status if source else None
-            if status is not None and status.persisted and status != self._told[index]:
+            if status is not None and (status.persisted or status.failures) and status != self._told[index]:
                 self._told[index] = status
                 self.newest = masked_status(status, masker)
                 self.number += 1
                 break  # the other source's news is next
+
+    def storage(self, masker: Masker) -> StorageSeen | None:
+        """What the snapshots meet on their storage; None where there are none."""
+        if self._persister is None:
+            return None
+        status, gauge = self._persister.status, self._persister.gauge
+        return StorageSeen(
+            failures=status.failures_in_a_row,
+            failing_since=status.failing_since,
+            cause=status.failure_kind,
+            said=masker.text(status.failure),
+            writes=status.persisted,
+            written_bytes=status.bytes,
+            seconds=status.seconds,
+            busy_seconds=gauge.busy_seconds,
+            free_bytes=gauge.free_bytes,
+        )
 
     async def flush(self, seconds: float, masker: Masker) -> PersisterStatus | None:
         """Write the newest snapshot to storage; return the result, or None where there are no snapshots."""

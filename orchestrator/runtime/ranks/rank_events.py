@@ -10,8 +10,8 @@ from orchestrator.core.events import Exit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
-    from orchestrator.core.diagnosis.observation import ProcessSeen
+    from orchestrator.checkpoint.repository.status import PersisterStatus
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
@@ -78,3 +78,5 @@ class PollReply:
     persisted: PersisterStatus | None = None
     log_lost: str | None = None
     processes: ProcessSeen | None = None
+    storage: StorageSeen | None = None
+    """Told beside ``processes``."""

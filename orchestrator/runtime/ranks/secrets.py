@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.diagnosis.health import Frame, RankLook
     from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.forkserver.masking import Masker

@@ -36,7 +36,7 @@ from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from orchestrator.checkpoint.repository.persister import PersisterStatus
+    from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 __all__ = ["RankSupervisor", "StaleAttemptError"]  # actors of older versions raise the error by this module's name

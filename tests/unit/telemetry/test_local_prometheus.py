@@ -115,8 +115,9 @@ def test_inhibitions_speak_of_alerts_and_labels_that_exist() -> None:
         source_alert = by_name[source.split('"')[1]]
         assert set(rule["equal"]) <= set(source_alert.labels)
         assert source_alert.name == "OrchFinding" or not kinds
-        assert {kind.split('"')[1] for kind in kinds} <= PRECEDENCE.keys()
-        (target,) = rule["target_matchers"]
+        target, *found = rule["target_matchers"]
+        assert {kind for told in (*kinds, *found) for kind in told.split('"')[1].split("|")} <= PRECEDENCE.keys()
+        assert all("=~" in told for told in (*kinds, *found) if "|" in told)
         label, names = target.split("=", 1)[0], target.split('"')[1].split("|")
         targets = [a for a in rules.ALERTS if (a.name if label == "alertname" else a.component) in names]
         assert targets

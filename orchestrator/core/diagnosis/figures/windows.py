@@ -12,6 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.definitions import (
+    LATE_LOOKS,
     LEAST_SAMPLES,
     LEAST_STEPS,
     LONG_WINDOW_SECONDS,
@@ -19,16 +20,22 @@ from orchestrator.core.diagnosis.definitions import (
     STILL_PAUSES,
     WINDOW_SECONDS,
 )
+from orchestrator.core.diagnosis.figures.error_window import NO_ERRORS, ErrorWindow
 from orchestrator.core.diagnosis.figures.growth import GrowthWindow
+from orchestrator.core.diagnosis.figures.loss_window import LossWindow
 from orchestrator.core.diagnosis.figures.process_window import ProcessWindow
 from orchestrator.core.diagnosis.figures.rank_window import RankWindow
+from orchestrator.core.diagnosis.figures.storage_window import NO_STORAGE, StorageWindow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from orchestrator.core.diagnosis.figures.error_window import MemoryErrors
     from orchestrator.core.diagnosis.figures.growth import Growth
+    from orchestrator.core.diagnosis.figures.loss_window import LossFigures
     from orchestrator.core.diagnosis.figures.process_window import ProcessFigures
     from orchestrator.core.diagnosis.figures.rank_window import RankFigures
+    from orchestrator.core.diagnosis.figures.storage_window import StorageFigures
     from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen
 
 PAUSE_SECONDS: Final = 6.0
@@ -53,21 +60,7 @@ class GpuFigures:
     throttle: Mapping[str, float]
     growth: Growth | None = None
     clock_offset_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossFigures:
-    """A loss: its newest value, and for how many steps and seconds it has not changed.
-
-    ``usual_steps`` is the longest time without a change before, None while it has not changed three times.
-    """
-
-    metric: str
-    value: float
-    steps: int
-    seconds: float
-    usual_steps: int | None
-    changed: bool
+    errors: MemoryErrors = NO_ERRORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +73,8 @@ class JobFigures:
     gpus: tuple[GpuFigures, ...] = ()
     processes: tuple[ProcessFigures, ...] = ()
     losses: tuple[LossFigures, ...] = ()
+    storage: StorageFigures = NO_STORAGE
+    late_seconds: float | None = None
     reports: bool = False
 
     def node_of(self, rank: int) -> str:
@@ -90,19 +85,11 @@ class JobFigures:
 
 
 @dataclass(slots=True)
-class _Loss:
-    value: float
-    step: int
-    at: float
-    changes: int = 0
-    longest: int = 0
-
-
-@dataclass(slots=True)
 class _Rows:
     ranks: dict[int, RankWindow] = field(default_factory=dict)
     gpus: dict[str, deque[tuple[float, GpuSeen]]] = field(default_factory=dict)
     memory: dict[str, GrowthWindow] = field(default_factory=dict)
+    errors: dict[str, ErrorWindow] = field(default_factory=dict)
     processes: dict[int, ProcessWindow] = field(default_factory=dict)
 
 
@@ -112,7 +99,9 @@ class JobWindows:
     def __init__(self, began: float) -> None:
         self._began = began
         self._rows = _Rows()
-        self._losses: dict[str, _Loss] = {}
+        self._losses: dict[str, LossWindow] = {}
+        self._storage = StorageWindow()
+        self._lateness: deque[float] = deque(maxlen=LATE_LOOKS)
         self._steps = 0
         self._stepped_at = began
 
@@ -141,17 +130,9 @@ class JobWindows:
                 for one in seen.processes
                 if one.rank in self._rows.processes
             ),
-            losses=tuple(
-                LossFigures(
-                    metric=name,
-                    value=loss.value,
-                    steps=max(0, self._loss_step(seen) - loss.step),
-                    seconds=clock - loss.at,
-                    usual_steps=loss.longest if loss.changes >= 3 else None,
-                    changed=loss.changes > 0,
-                )
-                for name, loss in self._losses.items()
-            ),
+            losses=tuple(loss.figures(self._loss_step(seen), clock) for loss in self._losses.values()),
+            storage=self._storage.add(clock, seen),
+            late_seconds=self._late(seen),
             reports=reports,
         )
 
@@ -216,10 +197,13 @@ class JobWindows:
             throttle={reason: fmean(reason in row.throttle for row in rows) for reason in reasons} if whole else {},
             growth=self._rows.memory[gpu.gpu_uuid].growth() if gpu.gpu_uuid in self._rows.memory else None,
             clock_offset_seconds=_nearest(row.clock_offset_seconds for row in rows) if whole else None,
+            errors=self._rows.errors[gpu.gpu_uuid].errors() if gpu.gpu_uuid in self._rows.errors else NO_ERRORS,
         )
 
     def _note_memory(self, clock: float, seen: JobSeen) -> None:
         for gpu in seen.gpus:
+            if seen.running and not gpu.silent:
+                self._rows.errors.setdefault(gpu.gpu_uuid, ErrorWindow()).add(clock, gpu)
             if seen.running and not gpu.silent and gpu.memory_bytes is not None:
                 self._rows.memory.setdefault(gpu.gpu_uuid, GrowthWindow()).add(clock, gpu.memory_bytes)
 
@@ -234,11 +218,16 @@ class JobWindows:
         for name, value in newest.items():
             known = self._losses.get(name)
             if known is None:
-                self._losses[name] = _Loss(value=value, step=step, at=clock)
-            elif value != known.value:
-                known.longest = max(known.longest, step - known.step) if known.changes else 0
-                known.changes += 1
-                known.value, known.step, known.at = value, step, clock
+                self._losses[name] = LossWindow(name, value, step, clock)
+            else:
+                known.add(value, step, clock)
+
+    # -- the daemon
+
+    def _late(self, seen: JobSeen) -> float | None:
+        if seen.late_seconds is not None:
+            self._lateness.append(seen.late_seconds)
+        return median(self._lateness) if len(self._lateness) == LATE_LOOKS else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.diagnosis import definitions as d
 from orchestrator.core.diagnosis.definitions import (
     BUSY_UTILIZATION,
     GROWTH_HORIZON_SECONDS,
@@ -14,6 +15,7 @@ from orchestrator.core.diagnosis.definitions import (
 )
 from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
+from orchestrator.core.facts.gpus import GpuEcc
 from orchestrator.core.facts.hangs import Sign
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ def gpu_suspicions(job: JobFigures) -> Iterator[Suspicion]:
         yield from _slow(gpu, _alike(gpu, others))
         yield from _idle(gpu, others)
         yield from _growing(gpu)
+        yield from _memory_errors(gpu)
+        yield from _taken(gpu.newest)
     if len(alone) > 1 and len({gpu.newest.model for gpu in alone}) == 1:
         yield from _awaited(job, alone)
         yield from _uneven(alone)
@@ -56,6 +60,34 @@ def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
         yield Suspicion(finding=f.ExporterSilent(**subject), figure=1.0)  # type: ignore[arg-type]  # the same
     if gpu.foreign_pids:
         yield Suspicion(finding=f.GpuShared(**subject, pids=gpu.foreign_pids), figure=1.0)  # type: ignore[arg-type]  # the same
+
+
+def _memory_errors(gpu: GpuFigures) -> Iterator[Suspicion]:
+    """Errors that the memory could not correct since the attempt began, and those that it could."""
+    newest, errors = gpu.newest, gpu.errors
+    subject = {
+        "rank": newest.rank,
+        "gpu_uuid": newest.gpu_uuid,
+        "node": newest.node,
+        "confidence": f.Confidence.CERTAIN,
+    }
+    if errors.uncorrected and newest.fault is None:
+        fault = GpuEcc(gpu_uuid=newest.gpu_uuid, errors=errors.uncorrected)
+        yield Suspicion(finding=f.GpuFaulty(**subject, fault=fault), figure=1.0)  # type: ignore[arg-type]  # the fields of every finding
+    if errors.corrected or errors.remapped:
+        finding = f.GpuMemoryErrors(**subject, corrected=errors.corrected, remapped=errors.remapped)  # type: ignore[arg-type]  # the same
+        yield Suspicion(finding=finding, figure=max(errors.corrected / d.CORRECTED, float(errors.remapped)))
+
+
+def _taken(gpu: GpuSeen) -> Iterator[Suspicion]:
+    """Memory that no process accounts for, where the driver tells what each of the job's own uses."""
+    used, own, total = gpu.memory_bytes, gpu.own_memory_bytes, gpu.memory_total_bytes
+    if used is None or own is None or not total:
+        return
+    finding = f.GpuMemoryTaken(
+        rank=gpu.rank, gpu_uuid=gpu.gpu_uuid, node=gpu.node, used_bytes=used, own_bytes=own, total_bytes=total
+    )
+    yield Suspicion(finding=finding, figure=(used - own) / max(d.FOREIGN_BYTES, d.FOREIGN_SHARE * total))
 
 
 def _alike(gpu: GpuFigures, others: Sequence[GpuFigures]) -> list[GpuFigures]:

@@ -11,6 +11,7 @@ from orchestrator.core.diagnosis import definitions as d
 from orchestrator.core.diagnosis.figures.estimate import Estimate, above
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.diagnosis.rules.gpu_rules import WORKING
+from orchestrator.core.diagnosis.rules.save_rules import saves_suspicions
 from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.hangs import Sign
@@ -18,9 +19,10 @@ from orchestrator.core.facts.hangs import Sign
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from orchestrator.core.diagnosis.figures.loss_window import LossFigures
     from orchestrator.core.diagnosis.figures.rank_window import RankFigures
-    from orchestrator.core.diagnosis.figures.windows import JobFigures, LossFigures
-    from orchestrator.core.diagnosis.observation import JobSeen, SavesSeen, StallSeen
+    from orchestrator.core.diagnosis.figures.windows import JobFigures
+    from orchestrator.core.diagnosis.observation import JobSeen, StallSeen
 
 LOCKSTEP: Final = 1.1
 """Ranks whose steps take the same time to within this factor meet in a collective at every step."""
@@ -50,7 +52,10 @@ def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
     """Return the suspicions from the whole job's figures."""
     for loss in job.losses:
         yield from _loss(loss)
-    yield from _saves(job.newest.saves)
+    yield from saves_suspicions(job)
+    if job.late_seconds is not None:
+        late = f.DaemonOverloaded(late_seconds=job.late_seconds, confidence=f.Confidence.CERTAIN)
+        yield Suspicion(finding=late, figure=job.late_seconds)
     restarts = job.newest.restarts
     if restarts is not None:
         finding = f.RestartLoop(
@@ -205,6 +210,9 @@ def _loss(loss: LossFigures) -> Iterator[Suspicion]:
         return
     if loss.metric.lower() not in TRAINING_LOSSES:
         return
+    if loss.jump is not None:
+        jumped = f.LossJumped(metric=loss.metric, value=loss.now, usual=loss.usual)
+        yield Suspicion(finding=jumped, figure=loss.jump)
     if loss.usual_steps is not None:
         figure = loss.steps / max(d.FLAT_STEPS, d.FLAT_FACTOR * loss.usual_steps)
     elif not loss.changed:
@@ -213,21 +221,3 @@ def _loss(loss: LossFigures) -> Iterator[Suspicion]:
         return
     flat = f.LossFlat(metric=loss.metric, value=loss.value, steps=loss.steps)
     yield Suspicion(finding=flat, figure=figure)
-
-
-def _saves(saves: SavesSeen) -> Iterator[Suspicion]:
-    if saves.failures:
-        finding = f.SavesFailing(failures=saves.failures, said=saves.said, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=finding, figure=float(saves.failures))
-    stall, interval = saves.stall_seconds, saves.interval_seconds
-    if stall is not None and interval and stall >= d.LEAST_STALL_SECONDS:
-        slow = f.SavesSlow(seconds=stall, interval_seconds=interval, confidence=f.Confidence.CERTAIN)
-        yield Suspicion(finding=slow, figure=stall / interval)
-    if saves.unsaved_seconds is None:
-        return
-    meant = d.SAVES_MISSED * (saves.interval_seconds or 0.0)
-    allowed = max(d.UNSAVED_SECONDS, meant) if saves.ever or saves.interval_seconds else d.NEVER_SAVED_SECONDS
-    rare = f.SavesRare(
-        seconds=saves.unsaved_seconds, interval_seconds=saves.interval_seconds, confidence=f.Confidence.CERTAIN
-    )
-    yield Suspicion(finding=rare, figure=saves.unsaved_seconds / allowed)

@@ -215,8 +215,11 @@ def test_a_failing_storage_is_told_and_tried_again(write, persist, root, error):
     assert not one.poll()
     assert one.status.failures == 1
     assert "snapshot of step 1 not stored" in one.status.failure
+    assert (one.status.failures_in_a_row, one.status.failing_since is None) == (1, False)
     assert one.poll()
     assert (one.status.failure, stored(root)) == ("", [1])
+    assert (one.status.failures, one.status.failures_in_a_row, one.status.failing_since) == (1, 0, None)
+    assert one.gauge.free_bytes
 
 
 def test_after_a_failure_it_waits(write, persist, root):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.observation import ProcessSeen
+from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
 from orchestrator.core.facts.findings import Finding, RestartLoop
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -57,6 +57,7 @@ class World:
         self.reports: dict[str, Any] = {uuid: report(uuid) for uuid in UUIDS}
         self.progress = JobProgress(attempt=1)
         self.processes: dict[int, ProcessSeen] = {}
+        self.storage: dict[int, StorageSeen] = {}
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -68,6 +69,7 @@ class World:
                 progress=lambda _: self.progress,
                 stall=lambda _: None,
                 processes=lambda _: self.processes,
+                storage=lambda _: self.storage,
                 missing=lambda: (),
             ),
             jobs=lambda: [self.job],
@@ -83,11 +85,11 @@ class World:
             self.events.append(event)
             self.notices += notices_of(before, self.job, event.at)
 
-    def run(self, seconds: float) -> None:
+    def run(self, seconds: float, *, late: float | None = None) -> None:
         end = self.now + seconds
         while self.now < end:
             self.now += 2.0
-            self.watch.tick()
+            self.watch.tick(late)
 
     @property
     def open(self) -> list[tuple[str, int | None]]:
@@ -203,3 +205,66 @@ def test_saves_and_drivers_become_an_observation() -> None:
     assert seen.saves.stall_seconds is None
     world.progress.ranks[0] = ProgressSnapshot(saves=2, save_seconds=3.0)
     assert look(10.0).saves.stall_seconds == 3.0
+
+
+def test_snapshots_that_do_not_reach_storage_are_found_although_every_rank_goes_on() -> None:
+    world = World()
+    world.storage = {
+        1: StorageSeen(
+            rank=1, failures=9, failing_since=world.wall - 60.0, cause="ENOSPC", said="0 bytes free", free_bytes=0
+        )
+    }
+    world.run(20.0)
+    assert world.open == [("storage_full", None)]
+    world.storage = {1: replace(world.storage[1], cause="EIO", said="Input/output error")}
+    world.run(40.0)
+    assert world.open == [("saves_failing", None)]
+
+
+def test_a_write_that_is_tried_again_soon_and_succeeds_is_no_finding() -> None:
+    world = World()
+    world.storage = {0: StorageSeen(failures=4, failing_since=world.wall - 1.0, cause="EIO", said="Input/output error")}
+    world.run(6.0)
+    world.storage = {0: StorageSeen(writes=1)}
+    world.run(10.0)
+    assert (world.open, world.events) == ([], [])
+
+
+def test_a_late_daemon_is_found_and_a_single_pause_is_none() -> None:
+    world = World()
+    world.run(2.0, late=60.0)
+    world.run(60.0, late=0.01)
+    assert world.open == []
+    world.run(60.0, late=1.5)
+    assert world.open == [("daemon_overloaded", None)]
+    world.run(90.0, late=0.01)
+    assert world.open == []
+
+
+def test_memory_of_no_process_and_errors_of_memory_are_those_of_the_gpu() -> None:
+    world = World()
+    own = ((201, 200, 1),)
+    taken: dict[str, Any] = {"memory_total_bytes": 80 << 30, "memory_used_bytes": 60 << 30}
+    world.reports["GPU-b"] = report("GPU-b", lineages=own, **taken)
+    world.run(40.0)
+    assert world.open == [("gpu_memory_taken", 1)]
+    world.reports["GPU-b"] = report("GPU-b", lineages=(*own, (666, 1)), **taken)
+    world.run(60.0)
+    assert world.open == [("gpu_shared", 1)], "a process that can be seen says more"
+    world = World()
+    world.reports["GPU-b"] = report("GPU-b", lineages=(), **taken)
+    world.run(40.0)
+    assert world.open == [], "in a container the driver tells of no process at all"
+    world.reports["GPU-b"] = report("GPU-b", ecc_errors=(("uncorrected", "volatile", 3), ("corrected", "aggregate", 9)))
+    world.run(10.0)
+    assert world.open == []
+    world.reports["GPU-b"] = report(
+        "GPU-b",
+        ecc_errors=(("uncorrected", "volatile", 5), ("corrected", "aggregate", 99)),
+        remapped_rows=(("correctable", 1),),
+    )
+    world.run(10.0)
+    assert world.open == [("gpu_fault", 1), ("gpu_memory_errors", 1)]
+    said = [event_view(StoredEvent(number=1, event=event)).summary for event in world.events]
+    assert any("2 errors that it cannot correct" in one for one in said)
+    assert any("has corrected 90 errors of its memory in ten minutes" in one for one in said)

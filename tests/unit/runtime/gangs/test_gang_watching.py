@@ -14,6 +14,7 @@ import structlog
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import unchecked
+from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.core.events import Exit
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.stored.stored_job import JobRecord
@@ -76,11 +77,11 @@ class Watched:
 
     def run(self) -> list[str]:
         """Follow the rank to its end; the kinds of what was told."""
+        self.gang = Gang(number=1, actors=[self.actor])
 
         async def follow() -> None:
             async with asyncio.timeout(300):
-                gang = Gang(number=1, actors=[self.actor])
-                await self.relay.follow(self.job, gang, self.job.attempt_number, 0)
+                await self.relay.follow(self.job, self.gang, self.job.attempt_number, 0)
 
         asyncio.run(follow())
         return [event.kind for event in self.events]
@@ -131,3 +132,10 @@ CHECKED = (RankEvent, ProgressSnapshot, CheckpointFacts, PersisterStatus, JobRec
 def test_every_field_of_a_record_that_is_checked_has_a_type_that_is_known(record: type[Any]) -> None:
     """A type that its module imports for annotations alone cannot be looked up, and would leave the field unchecked."""
     assert unchecked(record) == ()
+
+
+def test_what_a_rank_meets_on_storage_is_checked_and_kept_by_rank() -> None:
+    met = StorageSeen(rank=9, failures=3, said="no space", seconds=cast("Any", "long"))
+    watched = Watched(reply(1, STARTED, storage=met), reply(3, EXITED, GONE))
+    watched.run()
+    assert watched.gang.storage == {0: StorageSeen(rank=0, failures=3, said="no space")}

@@ -1,0 +1,68 @@
+"""From what ranks and their actors tell of checkpoints to one observation of a job's saves. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.diagnosis.observation import SavesSeen, StorageSeen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+
+RETRIED_SECONDS: Final = 10.0
+FAILING_SECONDS: Final = 60.0
+"""A single failed save counts as two once nothing has been saved for so long after it."""
+
+
+def saves_seen(
+    job: Job,
+    told: Mapping[int, ProgressSnapshot],
+    storage: Mapping[int, StorageSeen],
+    interval_seconds: float | None,
+    now: float,
+) -> SavesSeen:
+    """The job's saves: those that the ranks write themselves, by what they report, and those of their snapshots, by their actors."""
+    durable = job.checkpoints.durable_at or 0.0
+    failing = [*_failing(told, durable), *(_settled(one, now) for one in storage.values() if one.failures)]
+    worst = max(failing, key=lambda one: one.failures, default=None)
+    attempt, since = job.attempt, None
+    if attempt is not None and attempt.first_step_at is not None:
+        since = max(job.checkpoints.at or 0.0, attempt.first_step_at)
+    return SavesSeen(
+        failures=_failures(worst, now) if worst is not None else 0,
+        said=worst.said if worst is not None else "",
+        cause=worst.cause if worst is not None else "",
+        ever=job.checkpoints.at is not None,
+        unsaved_seconds=None if since is None else max(0.0, now - since),
+        interval_seconds=interval_seconds,
+        stall_seconds=max((one.save_seconds or 0.0 for one in told.values() if one.saves > 1), default=None),
+        waited_seconds=max((one.checkpoint.waited_seconds for one in told.values()), default=0.0),
+    )
+
+
+def _failing(told: Mapping[int, ProgressSnapshot], durable: float) -> Iterator[StorageSeen]:
+    """The ranks whose own newest save has failed, and nothing was stored since."""
+    for snapshot in told.values():
+        facts: CheckpointFacts = snapshot.checkpoint
+        if facts.failed_at is not None and facts.failed_at > max(durable, facts.saved_at or 0.0):
+            yield StorageSeen(
+                failures=max(1, facts.failed_saves),
+                failing_since=facts.failed_at,
+                cause=facts.failure_kind,
+                said=facts.failure,
+            )
+
+
+def _settled(seen: StorageSeen, now: float) -> StorageSeen:
+    """Its actor tries again every two seconds: a storage that is back soon has failed once."""
+    lasting = seen.failing_since is not None and now - seen.failing_since >= RETRIED_SECONDS
+    return seen if lasting else replace(seen, failures=1)
+
+
+def _failures(worst: StorageSeen, now: float) -> int:
+    lasting = worst.failing_since is not None and now - worst.failing_since >= FAILING_SECONDS
+    return max(worst.failures, 2 if lasting else 1)

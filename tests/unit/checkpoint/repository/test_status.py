@@ -1,0 +1,48 @@
+"""How long a storage has taken for what it is asked, and what it has left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.checkpoint.repository.status import ROOM_SECONDS, StorageGauge
+
+
+class Disk:
+    """A storage that says how much is free, or fails."""
+
+    def __init__(self, *answers: int | OSError | None) -> None:
+        self.answers = list(answers)
+
+    def free_bytes(self) -> int | None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+def test_a_write_is_measured_while_it_goes_on_and_the_room_after_it() -> None:
+    now = [100.0]
+    gauge, disk = StorageGauge(clock=lambda: now[0]), Disk(7, 5)
+    assert (gauge.busy_seconds, gauge.free_bytes) == (0.0, None)
+    storage: Any = disk
+    with gauge.writing(storage):
+        now[0] += 40.0
+        assert gauge.busy_seconds == 40.0
+    assert (gauge.busy_seconds, gauge.free_bytes) == (0.0, 7)
+    with pytest.raises(ZeroDivisionError), gauge.writing(storage):
+        raise ZeroDivisionError
+    assert (gauge.busy_seconds, gauge.free_bytes) == (0.0, 5)
+
+
+def test_the_room_is_asked_for_now_and_then_and_forgotten_where_it_is_not_told() -> None:
+    now = [0.0]
+    gauge, disk = StorageGauge(clock=lambda: now[0]), Disk(9, OSError("gone"), None)
+    storage: Any = disk
+    gauge.look(storage)
+    gauge.look(storage)
+    assert (gauge.free_bytes, len(disk.answers)) == (9, 2)
+    now[0] += ROOM_SECONDS
+    gauge.look(storage)
+    assert (gauge.free_bytes, gauge.busy_seconds, len(disk.answers)) == (None, 0.0, 1)
