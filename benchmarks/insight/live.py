@@ -224,10 +224,10 @@ def section(result: Mapping[str, Any]) -> str:
         said = one["sentence"].replace("|", "/")
         rows.append(f"| {one['fault']} | {found} | {'yes' if one['right'] else 'no'} | {took} | {said} |")
     right = sum(one["right"] for one in result["faults"])
-    load = (
-        f" The machine's load was {result['load']:.0f} on {result['processors']} processors." if result["load"] else ""
-    )
-    return f"{right} of {len(result['faults'])} were named rightly.{load}\n\n" + "\n".join(rows) + "\n"
+    loads = [f"{load:.0f}" for load in sorted(one.get("load", result["load"]) for one in result["faults"])]
+    load = loads[0] if loads[0] == loads[-1] else f"{loads[0]} to {loads[-1]}"
+    machine = f"The machine's load was {load} on {result['processors']} processors."
+    return f"{right} of {len(result['faults'])} were named rightly. {machine}\n\n" + "\n".join(rows) + "\n"
 
 
 def _with_others(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -249,7 +249,9 @@ def main() -> None:
         orch.up(simulate_gpus=2)
         for fault in FAULTS:
             if not options.only or fault.name in options.only:
-                rows.append(measure(orch, fault))
+                row = {**measure(orch, fault), "load": round(os.getloadavg()[1], 1)}
+                told = {key: row[key].replace(str(orch.home), "$ORCH_HOME") for key in ("sentence", "advice")}
+                rows.append(row | told)
                 print(json.dumps(rows[-1]), flush=True)
     finally:
         orch.close()

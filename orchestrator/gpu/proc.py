@@ -5,7 +5,9 @@ Linux only, and without errors: a process that has ended, or is not readable, gi
 
 from __future__ import annotations
 
+import enum
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +16,17 @@ PROC: Final = Path("/proc")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _FUTEX_SYSCALLS: Final = frozenset({b"202", b"98", b"449", b"455"})
 """futex on x86-64 and on arm64, futex_waitv, futex_wait."""
+_NANOSLEEP: Final = {"x86_64": {b"35", b"230"}, "aarch64": {b"101", b"115"}}.get(platform.machine(), set())
+"""nanosleep and clock_nanosleep."""
 _COLLECTIVE_THREADS: Final = (b"pt_gloo", b"gloo_", b"pt_nccl", b"pt_mpi")
+
+
+class Sleep(enum.Enum):
+    """What a thread that sleeps waits for."""
+
+    LOCK = enum.auto()  # another thread, or a collective
+    TIMER = enum.auto()  # a time that it has chosen
+    OUTSIDE = enum.auto()  # a file, a pipe, the network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +92,38 @@ def _thread_times(tasks: str) -> dict[str, int]:
 
 def in_process_group(pid: int, proc: Path = PROC) -> bool:
     """Whether the process has threads of a collective library, which means that it belongs to a process group."""
+    tasks = f"{proc}/{pid}/task"
     try:
-        tasks = proc / str(pid) / "task"
-        return any((task / "comm").read_bytes().startswith(_COLLECTIVE_THREADS) for task in tasks.iterdir())
+        return any(_read(f"{tasks}/{task}/comm").startswith(_COLLECTIVE_THREADS) for task in os.listdir(tasks))
     except OSError:
         return False
 
 
 def waits_on_lock(pid: int, proc: Path = PROC) -> bool:
     """Whether the main thread sleeps on a futex: in a member of a process group, it waits for the other ranks."""
-    main = proc / str(pid)
+    return sleeps_in(pid, proc) is Sleep.LOCK
+
+
+def sleeps_in(pid: int, proc: Path = PROC) -> Sleep | None:
+    """What the main thread, which sleeps, waits for; None where the kernel does not tell."""
     try:
-        where = (main / "wchan").read_bytes()
+        where = _read(f"{proc}/{pid}/wchan")
         if where not in {b"", b"0"}:
-            return where.startswith(b"futex")
-        return (main / "syscall").read_bytes().partition(b" ")[0] in _FUTEX_SYSCALLS
+            return Sleep.LOCK if where.startswith(b"futex") else Sleep.TIMER if b"nanosleep" in where else Sleep.OUTSIDE
+        number = _read(f"{proc}/{pid}/syscall").partition(b" ")[0]
     except OSError:
-        return False
+        return None
+    if not number.isdigit():
+        return None  # it runs again
+    if number in _FUTEX_SYSCALLS:
+        return Sleep.LOCK
+    return Sleep.TIMER if number in _NANOSLEEP else Sleep.OUTSIDE
+
+
+def _read(path: str) -> bytes:
+    """Plain strings and descriptors: a rank is looked at every second."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, 4096)
+    finally:
+        os.close(handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -33,8 +33,14 @@ def estimate(samples: Sequence[float]) -> Estimate:
     value = fmean(kept)
     winsorized = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
     share = len(kept) / len(ordered)
-    error = (1.0 + FEW / len(ordered)) * stdev(winsorized) / (share * math.sqrt(len(ordered)))
+    error = (1.0 + FEW / len(ordered)) * _deviation(winsorized) / (share * math.sqrt(len(ordered)))
     return Estimate(value=value, error=max(error, LEAST_ERROR * abs(value)))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The sample's standard deviation. That of ``statistics`` is exact, in fractions, and takes twenty times as long."""
+    mean = fmean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,8 @@ def report_lines(look: RankLook) -> list[str]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(errors="replace")
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path for each costs more than the read
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 
@@ -118,7 +119,7 @@ def process_tree(pid: int, proc: Path = _PROC) -> list[int]:
 
 def _tasks(proc: Path, pid: int) -> list[str]:
     try:
-        return [task.name for task in (proc / str(pid) / "task").iterdir()]
+        return os.listdir(f"{proc}/{pid}/task")  # noqa: PTH208  # the same
     except OSError:
         return []
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis.observation import ProcessSeen
-from orchestrator.gpu.proc import in_process_group, waits_on_lock
-from orchestrator.runtime.ranks.evidence.process_inspector import NANOSLEEP, process_tree
+from orchestrator.gpu.proc import Sleep, in_process_group, sleeps_in
+from orchestrator.runtime.ranks.evidence.process_inspector import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +38,7 @@ class ProcessWatch:
         """Prepare for a new process."""
         self.newest = None
         self._seen = ProcessSeen(at=0.0)
+        self._grouped_pid = 0
         self._looked_at = self._told_at = self._clock() - TELL_SECONDS
 
     def look(self, root_pid: int, training_pid: int | None) -> None:
@@ -50,8 +51,8 @@ class ProcessWatch:
         fields = _stat(self._proc, pid)
         if fields is None:
             return
-        locked = fields[0] == "S" and waits_on_lock(pid, self._proc)
-        asleep = fields[0] == "D" or (fields[0] == "S" and not locked and not _sleeps(pid, self._proc))
+        sleep = sleeps_in(pid, self._proc) if fields[0] == "S" else None
+        locked, asleep = sleep is Sleep.LOCK, fields[0] == "D" or sleep is Sleep.OUTSIDE
         seen = self._seen
         self._seen = replace(seen, looks=seen.looks + 1, asleep=seen.asleep + asleep, locked=seen.locked + locked)
         if now - self._told_at >= TELL_SECONDS:
@@ -71,8 +72,9 @@ class ProcessWatch:
             cpu_seconds=cpu / _TICKS,
             resident_bytes=pages * _PAGE_BYTES,
             available_bytes=_available(self._proc),
-            grouped=in_process_group(pid, self._proc),
+            grouped=(self._seen.grouped and pid == self._grouped_pid) or in_process_group(pid, self._proc),
         )
+        self._grouped_pid = pid  # a process does not leave its group: forty threads need not be asked again
         self.newest = self._seen
         self.number += 1
 
@@ -80,23 +82,12 @@ class ProcessWatch:
 def _stat(proc: Path, pid: int) -> list[str] | None:
     """Return the fields of the process from its state on; None when it has ended."""
     try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
+        with open(f"{proc}/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123  # a Path costs more than the read
+            text = file.read().decode(errors="replace")
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
     return fields if len(fields) > 21 and fields[0] not in ("Z", "X") else None
-
-
-def _sleeps(pid: int, proc: Path) -> bool:
-    """Whether the main thread sleeps for a time of its own choice, which is no wait for anything."""
-    try:
-        where = (proc / str(pid) / "wchan").read_bytes()
-        if where not in (b"", b"0"):
-            return b"nanosleep" in where
-        number = (proc / str(pid) / "syscall").read_text().partition(" ")[0]
-    except OSError:
-        return True
-    return number.isdigit() and int(number) in NANOSLEEP
 
 
 def _available(proc: Path) -> int | None:

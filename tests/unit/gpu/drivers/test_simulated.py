@@ -168,6 +168,9 @@ def test_where_the_kernel_hides_the_place_the_system_call_tells(world: tuple[Fak
     assert proc.waits_on_lock(100, fake.root)
     (fake.root / "100" / "syscall").write_text("running\n")
     assert not proc.waits_on_lock(100, fake.root)
+    assert proc.sleeps_in(100, fake.root) is None
+    (fake.root / "100" / "syscall").write_text("7 0x0 0x0\n")
+    assert proc.sleeps_in(100, fake.root) is proc.Sleep.OUTSIDE
 
 
 def test_a_sensor_repeats_itself_when_asked_too_soon(world: tuple[FakeProc, Clock, Path]) -> None:
