@@ -44,6 +44,12 @@ class ScriptAdvice:
         """Its throughput per rank, as a share of one rank's."""
         return prediction.throughput.mean / self.predictions[0].throughput.mean / prediction.cell.ranks
 
+    @property
+    def shown(self) -> Prediction:
+        """What speaks for the choice: its own figures, or those of the widest gang where that does not pay."""
+        widest = self.predictions[-1]
+        return widest if widest.cell.ranks > self.choice.cell.ranks else self.choice
+
     def interval(self, prediction: Prediction) -> list[float] | None:
         """Of its speed-up; None for one rank, whose is 1."""
         one, ends = self.predictions[0].throughput.mean, prediction.throughput.as_json()
@@ -114,9 +120,8 @@ def advise_script(
 
 def script_sentence(advice: ScriptAdvice) -> str:
     """The advice for people, with its reason."""
-    chosen, widest = advice.choice, advice.predictions[-1]
+    chosen, shown = advice.choice, advice.shown
     megabytes = advice.probe.gradient_bytes / 1e6
-    shown = widest if widest.cell.ranks > chosen.cell.ranks else chosen
     reason = (
         f"on {shown.cell.ranks} ranks, reducing {megabytes:.3g} MB of gradients adds {shown.exposed * 1e3:.3g} ms to"
         f" {shown.compute * 1e3:.3g} ms of computation in each step ({advice.efficiency(shown):.0%} efficiency)"

@@ -114,7 +114,8 @@ def advice_text(job: JobView) -> str:
     ranks = advice.get("ranks")
     certain = "certain" if advice.get("certain") else "not certain"
     parts = [f"{ranks} rank{'s' * (ranks != 1)} ({certain}){limits}"]
-    parts += [f"each does {efficiency:.0%} of what one does alone" for efficiency in _numbers(advice, "efficiency")]
+    compared = advice.get("compared_ranks") or ranks
+    parts += [f"each of {compared} does {share:.0%} of what one does alone" for share in _numbers(advice, "efficiency")]
     pair = (*_numbers(advice, "exposed_ms"), *_numbers(advice, "compute_ms"))
     if len(pair) == 2:
         sent = "".join(f" of {size / 1e6:.3g} MB" for size in _numbers(advice, "gradient_bytes"))

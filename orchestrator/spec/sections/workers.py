@@ -39,6 +39,10 @@ class WorkerAdvice(Record):
 
     ranks: Annotated[Workers, Doc("ranks that the script is worth")]
     certain: Annotated[YesNo, Doc("whether the intervals of the predictions allow to say so")] = False
+    compared_ranks: Annotated[
+        Maybe[Workers],
+        Doc("ranks that the figures below are of: the advised number, or a larger one that does not pay"),
+    ] = None
     efficiency: Annotated[
         Maybe[Factor],
         Doc("throughput of each rank, as a share of one rank's alone"),

@@ -110,13 +110,14 @@ def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence
 
 def advice_value(found: ScriptAdvice) -> str:
     """The advice as a value of `resources.auto.advice`."""
-    chosen = found.choice
+    shown = found.shown
     pairs = {
-        "ranks": str(chosen.cell.ranks),
+        "ranks": str(found.choice.cell.ranks),
         "certain": str(found.certain).lower(),
-        "efficiency": f"{found.efficiency(chosen):.4f}",
-        "compute_ms": f"{chosen.compute * 1e3:.4f}",
-        "exposed_ms": f"{chosen.exposed * 1e3:.4f}",
+        "compared_ranks": str(shown.cell.ranks),
+        "efficiency": f"{found.efficiency(shown):.4f}",
+        "compute_ms": f"{shown.compute * 1e3:.4f}",
+        "exposed_ms": f"{shown.exposed * 1e3:.4f}",
         "gradient_bytes": str(found.probe.gradient_bytes),
     }
     return "{" + ", ".join(f"{name}: {value}" for name, value in pairs.items()) + "}"

@@ -67,11 +67,15 @@ ADVICE = {
         (
             {"min": 1, "max": 8, "advice": ADVICE},
             (
-                "4 ranks (not certain), within 1 to 8; each does 81% of what one does alone; communication of 8 MB adds 0.7 ms "
+                "4 ranks (not certain), within 1 to 8; each of 4 does 81% of what one does alone; communication of 8 MB adds 0.7 ms "
                 "to 3 ms of computation per step"
             ),
         ),
         ({"min": 1, "max": 8, "advice": {"ranks": 1, "certain": True}}, "1 rank (certain), within 1 to 8"),
+        (
+            {"min": 1, "max": 8, "advice": {"ranks": 1, "certain": True, "compared_ranks": 2, "efficiency": 0.08}},
+            "1 rank (certain), within 1 to 8; each of 2 does 8% of what one does alone",
+        ),
         (None, "none (`orch submit --advise` asks for it): as many ranks as are free at its first start"),
     ],
 )
