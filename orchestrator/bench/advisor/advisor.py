@@ -97,7 +97,7 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
         (
             ProbePoint(
                 batch=one["batch"],
-                step=median(one["steps"]),
+                step=fmean(one["steps"]),  # throughput is about means, also where other work interrupts a step
                 backward=median(one["backwards"]),
                 error=relative_error(one["steps"]),
             )
@@ -105,7 +105,8 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
         ),
         key=lambda point: point.batch,
     )
-    wrapper = max(0.0, median(answer["wrapped"]) - points[0].step) if answer["wrapped"] else 0.0
+    smallest = min(answer["points"], key=lambda one: int(one["batch"]))
+    wrapper = max(0.0, median(answer["wrapped"]) - median(smallest["steps"])) if answer["wrapped"] else 0.0
     buckets = tuple(Bucket(ready=ready, bytes=size) for ready, size in answer["buckets"])
     return Probe(
         parameters=answer["parameters"],
@@ -136,7 +137,7 @@ def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe:
         for n in known:
             answers = ranks.ask({**command, "ranks": n}, n)
             if alone is None:
-                alone = answers[0]["median"]
+                alone = answers[0]["mean"]  # what slows one rank down is in its probed steps already
             mean = fmean(answer["mean"] for answer in answers)
             slowdowns[n].append((int(answers[0]["bytes"]), max(mean / alone, 0.5)))
             waits[n].append(max(0.0, answers[0]["waiting"] - mean - tiny[n]) if n > 1 else 0.0)
