@@ -383,9 +383,7 @@ class MultiGPUTrainingManager:
     ) -> None:
         if kind is None or issubclass(kind, StopTraining):  # all ranks get here
             self.close()
-        elif (
-            self._reporter is not None
-        ):  # after an error the others may have ended: an orderly exit could wait for ever
+        elif self._reporter is not None:  # after an error an orderly exit could wait for ever for ranks that have ended
             self._reporter.close()
 
     @contextmanager
