@@ -75,9 +75,13 @@ SECONDS ?= 300
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-# A thousand kills of the daemon while users submit, pause, resume and cancel: some twenty minutes.
+# Ten thousand kills, stops, freezes and terminations of everything, and a thousand kills of the daemon while users submit, pause, resume and
+# cancel: hours. make soak KILLS=20 DISTURBANCES=20 is a part of it.
+KILLS ?= 1000
+DISTURBANCES ?= 10000
 soak: $(STAMP)
-	$(BIN)/python -m benchmarks.soak --kills 1000 --json benchmarks/results/$$(date +%F)-soak.json
+	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --json benchmarks/results/$$(date +%F)-disturbances.json
+	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
 # Instruction counts of the hot paths against the newest committed ones; some minutes with valgrind.
 instructions: $(STAMP)
