@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.api.files import FileDigest, FileList
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.page_links import PageLinkView
-    from orchestrator.api.queue_views import QueueShares, QueueView
+    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
@@ -103,6 +103,14 @@ class SpecQuestions(ABC):
         from orchestrator.api.queue_views import QueueShares
 
         return QueueShares.from_json(self._call("GET", "/queues"))
+
+    def outlook(self, ref: str = "") -> OutlookView:
+        """When a job is expected to start, and what it waits for; without a reference, when the first of the queue are."""
+        from urllib.parse import urlencode
+
+        from orchestrator.api.queue_views import OutlookView
+
+        return OutlookView.from_json(self._call("GET", f"/outlook?{urlencode({'job': ref})}"))
 
     def matrix(self, ref: str) -> MatrixView:
         """Return a matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from orchestrator.api.view import NESTED, View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatPlan(View):
+    """Where one rank would run."""
+
+    rank: int
+    node: str
+    gpus: float = 0.0
+    cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +64,42 @@ class QueueShares(View):
     users: tuple[UserShareView, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderView(View):
+    """A job that has GPUs: when it is expected to end (None: not known), and what that is known from.
+
+    ``basis`` is ``max_duration``, ``like jobs`` (``like_jobs`` of them) or ``time so far``; ``error`` how far forecasts from like jobs were off, as a part
+    of what these took: the median. ``lost_gpu_seconds`` is what it would repeat at most if it were stopped.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    gpus: float
+    ends_at: float | None = None
+    basis: str = ""
+    like_jobs: int = 0
+    error: float | None = None
+    lost_gpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutlookView(View):
+    """When a job is expected to start (None: nothing says), and why not before; or ``starts`` of the first jobs of the queue, by id.
+
+    ``ahead`` are the jobs before it in the order, ``rule`` says why the last of these is: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``, ``arrival``.
+    ``holders`` have to end first; with ``starts_at`` None these are jobs of which nothing is known. ``stops`` would be preempted for it.
+    """
+
+    starts_at: float | None = None
+    ahead: tuple[str, ...] = ()
+    rule: str = ""
+    holders: tuple[HolderView, ...] = ()
+    stops: tuple[HolderView, ...] = ()
+    starts: Mapping[str, float] = field(default_factory=dict)
+
+
+NESTED[OutlookView] = {"holders": HolderView, "stops": HolderView}
 NESTED.update({QueueShares: {"queues": QueueView, "users": UserShareView}})
 
 

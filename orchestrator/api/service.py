@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
     from orchestrator.api.files import FileReader
     from orchestrator.api.matrix_views import MatrixView
-    from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
+    from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
     from orchestrator.api.views import (
@@ -327,6 +327,10 @@ class JobService(Protocol):
 
     async def queue_shares(self) -> QueueShares:
         """Return the order of waiting jobs, and the shares of queues and users."""
+        ...
+
+    async def outlook(self, job_id: JobId | None) -> OutlookView:
+        """When a job is expected to start, and what it waits for; with None, when the first of the queue are."""
         ...
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:

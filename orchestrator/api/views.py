@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
+from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.tracker_view import TrackerView
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
@@ -406,18 +407,11 @@ class SubmitReply(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeatPlan(View):
-    """Where one rank would run."""
-
-    rank: int
-    node: str
-    gpus: float = 0.0
-    cpus: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply(View):
-    """What a submission would do. ``starts``: ``now``, ``later`` (queued first, ``reason`` says for what) or ``never``."""
+    """What a submission would do. ``starts``: ``now``, ``later`` (queued first, ``reason`` says for what) or ``never``.
+
+    ``expected_start`` is when one that waits is expected to start, where that is known.
+    """
 
     name: str
     queue: str
@@ -426,6 +420,7 @@ class PlanReply(View):
     num_workers: int = 1
     seats: tuple[SeatPlan, ...] = ()
     ahead: tuple[str, ...] = ()
+    expected_start: float | None = None
     python: str = ""
     working_dir: str = ""
     snapshot_files: int = 0

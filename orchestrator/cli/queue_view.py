@@ -26,6 +26,7 @@ JOBS = (
     Column("PRIORITY", weight=800, right=True),
     Column("GPUS", weight=400, right=True),
     Column("WAITS", weight=600, right=True),
+    Column("STARTS", weight=650, right=True),
     Column("REASON", weight=700, shrink=True),
 )
 QUEUES = (
@@ -55,12 +56,13 @@ def show_queue(session: Session, *, as_json: bool) -> int:
     shares = client.queue_shares()
     jobs = in_order(shares, client.jobs(states=["PENDING"]).jobs)
     if as_json:
-        print_json(session, {"jobs": [job.to_json() for job in jobs], **_shares(shares)})
+        known = dict(client.outlook().starts) if jobs else {}
+        print_json(session, {"jobs": [job.to_json() for job in jobs], **_shares(shares), "expected_starts": known})
         return EXIT_OK
     if not jobs:
         session.console.print("nothing waits")
-    now = time.time()
-    _print(session, JOBS, [_job_row(job, now, users=len(shares.users) > 1) for job in jobs])
+    now, starts = time.time(), client.outlook().starts if jobs else {}
+    _print(session, JOBS, [_job_row(job, now, starts.get(job.id), users=len(shares.users) > 1) for job in jobs])
     if shares.queues:
         session.console.print("")
         _print(session, QUEUES, [_queue_row(queue, shares) for queue in shares.queues])
@@ -87,7 +89,7 @@ def _print(session: Session, columns: Sequence[Column], rows: list[list[Cell]]) 
         session.console.print(line)
 
 
-def _job_row(job: JobView, now: float, *, users: bool) -> list[Cell]:
+def _job_row(job: JobView, now: float, starts_at: float | None, *, users: bool) -> list[Cell]:
     return [
         Cell(job.id, ("bold",)),
         Cell(job.queue),
@@ -95,6 +97,7 @@ def _job_row(job: JobView, now: float, *, users: bool) -> list[Cell]:
         Cell(str(job.priority)),
         Cell(gpus_text(job)),
         Cell(age(now - job.submitted_at)),
+        Cell("" if starts_at is None else f"in {age(max(0.0, starts_at - now))}"),
         Cell(clean(job.reason), ("dim",)),
     ]
 

@@ -267,7 +267,7 @@ class Loop:
     def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
             began = time.perf_counter()
-            commands = decide(self._state(), self.now())
+            commands = decide(self.state(), self.now())
             self._on_decision(time.perf_counter() - began)
             if not commands.events:
                 self.waiting = commands.waiting
@@ -276,7 +276,8 @@ class Loop:
                 self._fold(event, batch)
         raise RuntimeError(f"decisions do not settle; the last were {[change.event.kind for change in batch[-5:]]}")
 
-    def _state(self) -> State:
+    def state(self) -> State:
+        """What a decision looks at."""
         shares = self.shares
         return State(
             jobs=self.decided,
@@ -334,6 +335,11 @@ class Loop:
                 now=job.state.value,
                 reason=sentence(job.reason),
             )
+
+
+def readable(loop: Loop) -> State:
+    """The live jobs as they are written, with what decisions know beside them."""
+    return replace(loop.state(), jobs={i: job for i, job in loop.jobs.items() if not job.state.is_terminal})
 
 
 def live_jobs(loop: Loop) -> Callable[[], Collection[Job]]:

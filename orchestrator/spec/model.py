@@ -75,6 +75,7 @@ ProgressPattern = Annotated[str, Text("a regular expression", check=progress_exp
 Variable = Annotated[
     str, Text("the name of a variable", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255, check=user_variable)
 ]
+NodeName = Annotated[str, Text("a node", max_length=255)]
 LabelKey = Annotated[
     str,
     Text(
@@ -151,6 +152,9 @@ class ResourcesSpec(Record):
         Choice(),
         Doc("PACK: on few nodes; STRICT_PACK: on one; SPREAD: over many; STRICT_SPREAD: each on another"),
     ] = "PACK"
+    nodes: Annotated[
+        Items[NodeName], Doc("only these nodes, by name or id, as `orch nodes` shows them; none: any")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Path, Request
+from fastapi import Path, Query, Request
 from pydantic import Field
 
 from orchestrator.api.protocol import API_PREFIX
-from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView
+from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView
 from orchestrator.api.server.bodies import Body
 from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.api.service import Caller, JobService
     from orchestrator.api.view import View
 
+MOST_REFERENCE = 200
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
@@ -53,6 +54,11 @@ def add_queue_routes(
     async def queues() -> Response:
         """The order of waiting jobs, and the shares of queues and users."""
         return answer(await service.queue_shares())
+
+    @app.get(f"{API_PREFIX}/outlook", response_model=OutlookView)
+    async def outlook(job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
+        """When a job is expected to start, and why not before; without ``job``, when the first of the queue are."""
+        return answer(await service.outlook(await service.resolve(job) if job else None))
 
     @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
     async def set_queue(

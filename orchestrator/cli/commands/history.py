@@ -97,15 +97,17 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
 
 
 def explain(job: Job, json: Json = False) -> int:
-    """Explain a job's state: its reason, the jobs ahead of it, its last events."""
+    """Explain a job's state: its reason, when it is expected to start and why, the jobs ahead of it, its last events."""
     from orchestrator.cli.render.job_detail import detail_lines
+    from orchestrator.cli.render.outlook_view import outlook_lines
 
     session = Session()
     client = session.client()
     found = client.job(job)
     note_which(session, job, found)
     history = client.events(found.id, tail=None if json else EXPLAINED_EVENTS)
-    ahead = _ahead(client, found)
+    outlook = client.outlook(found.id) if found.state == "PENDING" else None
+    ahead = list(outlook.ahead) if outlook else []
     if json:
         print_json(
             session,
@@ -113,25 +115,18 @@ def explain(job: Job, json: Json = False) -> int:
                 "job_id": found.id,
                 "job": found.to_json(),
                 "ahead": ahead,
+                "outlook": outlook.to_json() if outlook else None,
                 "events": [event.to_json() for event in history],
             },
         )
         return EXIT_OK
     for line in detail_lines(session.console, found, time.time()):
         session.console.print(line)
-    if ahead:
-        session.console.print(f"\n{len(ahead)} ahead in the queue: {', '.join(ahead[:5])}")
+    for line in [] if outlook is None else outlook_lines(session.console, outlook, time.time()):
+        session.console.print(line)
     session.console.print("\nwhat happened last:")
     _print_events(session, history)
     return EXIT_OK
-
-
-def _ahead(client: Client, job: JobView) -> list[str]:
-    """The jobs that the scheduler looks at before this one; nothing while it is not looked at."""
-    if job.state != "PENDING":
-        return []
-    order = client.queue_shares().order
-    return list(order[: order.index(job.id)]) if job.id in order else []
 
 
 def checkpoints(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import number, size, value_text
+from orchestrator.cli.render.units import age, number, size, value_text
 
 if TYPE_CHECKING:
     from orchestrator.api.views import PlanReply
@@ -19,6 +20,8 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
     """Where and when the job would run, and what would be copied."""
     words, colour = STARTS.get(plan.starts, (plan.starts, "dim"))
     lines = [f"{console.style(clean(plan.name), 'bold')}  {console.style(words, colour)}: {clean(plan.reason)}"]
+    if plan.expected_start is not None:
+        lines.append(f"  expected to start in about {age(max(0.0, plan.expected_start - time.time()))}")
     if plan.ahead:
         lines.append(f"  behind {', '.join(plan.ahead)}")
     facts = [

@@ -36,14 +36,16 @@ class Shape(NamedTuple):
     size: tuple[float, float, int]
     gpu_model: str | None
     at_home: bool
+    nodes: tuple[str, ...]
 
 
 class Kind(NamedTuple):
-    """What determines whether the job's gang fits."""
+    """What determines whether the job's gang fits; ``limit``, the seconds of ``max_duration``, whether it may be backfilled."""
 
     shape: Shape
     least: int
     strategy: str
+    limit: float | None
 
 
 def lane_of(job: Job) -> Lane:
@@ -53,12 +55,17 @@ def lane_of(job: Job) -> Lane:
 
 def shape_of(job: Job) -> Shape:
     """Return the shape of the job's ranks."""
-    return Shape(rank_size(job), job.spec.resources.resources_per_worker.gpu_model, bool(needs_home(job)))
+    resources = job.spec.resources
+    return Shape(
+        rank_size(job), resources.resources_per_worker.gpu_model, bool(needs_home(job)), tuple(resources.nodes)
+    )
 
 
 def kind_of(job: Job) -> Kind:
     """Return the kind of the job's gang."""
-    return Kind(shape_of(job), job.size.least, job.spec.resources.placement_strategy)
+    limit = job.spec.max_duration
+    seconds = None if limit is None else limit.total_seconds()
+    return Kind(shape_of(job), job.size.least, job.spec.resources.placement_strategy, seconds)
 
 
 class Line:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
-from orchestrator.core.scheduler.conditions import begins_at
+from orchestrator.core.scheduler.conditions.held import begins_at
+from orchestrator.core.scheduler.conditions.prerequisites import prerequisites
+from orchestrator.core.scheduler.conditions.release import Conditions
 from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_of
 from orchestrator.core.scheduler.occupancy import Occupancy
 from orchestrator.core.scheduler.placement import could_ever_fit
-from orchestrator.core.scheduler.prerequisites import prerequisites
-from orchestrator.core.scheduler.release import Conditions
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.scheduler.release import Release
+    from orchestrator.core.scheduler.conditions.release import Release
 
 
 class LiveJobs(MutableMapping[JobId, Job]):

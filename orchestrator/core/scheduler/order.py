@@ -12,14 +12,16 @@ shares are equal, and what remains is priority, then arrival. Back-off never cha
 **Nothing starves.** Let L lanes have jobs that wait, and let every gang end, or be stopped, within D seconds of its start. Then a
 job that fits on the empty nodes, that no quota or limit holds back and with k starts of its lane before it (a job that was
 stopped for others starts again, and has at most four of these an hour), starts within
-(k + 1)(A + L D) seconds, A being ``ageing``: after A seconds without a start its lane is overdue. Lanes that have been so for
+(k + 1)(A + 2 L D) seconds, A being ``ageing``: after A seconds without a start its lane is overdue. Lanes that have been so for
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
-starts of overdue lanes. The first job that does not fit claims what becomes free, and nothing behind it takes that, so each
-of these starts, and its own, takes at most D. The same holds then for the next of its lane.
+starts of overdue lanes. The first job that does not fit claims what becomes free, and nothing behind it takes that but jobs that
+end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
+longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,17 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.shares import PathKey, Shares
 
 _Key = tuple["PathKey", int, float]
+
+
+class Rule(StrEnum):
+    """Why one job comes before another."""
+
+    RESIZED = "resized"
+    OVERDUE = "overdue"
+    QUEUE = "queue"
+    PRIORITY = "priority"
+    USER = "user"
+    ARRIVAL = "arrival"
 
 
 class WaitingOrder:
@@ -72,6 +85,22 @@ class WaitingOrder:
     def pass_over(self, job: Job) -> None:
         """Offer no more jobs of the lane and kind of this one, which was just offered."""
         self._passed.add((lane_of(job), kind_of(job)))
+
+    def rule(self, first: Job, second: Job) -> Rule:
+        """Why ``first`` comes before ``second``, both of which wait."""
+        if any(job.id == first.id for job in self._resized):
+            return Rule.RESIZED
+        if any(job.id == first.id for job in self._overdue()):
+            return Rule.OVERDUE
+        mine, other = self._key(lane_of(first)), self._key(lane_of(second))
+        for rule, one, another in zip((Rule.QUEUE, Rule.PRIORITY, Rule.USER), mine, other, strict=True):
+            if one != another:
+                return rule
+        return Rule.ARRIVAL
+
+    def limited(self) -> bool:
+        """Whether jobs may be among them that have a ``max_duration``."""
+        return any(kind is None or kind.limit is not None for groups in self._lanes.values() for kind, _ in groups)
 
     def queues(self) -> set[str]:
         """The queues in which jobs wait, as their job.yaml names them."""

@@ -135,6 +135,9 @@ def needs_home(job: Job) -> str:
 def _suits(job: Job, node: Node) -> bool:
     if not node.shares_home and needs_home(job):
         return False
+    pinned = job.spec.resources.nodes
+    if pinned and node.name not in pinned and node.id not in pinned:
+        return False
     model = job.spec.resources.resources_per_worker.gpu_model
     if model is None:
         return True

@@ -3,8 +3,8 @@
 What follows from a job's record alone is in ``lifecycle/advance.py``; here jobs are weighed against one another and the nodes.
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
 record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is that of order.py
-(shares of queues and users, priority, arrival); a gang that does not fit claims what is free, so nothing behind it can starve it, and the first one that does not fit
-has jobs of lower priority stopped (preemption.py). What no job needs goes to elastic jobs (elastic.py).
+(shares of queues and users, priority, arrival); a gang that does not fit claims what is free, so nothing behind it can starve it; the first one that does not fit
+has jobs of lower priority stopped (preemption.py), and jobs that end before it could start run on what it has claimed (backfill.py). What no job needs goes to elastic jobs (elastic.py).
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.conditions import fail_fast
+from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
+from orchestrator.core.scheduler.conditions.held import fail_fast
+from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, rank_size, take
-from orchestrator.core.scheduler.preemption import make_room
+from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.shares import Shares
@@ -126,7 +128,8 @@ class Round:
 
     ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
     ``free`` is what is left when the round is over. ``brief``: reasons are wanted only of the first jobs that wait, so
-    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran.
+    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
+    those of jobs that have ended; ``limited``: jobs may be among those that wait that have a ``max_duration``.
     """
 
     queue: Iterable[Job]
@@ -137,6 +140,8 @@ class Round:
     waiting: Collection[str] = ()
     brief: bool = False
     fits_ever: Callable[[Job, Kind, Mapping[str, Node]], bool] = field(default_factory=lambda: LiveJobs().fits_ever)
+    run_times: RunTimes = field(default_factory=RunTimes)
+    limited: bool = False
 
 
 def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float, commands: Commands) -> None:
@@ -151,6 +156,8 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
         shares=shares,
         waiting=queue.queues(),
         fits_ever=jobs.fits_ever,
+        run_times=state.past.run_times,
+        limited=queue.limited(),
     )
     schedule(round_, now, commands)
     commands.ask_again(queue.next_overdue())
@@ -167,9 +174,15 @@ def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares
 
 def waiting_order(state: State, now: float) -> list[Job]:
     """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
+    return list(order_of(state, now)[0])
+
+
+def order_of(state: State, now: float) -> tuple[WaitingOrder, Shares]:
+    """The order in which a decision looks at the jobs that wait, and the shares that it follows from."""
     jobs = indexed(state.jobs)
     released = jobs.release(state.ended, now).released
-    return list(_order(jobs, released, state, _shares(jobs, state, now), now))
+    shares = _shares(jobs, state, now)
+    return _order(jobs, released, state, shares, now), shares
 
 
 def shares_of(state: State, now: float) -> Shares:
@@ -187,11 +200,12 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
     free, nodes = round_.free, round_.nodes
     skips = Skips(free)
     placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
-    head: Job | None = None
+    ahead = _Head(round_, now)
     for job in round_.queue:
-        found = _try(job, round_, skips, now, commands)
+        found = _try(job, round_, skips, ahead, now, commands)
         if found is not None:
             placed.append((job, found, take(job, found, free)))
+            ahead.placed(job, found)
             commands.waiting.placed.add(job.id)
             round_.shares.started(job, len(found))
             skips.changed()
@@ -199,8 +213,6 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         if job.state is not JobState.PENDING:
             reason = NoRoom(ranks=job.size.least, cause=job.reason)
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
-        if head is None and isinstance(commands.waiting.get(job.id), NotEnoughFree):
-            head = job
         if round_.brief and skips.sums(whole=False)[0] <= 0:
             break
     for job, found, shares in placed:
@@ -209,15 +221,57 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         commands.events.append(
             ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
         )
+    commands.ask_again(ahead.ask_again_at())
     if not commands.events:
-        _preempt(head, round_, now, commands)
+        _preempt(ahead, now, commands)
 
 
-def _preempt(head: Job | None, round_: Round, now: float, commands: Commands) -> None:
+class _Head:
+    """The first job of a round that finds too little free, the jobs that stop for it, and what runs until it can start."""
+
+    def __init__(self, round_: Round, now: float) -> None:
+        self.job: Job | None = None
+        self._round = round_
+        self._now = now
+        self._backfill = Backfill(round_.free, round_.nodes) if round_.limited else None
+
+    def room(self) -> Room:
+        """Who stops for it."""
+        if self.job is None:
+            return Room()
+        reclaim = Reclaim(self.job, self._round.shares, self._round.waiting)
+        return make_room(self.job, self._round.holding, self._round.nodes, self._now, reclaim)
+
+    def placed(self, job: Job, where: tuple[str, ...]) -> None:
+        """The round placed a job."""
+        if self._backfill is not None:
+            self._backfill.placed(job, where)
+
+    def backfilled(self, job: Job) -> tuple[str, ...] | None:
+        """Where another job goes that ends before this one can start; None where none may, or before there is one."""
+        if self._backfill is None or self.job is None:
+            return None
+        return self._backfill.place(job, self._now, self._reservation)
+
+    def ask_again_at(self) -> float | None:
+        """When another job may end before this one can start, though nothing else changes."""
+        return None if self._backfill is None else self._backfill.ask_again_at
+
+    def _reservation(self, free: Mapping[str, Free]) -> Reservation | None:
+        room, round_ = self.room(), self._round
+        if self.job is None or room.stop or room.stopping:
+            return None
+        found = reservation(self.job, round_.holding, free, round_.nodes, self._now, round_.run_times)
+        due = room.ask_again_at
+        return Reservation(due) if due is not None and (found is None or due < found.at) else found
+
+
+def _preempt(ahead: _Head, now: float, commands: Commands) -> None:
     """Have jobs stopped for the first job of the queue that finds too little free, once nothing else changes."""
+    head = ahead.job
     if head is None:
         return
-    room = make_room(head, round_.holding, round_.nodes, now, Reclaim(head, round_.shares, round_.waiting))
+    room = ahead.room()
     commands.ask_again(room.ask_again_at)
     by = ByPreemption(job=head.id, priority=head.priority)
     for job in room.stop:
@@ -226,7 +280,7 @@ def _preempt(head: Job | None, round_: Round, now: float, commands: Commands) ->
         commands.waiting[head.id] = AwaitsRoom(jobs=tuple(job.id for job in stopping))
 
 
-def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) -> tuple[str, ...] | None:
+def _try(job: Job, round_: Round, skips: Skips, ahead: _Head, now: float, commands: Commands) -> tuple[str, ...] | None:
     """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
     nodes = round_.nodes
     if not nodes:
@@ -254,7 +308,12 @@ def _try(job: Job, round_: Round, skips: Skips, now: float, commands: Commands) 
         gpus, cpus = _demand(job)
         _pass_over(job, DoesNotFit(gpus=gpus, cpus=cpus), round_, commands)
         return None
+    found = ahead.backfilled(job)
+    if found is not None:
+        return found
     reason = commands.waiting[job.id] = _why_waiting(job, skips)
+    if ahead.job is None:
+        ahead.job = job
     if not full:
         full = claim(job, where, nodes)
         skips.changed()
@@ -310,4 +369,15 @@ def _demand(job: Job) -> tuple[float, float]:
     return gpus * job.size.least, cpus * job.size.least
 
 
-__all__ = ["Commands", "Round", "State", "decide", "queue_order", "schedule", "shares_of", "waiting_order"]
+__all__ = [
+    "Commands",
+    "Round",
+    "State",
+    "decide",
+    "indexed",
+    "order_of",
+    "queue_order",
+    "schedule",
+    "shares_of",
+    "waiting_order",
+]

@@ -1,6 +1,6 @@
 """Results of a round of placing, so that it does not try a gang that cannot fit. Pure.
 
-Within a round free resources only shrink. So once ranks of one shape (size, GPU model, need of the daemon's home) have
+Within a round free resources only shrink. So once ranks of one shape (size, GPU model, nodes, need of home) have
 claimed all that they fit in, no later job with ranks of that shape fits, and it has nothing to claim either. The round
 then skips all equal jobs of a lane (``WaitingOrder.pass_over``), whatever their number.
 """

@@ -11,6 +11,7 @@ from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core import events as ev
+from orchestrator.core.scheduler.durations import RunTimeHistory, RunTimes
 from orchestrator.core.scheduler.placement import rank_size
 
 if TYPE_CHECKING:
@@ -64,10 +65,11 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastUse:
-    """What decisions know of the past: ``used`` by gangs that are gone, and when jobs of (queue, user, priority) last ``started``."""
+    """What decisions know of the past: ``used`` by gangs that are gone, when jobs of (queue, user, priority) last ``started``, and ``run_times``."""
 
     used: Mapping[Account, Used] = field(default_factory=dict)
     started: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
+    run_times: RunTimes = field(default_factory=RunTimes)
 
 
 def _fade(seconds: float, half_life: float) -> float:
@@ -105,6 +107,7 @@ class UseHistory:
         self._held: dict[JobId, tuple[int, float, Amounts]] = {}
         self._used: dict[Account, Used] = {}
         self._started: dict[tuple[str, str, int], float] = {}
+        self._run_times = RunTimeHistory()
 
     def observe(self, job: Job, event: ev.Event) -> bool:
         """An event was folded: ``job`` is the record after it. Whether what is known of the past has changed."""
@@ -118,11 +121,15 @@ class UseHistory:
             self._start(job, event.at)
         if job.gang_open and job.id not in self._held:
             self._held[job.id] = (job.gang, event.at, amounts_of(job, len(job.nodes)))
+        if isinstance(event, ev.JobFinished):
+            self._run_times.ended(job)
         return closes or starts
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Count what jobs did before: the attempts that their records list, and the gangs that they hold."""
-        for job in jobs:
+        found = list(jobs)
+        self._run_times.remember(job for job in found if job.state.is_terminal)
+        for job in found:
             for attempt in job.attempts:
                 self._start(job, attempt.started_at)
                 if not (job.gang_open and attempt.gang == job.gang):
@@ -133,7 +140,7 @@ class UseHistory:
 
     def view(self) -> PastUse:
         """What is known now, as a value."""
-        return PastUse(used=dict(self._used), started=dict(self._started))
+        return PastUse(used=dict(self._used), started=dict(self._started), run_times=self._run_times.view)
 
     def _add_attempt(self, job: Job, attempt: Attempt) -> None:
         ended = attempt.ended_at if attempt.ended_at is not None else job.ended_at

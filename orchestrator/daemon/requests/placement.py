@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
-from orchestrator.core.scheduler.conditions import held_back
+from orchestrator.core.scheduler.conditions.held import held_back
+from orchestrator.core.scheduler.conditions.prerequisites import hindrance
 from orchestrator.core.scheduler.placement import capacity, free_on, place
-from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.scheduler import waiting_order
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.sentences import sentence

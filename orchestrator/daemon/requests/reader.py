@@ -92,13 +92,13 @@ class JobReader:
     async def views_of(self, jobs: Sequence[Job]) -> list[v.JobView]:
         """Return the views of these jobs."""
         await self._progress.recall(jobs)
-        return [self._view(job) for job in jobs]
+        return [self.view(job) for job in jobs]
 
     async def job(self, job_id: JobId) -> v.JobView:
         """Return one job. Raises NoSuchJobError."""
         job = await self.record(job_id)
         await self._progress.recall([job])
-        view, report = self._view(job), self._report(job)
+        view, report = self.view(job), self._report(job)
         trackers = tuple([await self._tracker(job, name) for name in job.spec.trackers])
         return replace(view, report=report, trackers=trackers) if report or trackers else view
 
@@ -121,7 +121,7 @@ class JobReader:
         page = self._paths.job(job.id) / REPORT / PAGE_FILE
         return str(page) if job.state.is_terminal and page.is_file() else ""
 
-    def _view(self, job: Job) -> v.JobView:
+    def view(self, job: Job) -> v.JobView:
         """Return the view, cached for a job without reports until its record or its reason to wait changes."""
         progress = self._progress.of(job.id)
         told = (self._loop.waiting.get(job.id), self._balances().get(job.id), self._stall(job.id))

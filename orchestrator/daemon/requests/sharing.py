@@ -5,30 +5,45 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
-from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
+from orchestrator.api.queue_views import HolderView, OutlookView, QueueShares, QueueView, UserShareView
+from orchestrator.core.scheduler.outlook import expected_starts, outlook_of
 from orchestrator.core.scheduler.reclaim import fair_shares
-from orchestrator.core.scheduler.scheduler import State, shares_of, waiting_order
+from orchestrator.core.scheduler.scheduler import shares_of, waiting_order
 from orchestrator.core.states import JobState
+from orchestrator.daemon.loop import readable
 from orchestrator.daemon.requests.specs import JobSpecs, SpecService
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from orchestrator.store.errors import StoreError
 from orchestrator.store.port import StoredQueueChange
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.api.queue_views import QueueChange
     from orchestrator.api.service import Caller
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.outlook import Outlook
+    from orchestrator.core.scheduler.scheduler import State
     from orchestrator.core.scheduler.shares import Shares
     from orchestrator.daemon.loop import Loop
     from orchestrator.store.port import Store
 
 
-class SharingDesk:
-    """Reads the loop's jobs; changes are written before they take effect, one after the other."""
+SHOWN_STARTS: Final = 20
 
-    def __init__(self, loop: Loop, store: Store) -> None:
+
+class SharingDesk:
+    """Reads the loop's jobs; changes are written before they take effect, one after the other.
+
+    ``eta`` gives the seconds that a running job's own progress says it still needs.
+    """
+
+    def __init__(self, loop: Loop, store: Store, eta: Callable[[Job], float | None] = lambda _: None) -> None:
+        self._eta = eta
         self._loop = loop
         self._store = store
         self._turn = asyncio.Lock()
@@ -36,8 +51,7 @@ class SharingDesk:
     def shares(self) -> QueueShares:
         """Return the order of waiting jobs, and the shares of queues and users."""
         now, book = self._loop.now(), self._loop.shares
-        live = {i: job for i, job in self._loop.jobs.items() if not job.state.is_terminal}
-        state = State(jobs=live, nodes=self._loop.nodes, sharing=book.sharing, past=book.past)
+        state = readable(self._loop)
         shares = shares_of(state, now)
         order = waiting_order(state, now)
         hungry = {job.spec.queue for job in order}
@@ -47,6 +61,17 @@ class SharingDesk:
             queues=tuple(self._queue(queue, shares, fair, state) for queue in self._known(shares, hungry)),
             users=self._users(shares, state),
         )
+
+    async def outlook(self, job_id: JobId | None) -> OutlookView:
+        """Return when jobs are expected to start: one, with what it waits for, or the first of the queue."""
+        state, now = readable(self._loop), self._loop.now()
+        told = {job.id: eta for job in state.jobs.values() if job.gang_open and (eta := self._eta(job)) is not None}
+        past = replace(state.past, run_times=replace(state.past.run_times, reported=told))
+        state = replace(state, past=past)
+        if job_id is None:
+            found = await asyncio.to_thread(expected_starts, state, now, SHOWN_STARTS)
+            return OutlookView(starts={str(each): at for each, at in found.items()})
+        return outlook_view(await asyncio.to_thread(outlook_of, job_id, state, now))
 
     async def change(self, name: str, change: QueueChange, by: str) -> QueueView:
         """Change or create a queue. Raises BadRequestError for an invalid table, DiskFullError."""
@@ -132,6 +157,10 @@ class SharingService(SpecService):
         """Return the order of waiting jobs, and the shares of queues and users."""
         return self._sharing.shares()
 
+    async def outlook(self, job_id: JobId | None) -> OutlookView:
+        """When a job is expected to start, and what it waits for; with None, when the first of the queue are."""
+        return await self._sharing.outlook(job_id)
+
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
         """Change or create a queue; durable once this returns."""
         return await self._sharing.change(name, change, caller.user)
@@ -145,3 +174,28 @@ def _changed(queue: QueueSpec, change: QueueChange) -> QueueSpec:
     if change.weight is not None:
         queue = replace(queue, weight=change.weight)
     return queue if change.parent is None else replace(queue, parent=change.parent)
+
+
+def outlook_view(found: Outlook) -> OutlookView:
+    """An outlook as the API answers it."""
+    return OutlookView(
+        starts_at=found.starts_at,
+        ahead=tuple(found.ahead),
+        rule=found.rule.value if found.rule else "",
+        holders=tuple(
+            replace(
+                _holder(each.job),
+                ends_at=each.ends_at,
+                basis=each.left.basis.value if each.left else "",
+                like_jobs=each.left.jobs if each.left else 0,
+                error=each.error,
+            )
+            for each in found.holders
+        ),
+        stops=tuple(replace(_holder(each.job), lost_gpu_seconds=each.gpu_seconds) for each in found.stops),
+    )
+
+
+def _holder(job: Job) -> HolderView:
+    gpus = job.spec.resources.resources_per_worker.gpu * job.num_workers
+    return HolderView(job_id=job.id, name=job.name, user=job.submission.user, gpus=gpus)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orchestrator.api import views as v
 from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
 from orchestrator.api.matrix_views import CombinationView
+from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.scheduler import State
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
@@ -222,7 +224,12 @@ class Submissions:
         state = State(
             jobs=self._loop.jobs, nodes=self._loop.nodes, ended=ended, sharing=shares.sharing, past=shares.past
         )
-        return placement(asked, state, self._loop.now())
+        now = self._loop.now()
+        found = placement(asked, state, now)
+        if found["starts"] == "later":
+            there = replace(state, jobs={**state.jobs, asked.id: asked})
+            found["expected_start"] = (await asyncio.to_thread(outlook_of, asked.id, there, now)).starts_at
+        return found
 
     async def _check_storage(self, storage: str | None) -> None:
         """Refuse a checkpoint directory that is local to a node: checkpoints there would be lost with the node."""

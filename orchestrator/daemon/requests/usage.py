@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import UsageQuery
     from orchestrator.api.usage_views import EstimateQualityView
+    from orchestrator.api.views import JobView
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.actions import JobActions
@@ -183,12 +184,17 @@ def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: J
     best = BestValues(settings.paths.metrics)
     return Desks(
         specs=JobSpecs(store, settings.paths, pool),
-        sharing=SharingDesk(loop, store),
+        sharing=SharingDesk(loop, store, lambda job: _eta(reader.view(job))),
         matrices=MatrixDesk(loop, store, reader, actions, best, pool),
         usage=UsageDesk(loop, store, settings.paths, pool, settings.gpu_hour_price),
         estimates=EstimateRecord.of(settings.home),
         pool=pool,
     )
+
+
+def _eta(job: JobView) -> float | None:
+    """Return the seconds that a running job's own progress says it still needs."""
+    return job.progress.eta_seconds if job.progress is not None else None
 
 
 class UsageService(MatrixService):

@@ -43,6 +43,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     """Refuse a job that this cluster can never hold, with the remedy. Raises RefusedError."""
     worker = checked.spec.resources.resources_per_worker
     alive = [n for n in nodes.values() if n.alive]
+    _refuse_unknown_nodes(checked, nodes)
     if worker.gpu and not any(n.gpus for n in alive):
         raise RefusedError(
             f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
@@ -51,12 +52,32 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
         )
     if alive and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, alive)
+        if _pins_wait_for_a_node(checked, nodes):
+            return
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
         workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
             f"no node can fit {plural(workers, 'rank')} with {plural(gpus, 'GPU')} and {plural(cpus, 'CPU')} ({per_node})",
-            hint="ask for fewer ranks, or less per rank (resources_per_worker)",
+            hint="ask for fewer ranks, or less per rank (resources_per_worker)"
+            + (", or for more nodes (resources.nodes)" if checked.spec.resources.nodes else ""),
         )
+
+
+def _refuse_unknown_nodes(checked: Checked, nodes: Mapping[str, Node]) -> None:
+    """The job names nodes that this cluster does not have. Raises RefusedError."""
+    known = {n.name for n in nodes.values()} | nodes.keys()
+    unknown = [name for name in checked.spec.resources.nodes if name not in known]
+    if unknown:
+        raise RefusedError(
+            f"there is no node {', '.join(map(repr, unknown))}; the nodes are {', '.join(sorted({n.name for n in nodes.values()}))}",
+            hint="fix resources.nodes; `orch nodes` shows the nodes",
+        )
+
+
+def _pins_wait_for_a_node(checked: Checked, nodes: Mapping[str, Node]) -> bool:
+    """Whether the job fits on the nodes that it names once those of them that are down are back."""
+    back = {n.id: replace(n, alive=True) for n in nodes.values()}
+    return bool(checked.spec.resources.nodes) and could_ever_fit(probe(checked), back)
 
 
 def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:

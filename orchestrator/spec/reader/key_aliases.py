@@ -85,10 +85,10 @@ _SAME_IDEA: dict[str, str] = {
 """Our key (a full path) -> the words of others that mean it, in snake case."""
 
 _NO_SUCH_IDEA: dict[str, str] = {
-    "nodes": "orch places ranks, not nodes: write resources.num_workers",
+    "nodes": "orch places ranks: write resources.num_workers for their number, resources.nodes: [a, b] for where they may go",
     "num_nodes": "orch places ranks, not nodes: write resources.num_workers, nodes times ranks on each",
     "nnodes": "orch places ranks, not nodes: write resources.num_workers, nodes times ranks on each",
-    "nodelist": "the scheduler picks the nodes; resources.resources_per_worker.gpu_model narrows them",
+    "nodelist": "write resources.nodes: [a, b] for jobs that only some nodes can run; else the scheduler picks the nodes",
     "exclude_node": "the scheduler avoids nodes that fail; `orch nodes cordon` takes one out",
     "image": "ranks run in the daemon's own environment; name another interpreter in entrypoint",
     "image_id": "ranks run in the daemon's own environment; name another interpreter in entrypoint",

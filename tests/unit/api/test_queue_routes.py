@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.client import Client
-from orchestrator.api.errors import BadRequestError, NotPermittedError
-from orchestrator.api.queue_views import QueueChange
+from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
+from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange
 from orchestrator.api.server.testing import serve_fake
 
 if TYPE_CHECKING:
@@ -29,6 +29,24 @@ def test_the_owner_changes_a_queue_and_all_see_it(tmp_path: Path) -> None:
             client.set_queue("Not A Name", weight=1.0)
         with pytest.raises(BadRequestError):
             client.set_queue("research", weight=-1.0)
+
+
+def test_the_outlook_of_a_job_and_of_the_queue(tmp_path: Path) -> None:
+    holder = HolderView(
+        job_id="busy-aaaaaa", name="busy", user="bob", gpus=4.0, ends_at=9.0, basis="like jobs", like_jobs=3
+    )
+    told = OutlookView(starts_at=9.0, ahead=("first-aaaaaa",), rule="arrival", holders=(holder,), starts={"a": 9.0})
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid() + 1) as served:
+        job = served.do(lambda service: service.add("late"))
+        served.do(lambda service: setattr(service, "outlook_answer", told))
+        client = Client(served.endpoint)
+        assert client.outlook("late") == client.outlook() == told
+        assert [c for c in served.do(lambda service: service.calls) if c[0] == "outlook"] == [
+            ("outlook", job.id),
+            ("outlook", None),
+        ]
+        with pytest.raises(NotFoundError):
+            client.outlook("nothing")
 
 
 def test_another_user_only_looks(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.api.queue_views import HolderView, OutlookView
 from orchestrator.api.views import CheckpointView, FailureView, GpuView, ProgressView
 
 if TYPE_CHECKING:
@@ -178,13 +180,31 @@ def test_explain(orch: Orch, served: ServedFake) -> None:
     ahead = served.do(lambda service: service.add("first", priority=90))
     late = served.do(lambda service: service.add("late"))
     served.do(lambda service: service.add("behind", priority=10))
+    busy = HolderView(job_id="busy-aaaaaa", name="busy", user="bob", gpus=4.0)
+    known = replace(busy, ends_at=time.time() + 7260, basis="like jobs", like_jobs=5, error=0.1)
+    stop = replace(busy, lost_gpu_seconds=5400.0)
+    told = OutlookView(starts_at=known.ends_at, ahead=(ahead.id,), rule="priority", holders=(known,), stops=(stop,))
+    served.do(lambda service: setattr(service, "outlook_answer", told))
     done = orch("explain", late.id)
     assert f"1 ahead in the queue: {ahead.id}" in done.out
+    assert "expected start: in about 2h" in done.out
+    assert f"{ahead.id} is before it: it has the higher priority" in done.out
+    assert "bob" in done.out
+    assert "run times of 5 like jobs, half of such forecasts within 10%" in done.out
+    assert "preemption for it would stop busy-aaaaaa (bob), which repeat at most 1.5 GPU hours" in done.out
     assert "what happened last:" in done.out
     answer = orch("explain", late.id, "--json").json
     assert answer["ahead"] == [ahead.id]
     assert answer["job"]["id"] == late.id
-    assert "ahead" not in orch("explain", ahead.id).out
+    assert orch("explain", late.id, "--json").json["outlook"]["rule"] == "priority"
+    served.do(lambda service: setattr(service, "outlook_answer", OutlookView(holders=(busy,))))
+    done = orch("explain", ahead.id)
+    assert "ahead" not in done.out
+    assert "expected start: not known" in done.out
+    assert "nothing is known of it" in done.out
+    served.do(lambda service: setattr(service, "outlook_answer", OutlookView(starts={late.id: time.time() + 7260})))
+    assert "in 2h" in orch("queue").out
+    assert orch("queue", "--json").json["expected_starts"].keys() == {late.id}
 
 
 def test_queue(orch: Orch, served: ServedFake, job: JobView) -> None:

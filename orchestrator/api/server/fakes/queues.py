@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.queue_views import QueueChange, QueueShares, QueueView, UserShareView
+from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView, UserShareView
 
 if TYPE_CHECKING:
     from orchestrator.api.service import Caller
@@ -19,6 +19,7 @@ class FakeQueues:
 
     _jobs: dict[JobId, JobView]
     calls: list[tuple[str, Any]]
+    outlook_answer: OutlookView = OutlookView()
     _queues: tuple[QueueView, ...] = ()
     _users: tuple[UserShareView, ...] = ()
 
@@ -26,6 +27,10 @@ class FakeQueues:
         waiting = [job for job in self._jobs.values() if job.state == "PENDING"]
         waiting.sort(key=lambda job: (-job.priority, job.submitted_at))
         return QueueShares(order=tuple(job.id for job in waiting), queues=self._queues, users=self._users)
+
+    async def outlook(self, job_id: JobId | None) -> OutlookView:
+        self.calls.append(("outlook", job_id))
+        return self.outlook_answer
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
         self.calls.append(("set_queue", (name, change, caller.user)))

@@ -1,7 +1,7 @@
 """A scheduler that is slow and plainly right, and random cases to hold the production one against.
 
 It knows whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies, preemption, queues, users'
-shares, limits and ageing; it counts everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
+shares, limits, ageing and backfill; it counts everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
 compares N cases (`make reference`).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
@@ -18,7 +19,7 @@ from orchestrator.core.facts.requesters import ByPreemption
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import PastUse
-from tests.unit.core.builders import T0, after, changed, checkpoint, make_spec, node, nodes, pending, running
+from tests.unit.core.builders import after, changed, checkpoint, make_spec, node, nodes, pending, running
 from tests.unit.core.scheduler.reference_sharing import NOW, Policy, need, random_policy, ranks_of
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Answer:
     starts: list[tuple[str, tuple[str, ...]]]
     stops: list[str]
     waiting: dict[str, Fact]
+    backfilled: int = 0
 
 
 def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool = False) -> dict[str, Left]:
@@ -73,7 +75,11 @@ def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool =
 
 def suits(job: Job, one: Node) -> bool:
     model = job.spec.resources.resources_per_worker.gpu_model
-    return one.shares_home and (model is None or any(model.lower() in known.lower() for known in one.gpu_models))
+    pins = job.spec.resources.nodes
+    there = not pins or one.name in pins
+    return (
+        there and one.shares_home and (model is None or any(model.lower() in known.lower() for known in one.gpu_models))
+    )
 
 
 def rooms(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> dict[str, int]:
@@ -139,6 +145,8 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     short: list[Job] = []
     remaining = list(waiting)
     full: set[object] = set()
+    loose = all_left(known, holding)  # beside what has been placed, claims left out
+    until: list[float | None] = []
     told: dict[object, Fact] = {}  # what stays so for equal jobs of a user
     while remaining:
         having = holding + placed
@@ -148,9 +156,10 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         ranks = ranks_of(job)
         spot = place(job, left, known)
         limit = policy.limit(job, having)
-        shape = (need(job), job.spec.resources.resources_per_worker.gpu_model)
+        shape = (need(job), job.spec.resources.resources_per_worker.gpu_model, job.spec.resources.nodes)
         lane = (job.spec.queue, job.submission.user, job.priority)
-        equal = (lane, shape, ranks, job.spec.resources.placement_strategy)
+        equal = (lane, shape, ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        between = place(job, loose, known) if short and job.spec.max_duration is not None else None
         if job.not_before > NOW:
             found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
         elif equal in told:
@@ -162,8 +171,16 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             placed.append(job)
             for node_id in spot:
                 left[node_id].take(job)
+                loose[node_id].take(job)
         elif place(job, all_left(known, [], empty=True), known) is None:
             found.waiting[job.id] = told[equal] = DoesNotFit(gpus=gpus * ranks, cpus=cpus * ranks)
+        elif between is not None and _backfills(job, short, holding, placed, found, known, policy, waiting, until):
+            found.starts.append((job.id, between))
+            found.backfilled += 1
+            placed.append(job)
+            for node_id in between:
+                left[node_id].take(job)
+                loose[node_id].take(job)
         else:
             free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
             found.waiting[job.id] = NotEnoughFree(
@@ -178,6 +195,55 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     return found
 
 
+def _backfills(
+    job: Job,
+    short: Sequence[Job],
+    holding: Sequence[Job],
+    placed: Sequence[Job],
+    found: Answer,
+    known: Mapping[str, Node],
+    policy: Policy,
+    waiting: Sequence[Job],
+    until: list[float | None],
+) -> bool:
+    """Whether the job ends before the head can start, which is found out when it first matters."""
+    if not until:
+        trial = Answer([], [], {})
+        queues = {one.spec.queue for one in waiting}
+        _preempt(short[:1], holding, known, trial, policy, queues, [*holding, *placed])
+        until.append(None if trial.stops else _reserved(short[0], holding, found.starts, placed, known))
+    assert job.spec.max_duration is not None
+    return until[0] is not None and NOW + job.spec.max_duration.total_seconds() <= until[0]
+
+
+def _reserved(
+    head: Job,
+    holding: Sequence[Job],
+    starts: Sequence[tuple[str, tuple[str, ...]]],
+    placed: Sequence[Job],
+    known: Mapping[str, Node],
+) -> float | None:
+    """When the head fits, as jobs end that run; what was just placed runs on."""
+    ends = sorted((_ends_at(job), job.submission.sequence, job) for job in holding)
+    for count, (at, _, _) in enumerate(ends, start=1):
+        there = all_left(known, [job for _, _, job in ends[count:]])
+        for job, (_, spot) in zip(placed, starts, strict=True):
+            for node_id in spot:
+                there[node_id].take(job)
+        if place(head, there, known) is not None:
+            return at
+    return None
+
+
+def _ends_at(job: Job) -> float:
+    """At its limit, or when it has run as long again."""
+    assert job.attempt is not None
+    assert job.attempt.running_at is not None
+    again = NOW + (NOW - job.attempt.running_at)
+    limit = job.spec.max_duration
+    return again if limit is None else min(again, max(NOW, job.attempt.running_at + limit.total_seconds()))
+
+
 def _preempt(
     head: Sequence[Job],
     holding: Sequence[Job],
@@ -185,9 +251,11 @@ def _preempt(
     found: Answer,
     policy: Policy,
     waiting: set[str],
+    having: Sequence[Job] | None = None,
 ) -> None:
     for job in head:
-        may = policy.victims(job, sorted((one for one in holding if one.spec.preemptible), key=_loss), holding, waiting)
+        able = sorted((one for one in holding if one.spec.preemptible), key=_loss)
+        may = policy.victims(job, able, holding if having is None else having, waiting)
 
         def fits(gone: Sequence[Job], job: Job = job) -> bool:
             return place(job, all_left(known, [one for one in holding if one not in gone]), known) is not None
@@ -218,13 +286,18 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     )
     known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
     kinds = [_random_spec(choose, names) for _ in range(choose.randint(1, 4))]
+    if choose.random() < 0.4:  # a large gang that waits, and small ones that end soon
+        kinds += [make_spec(workers=choose.choice([6, 8, 12]), queue=names[0])]
+        kinds += [make_spec(workers=1, queue=names[0], max_duration=timedelta(seconds=n)) for n in (20, 60, 400)]
     jobs: list[Job] = []
     for number in range(choose.randint(1, 14)):
         spec = choose.choice(kinds)
         job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
         spot = place(job, all_left(known, [one for one in jobs if one.nodes]), known)
         if spot is not None and choose.random() < 0.6:
-            job = running(job, nodes=spot, at=T0 + choose.randint(3, 900))
+            limit = job.spec.max_duration
+            longest = 990 if limit is None else int(limit.total_seconds()) - 1
+            job = running(job, nodes=spot, at=NOW - choose.randint(1, longest))
             if choose.random() < 0.5:
                 job = after(job, checkpoint(job, 5, path="/c", at=NOW - choose.randint(1, 90)))
         elif choose.random() < 0.1:
@@ -254,10 +327,12 @@ def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
         cpu=choose.choice([1, 1, 2, 4]),
         memory_bytes=choose.choice([None, None, 2**34, 2**37]),
         gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
+        nodes=choose.choice([(), (), (), ("a",), ("a", "c")]),
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),
         preemptible=choose.random() < 0.8,
+        max_duration=choose.choice([None, None, timedelta(seconds=30), timedelta(seconds=300)]),
     )
 
 

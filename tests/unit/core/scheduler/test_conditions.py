@@ -18,9 +18,9 @@ from orchestrator.core.facts.requesters import ByHold, ByMatrix
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.phases import Succeeded
 from orchestrator.core.lifecycle.advance import request_resume
-from orchestrator.core.scheduler.conditions import held_back
+from orchestrator.core.scheduler.conditions.held import held_back
+from orchestrator.core.scheduler.conditions.prerequisites import hindrance
 from orchestrator.core.scheduler.live import LiveJobs
-from orchestrator.core.scheduler.prerequisites import hindrance
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, waiting_order
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import EndCondition, JobState, StopPurpose

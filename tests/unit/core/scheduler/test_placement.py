@@ -109,6 +109,15 @@ def test_as_many_ranks_as_the_scarcest_resource_allows(worker: dict[str, Any], f
     assert put(job_of(fits + 1, **worker), A8) is None
 
 
+def test_a_job_goes_only_to_the_nodes_that_it_names() -> None:
+    assert put(job_of(2, nodes=("b",)), A8, B8) == ("b", "b")
+    assert put(job_of(12, nodes=("b", "c")), A8, B8, C4) == ("b",) * 8 + ("c",) * 4
+    assert put(job_of(9, nodes=("b",)), A8, B8) is None
+    by_id = node("0a1b", gpus=2)
+    assert put(job_of(1, nodes=("0a1b",)), A8, replace(by_id, name="gpu-7")) == ("0a1b",)
+    assert not could_ever_fit(job_of(1, nodes=("b",)), nodes(A8, replace(B8, alive=False)))
+
+
 def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:
     first = running(job_of(1, gpu=0.6), nodes=("a",))
     one = node("a", gpus=1)

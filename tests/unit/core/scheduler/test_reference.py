@@ -17,9 +17,10 @@ def test_the_scheduler_decides_as_the_reference_does() -> None:
 
 
 def test_the_cases_hold_what_there_is_to_decide() -> None:
-    found = [answer(*random_case(seed)) for seed in range(200)]
+    found = [answer(*random_case(seed)) for seed in range(400)]
     assert any(one.starts for one in found)
     assert any(one.stops for one in found)
+    assert sum(one.backfilled for one in found) >= 3
     kinds = {type(reason).__name__ for one in found for reason in one.waiting.values()}
     assert kinds == {"NotEnoughFree", "DoesNotFit", "BackingOff", "AwaitsRoom", "QueueAtMaximum", "UserAtLimit"}
 

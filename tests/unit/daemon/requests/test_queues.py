@@ -33,6 +33,23 @@ def with_desk(story: Callable[[SharingDesk, Rounds], Awaitable[None]], queues: s
     asyncio.run(run())
 
 
+def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> None:
+    async def story(_: SharingDesk, rounds: Rounds) -> None:
+        busy = running(pending(make_spec(workers=8), job_id="busy-aaaaaa", user="bob"), nodes=("a",) * 8)
+        late = pending(make_spec(workers=4), sequence=2, job_id="late-aaaaaa")
+        rounds.loop.jobs = Published([busy, late])
+        rounds.loop.nodes = nodes(node("a", gpus=8))
+        now = rounds.loop.now()
+        desk = SharingDesk(rounds.loop, rounds.store, lambda job: 60.0 if job.id == busy.id else None)
+        found = await desk.outlook(late.id)
+        assert found.starts_at == pytest.approx(now + 60, abs=5)
+        [holder] = found.holders
+        assert (holder.job_id, holder.user, holder.gpus, holder.basis) == (busy.id, "bob", 8.0, "its progress")
+        assert (await desk.outlook(None)).starts.keys() == {late.id}
+
+    with_desk(story)
+
+
 def test_a_queue_is_made_and_changed_and_survives_a_restart() -> None:
     async def story(desk: SharingDesk, rounds: Rounds) -> None:
         made = await desk.change("research", QueueChange(guaranteed=2, maximum=8, weight=3.0), "ada")

@@ -1,7 +1,7 @@
 """The jobs that wait for more than room, kept from decision to decision. Pure.
 
 What a job depends on is looked at again when that changes, its start time when it comes; of a matrix that runs so many jobs at a time,
-only the jobs that have a place are offered. ``held_back`` (conditions.py) and ``hindrance`` (prerequisites.py) say the same of all jobs anew.
+only the jobs that have a place are offered. ``held_back`` (held.py) and ``hindrance`` (prerequisites.py) say the same of all jobs anew.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.reasons import AwaitsJob, AwaitsTime, MatrixAtLimit
-from orchestrator.core.scheduler.conditions import begins_at, place_in_matrix
-from orchestrator.core.scheduler.prerequisites import hindrance, prerequisites
+from orchestrator.core.scheduler.conditions.held import begins_at, place_in_matrix
+from orchestrator.core.scheduler.conditions.prerequisites import hindrance, prerequisites
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

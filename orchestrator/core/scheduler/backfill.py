@@ -1,0 +1,104 @@
+"""Backfill: short jobs run on what the head of the queue has claimed, where they end before it could start. Pure.
+
+The *head* is the first job that finds too little free. It claims what is free, so nothing behind it delays it (placement.py). Its
+*reservation* is the time at which it fits once running jobs end as expected (durations.py), and as what a round has placed runs on. A
+later job may take what is claimed when its ``max_duration``, which is enforced, ends it before that time. So the head is delayed, at
+most by the limit of a job that began before, only where running jobs end earlier than expected.
+
+Nothing is backfilled while jobs stop to make room for the head, or may be stopped for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.core.scheduler.durations import Basis, limit_left
+from orchestrator.core.scheduler.lanes import shape_of
+from orchestrator.core.scheduler.placement import give_back, known_shares, place, take
+from orchestrator.core.scheduler.skips import Skips
+from orchestrator.core.states import StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes
+
+
+SOONEST: Final = 1.0
+
+
+class Reservation(NamedTuple):
+    """When the head fits. ``recedes``: it is the later, the longer the job runs that has to end."""
+
+    at: float
+    recedes: bool = False
+
+
+class Backfill:
+    """What is free beside what has been placed, claims left out, and until when it may be used. It is made before the first claim."""
+
+    def __init__(self, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
+        self._free = {node_id: left.copy() for node_id, left in free.items()}
+        self._skips = Skips(self._free)
+        self._nodes = nodes
+        self._reserved: Reservation | None = None
+        self._known = False
+        self.ask_again_at: float | None = None
+
+    def placed(self, job: Job, where: Sequence[str]) -> None:
+        """The round placed a job."""
+        take(job, where, self._free)
+        self._skips.changed()
+
+    def place(
+        self, job: Job, now: float, reservation: Callable[[Mapping[str, Free]], Reservation | None]
+    ) -> tuple[str, ...] | None:
+        """Where a job goes that ends before the reservation of the head, which is asked for once it matters."""
+        limit = limit_left(job, now)
+        if limit is None:
+            return None
+        found = place(job, self._skips.where(shape_of(job)), self._nodes)
+        if found is None:
+            return None
+        if not self._known:
+            self._reserved, self._known = reservation(self._free), True
+        reserved = self._reserved
+        if reserved is None or now + limit <= reserved.at:
+            return None if reserved is None else found
+        if reserved.recedes:
+            due = max(now + SOONEST, now + limit - (reserved.at - now))
+            self.ask_again_at = due if self.ask_again_at is None else min(due, self.ask_again_at)
+        return None
+
+
+def reservation(
+    head: Job,
+    holding: Iterable[Job],
+    free: Mapping[str, Free],
+    nodes: Mapping[str, Node],
+    now: float,
+    run_times: RunTimes,
+) -> Reservation | None:
+    """When the head fits as jobs end that hold gangs; None where nothing is known of one that has to end."""
+    left = {node_id: there.copy() for node_id, there in free.items()}
+    for at, _, job in ends(holding, now, run_times):
+        there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in left]
+        give_back(job, [n for n, _ in there], [s for _, s in there], left)
+        if place(head, left, nodes) is not None:
+            basis = run_times.left(job, now)
+            return Reservation(at, recedes=basis is not None and basis.basis is Basis.ELAPSED and job.stop is None)
+    return None
+
+
+def ends(holding: Iterable[Job], now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:
+    """When jobs that hold gangs are expected to let go, in order; those of which nothing is known are left out."""
+    found = []
+    for job in holding:
+        stop = job.stop if job.stop is not None and job.stop.purpose is not StopPurpose.RESIZE else None
+        if job.succeeded or stop is not None:
+            found.append((now if stop is None else max(now, stop.deadline), job.submission.sequence, job))
+        elif (left := run_times.left(job, now)) is not None:
+            found.append((now + left.seconds, job.submission.sequence, job))
+    return sorted(found, key=lambda entry: entry[:2])

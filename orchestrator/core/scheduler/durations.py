@@ -1,0 +1,137 @@
+"""How long jobs may still run, and what that is known from. Pure.
+
+``max_duration`` is a limit that the daemon enforces. The run times of earlier jobs of the same user and name are a forecast; so is
+that a job of which nothing is known runs as long again as it has: what is true on average of durations with a long tail.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.core.states import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+
+REMEMBERED: Final = 20
+"""Run times that are kept of the jobs of one user and name."""
+MOST_LIKES: Final = 10_000
+ENOUGH: Final = 3
+"""Fewer say nothing."""
+
+
+class Basis(StrEnum):
+    """What an expected duration is known from."""
+
+    LIMIT = "max_duration"
+    PROGRESS = "its progress"
+    HISTORY = "like jobs"
+    ELAPSED = "time so far"
+
+
+class Like(NamedTuple):
+    """Jobs that are taken for alike."""
+
+    user: str
+    name: str
+
+
+class TimeLeft(NamedTuple):
+    """Seconds of running that are expected from now on, what that is known from, and of how many jobs."""
+
+    seconds: float
+    basis: Basis
+    jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """The newest run times of jobs that succeeded, in seconds, the oldest first; ``reported`` is what running jobs say that they still need."""
+
+    known: Mapping[Like, Sequence[float]] = field(default_factory=dict)
+    reported: Mapping[JobId, float] = field(default_factory=dict)
+
+    def left(self, job: Job, now: float) -> TimeLeft | None:
+        """The time that the job still runs, of one that waits from its start on; None where nothing is known of it."""
+        ran = ran_seconds(job, now)
+        limit = limit_left(job, now)
+        found = None if job.id not in self.reported else TimeLeft(self.reported[job.id], Basis.PROGRESS)
+        found = found or self._of_like_jobs(job, ran)
+        if found is None and ran > 0:
+            found = TimeLeft(ran, Basis.ELAPSED)
+        if limit is not None and (found is None or limit < found.seconds):
+            return TimeLeft(limit, Basis.LIMIT)
+        return found
+
+    def error(self, job: Job) -> float | None:
+        """By how much the median of those before was wrong for the like jobs that have ended, as a part of what it took: the median."""
+        times = self.known.get(like(job), ())
+        wrong = [abs(median(times[:n]) - took) / max(took, 1.0) for n, took in enumerate(times) if n >= ENOUGH]
+        return median(wrong) if wrong else None
+
+    def _of_like_jobs(self, job: Job, ran: float) -> TimeLeft | None:
+        """The median of what is left to those that ran longer than the job has."""
+        times = sorted(self.known.get(like(job), ()))
+        longer = times[bisect_right(times, ran) :]
+        if len(times) < ENOUGH or not longer:
+            return None
+        return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times))
+
+
+class RunTimeHistory:
+    """Learns run times from the records of jobs that end. ``view`` shows what is known, also what is learned later."""
+
+    def __init__(self) -> None:
+        self._known: dict[Like, tuple[float, ...]] = {}
+        self.view = RunTimes(self._known)
+
+    def ended(self, job: Job) -> None:
+        """Take in a job that has just ended."""
+        if (seconds := _run_time(job)) is not None:
+            times = self._known.pop(like(job), ())  # and those that ended last are the last to be forgotten
+            self._known[like(job)] = (*times, seconds)[-REMEMBERED:]
+            if len(self._known) > MOST_LIKES:
+                del self._known[next(iter(self._known))]
+
+    def remember(self, jobs: Iterable[Job]) -> None:
+        """Take in jobs that ended before those that are known."""
+        for job in sorted(jobs, key=lambda job: job.ended_at or 0.0, reverse=True):
+            times = self._known.get(like(job), ())
+            room = len(times) < REMEMBERED and (times or len(self._known) < MOST_LIKES)
+            if room and (seconds := _run_time(job)) is not None:
+                self._known[like(job)] = (seconds, *times)
+
+
+def _run_time(job: Job) -> float | None:
+    """What the record says of how long such jobs run; nothing of one that did not succeed."""
+    seconds = ran_seconds(job, job.ended_at or 0.0)
+    return seconds if job.state is JobState.SUCCEEDED and seconds > 0 else None
+
+
+def like(job: Job) -> Like:
+    """What the job is like."""
+    return Like(job.submission.user, job.name)
+
+
+def ran_seconds(job: Job, now: float) -> float:
+    """How long the job's attempts have run, those that its record no longer lists left out."""
+    return sum(
+        max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.running_at)
+        for attempt in job.attempts
+        if attempt.running_at is not None
+    )
+
+
+def limit_left(job: Job, now: float) -> float | None:
+    """The seconds after which ``max_duration`` ends the job; None without one. It counts from the first time that all ranks were up."""
+    if job.spec.max_duration is None:
+        return None
+    since = now if job.started_at is None else job.started_at
+    return max(0.0, since + job.spec.max_duration.total_seconds() - now)

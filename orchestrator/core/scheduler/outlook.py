@@ -1,0 +1,188 @@
+"""When waiting jobs are expected to start: the scheduler's own decisions, played forward. Pure.
+
+Running jobs end when they are expected to (durations.py), stopped ones at once; after each end ``decide`` says what follows, and what it
+starts runs as long as is expected of it. A job of which nothing is known ends at no time, so what waits for it has no estimate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.core import events as ev
+from orchestrator.core.errors import CoreError
+from orchestrator.core.lifecycle.fold import fold
+from orchestrator.core.scheduler.backfill import ends
+from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.preemption import loss, make_room
+from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
+from orchestrator.core.states import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes, TimeLeft
+    from orchestrator.core.scheduler.order import Rule
+    from orchestrator.core.scheduler.scheduler import State
+
+MOST_DECISIONS: Final = 300
+MOST_WAITING: Final = 300
+"""So many waiting jobs are played at most, the first of the queue; a job behind them has no estimate."""
+_AT_ONE_TIME: Final = 50
+
+
+class Holder(NamedTuple):
+    """A job that has GPUs, when it is expected to end (None: not known) and what that is known from."""
+
+    job: Job
+    ends_at: float | None
+    left: TimeLeft | None
+    error: float | None
+
+
+class Victim(NamedTuple):
+    """A job that a preemption would stop, and the GPU seconds that it would repeat at most."""
+
+    job: Job
+    gpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What lies before a waiting job.
+
+    ``starts_at`` is None where the queue says nothing of it, or a job of which nothing is known has to end first. ``ahead`` are the
+    jobs before it, ``rule`` why the one just before it is. ``holders`` have to end, the first of them first; ``stops`` would be stopped for it
+    if it were the first to find too little free.
+    """
+
+    starts_at: float | None = None
+    ahead: tuple[JobId, ...] = ()
+    rule: Rule | None = None
+    holders: tuple[Holder, ...] = ()
+    stops: tuple[Victim, ...] = ()
+
+
+def expected_starts(state: State, now: float, most: int) -> dict[JobId, float]:
+    """When the first ``most`` waiting jobs are expected to start, as far as that is known."""
+    state = replace(state, jobs=indexed(state.jobs))
+    wanted = {job.id for job in list(order_of(state, now)[0])[:most]}
+    play = _Play(state, now)
+    play.run(lambda: wanted <= play.starts.keys())
+    return {job_id: at for job_id, at in play.starts.items() if job_id in wanted}
+
+
+def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
+    """What lies before one waiting job."""
+    jobs = indexed(state.jobs)
+    state = replace(state, jobs=jobs)
+    order, shares = order_of(state, now)
+    waiting = list(order)
+    place = next((n for n, job in enumerate(waiting) if job.id == job_id), None)
+    if place is None:
+        return Outlook()
+    job = waiting[place]
+    holding = jobs.occupancy.jobs.values()
+    found = Outlook(
+        ahead=tuple(one.id for one in waiting[:place]),
+        rule=order.rule(waiting[place - 1], job) if place else None,
+        stops=tuple(
+            Victim(one, loss(one, now)[0])
+            for one in make_room(job, holding, state.nodes, now, Reclaim(job, shares, order.queues())).stop
+        ),
+    )
+    if place >= MOST_WAITING:
+        return found
+    play = _Play(state, now)
+    play.run(lambda: job_id in play.starts)
+    known = [Holder(*one, state.past.run_times.error(one[0])) for one in play.ended]
+    if job_id in play.starts:
+        return replace(found, starts_at=play.starts[job_id], holders=tuple(known))
+    unknown = [Holder(one, None, None, None) for one in holding if one.id not in play.known and _has_gpus(one)]
+    return replace(found, holders=tuple(unknown))
+
+
+def _has_gpus(job: Job) -> bool:
+    return rank_size(job)[1] > 0
+
+
+@dataclass(slots=True)
+class _Play:
+    """The decisions from ``now`` on. ``ended`` are jobs that run now and have ended since; ``known`` those that will."""
+
+    state: State
+    now: float
+    starts: dict[JobId, float] = field(default_factory=dict)
+    ended: list[tuple[Job, float, TimeLeft | None]] = field(default_factory=list)
+    known: set[JobId] = field(default_factory=set)
+    _jobs: LiveJobs = field(default_factory=LiveJobs)
+    _ends: list[tuple[float, int, JobId]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        live = indexed(self.state.jobs)
+        waiting = list(order_of(self.state, self.now)[0])[:MOST_WAITING]
+        self._jobs = LiveJobs({job.id: job for job in (*live.active.values(), *waiting)}.values())
+        self._ends = [(at, n, job.id) for at, n, job in ends(live.occupancy.jobs.values(), self.now, self._run_times)]
+        self.known = {job_id for _, _, job_id in self._ends}
+        heapify(self._ends)
+
+    @property
+    def _run_times(self) -> RunTimes:
+        return self.state.past.run_times
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Play until that is so, until nothing more is known, or for so many decisions."""
+        at = self.now
+        for _ in range(MOST_DECISIONS):
+            try:
+                wake_at = self._settle(at)
+            except CoreError:  # a record that waits for its ranks: what follows of it is not known
+                return
+            if is_over():
+                return
+            times = [self._ends[0][0]] if self._ends else []
+            times += [wake_at] if wake_at is not None and wake_at > at else []
+            if not times:
+                return
+            at = min(times)
+            while self._ends and self._ends[0][0] <= at:
+                self._end(heappop(self._ends)[2], at)
+
+    def _settle(self, at: float) -> float | None:
+        """Decide until nothing follows; when to ask again."""
+        for _ in range(_AT_ONE_TIME):
+            commands = decide(replace(self.state, jobs=self._jobs), at)
+            if not commands.events:
+                return commands.wake_at
+            for event in commands.events:
+                self._follow(event, at)
+        return None
+
+    def _follow(self, event: ev.Event, at: float) -> None:
+        job = fold(self._jobs[event.job_id], event)
+        if isinstance(event, ev.AttemptStarted):
+            job = fold(job, ev.AttemptRunning(job_id=job.id, at=at, attempt=job.attempt_number, pids=()))
+            self.starts.setdefault(job.id, at)
+            if (left := self._run_times.left(job, at)) is not None and left.seconds > 0:
+                heappush(self._ends, (at + left.seconds, job.submission.sequence, job.id))
+        elif isinstance(event, ev.StopRequested) and job.state is JobState.DRAINING:
+            job = fold(job, ev.AttemptGone(job_id=job.id, at=at, attempt=job.attempt_number))
+            job = fold(job, ev.GangReleased(job_id=job.id, at=at, gang=job.gang))
+        if job.state.is_terminal:
+            self._jobs.pop(job.id)
+        else:
+            self._jobs[job.id] = job
+
+    def _end(self, job_id: JobId, at: float) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or not job.gang_open:
+            return  # it was stopped since
+        del self._jobs[job_id]
+        if job_id in self.known:
+            began = indexed(self.state.jobs)[job_id]
+            self.ended.append((began, at, self._run_times.left(began, self.now)))

@@ -1,0 +1,40 @@
+"""What a cluster refuses of the nodes that a job names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.api.errors import RefusedError
+from orchestrator.daemon.submitting.checking import Checked
+from orchestrator.daemon.submitting.submission import check_fits
+from orchestrator.spec.job import parse_job
+from tests.unit.core.builders import node, nodes
+
+THERE = nodes(node("a", gpus=8), node("b", gpus=2))
+
+
+def asked(ranks: int, *names: str) -> Checked:
+    text = f"name: digits\nentrypoint: python train.py\nresources: {{num_workers: {ranks}, nodes: {list(names)}}}\n"
+    return Checked(spec=parse_job(text), python="", directory=None)
+
+
+def test_a_node_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(RefusedError, match="there is no node 'c', 'd'; the nodes are a, b") as caught:
+        check_fits(asked(1, "a", "c", "d"), THERE)
+    assert "orch nodes" in str(caught.value.hint)
+
+
+def test_nodes_that_are_too_small_are_refused_with_the_remedy() -> None:
+    with pytest.raises(RefusedError, match="no node can fit 3 ranks") as caught:
+        check_fits(asked(3, "b"), THERE)
+    assert "resources.nodes" in str(caught.value.hint)
+    check_fits(asked(8, "a"), THERE)
+
+
+def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
+    down = {**THERE, "a": replace(THERE["a"], alive=False)}
+    check_fits(asked(8, "a"), down)
+    with pytest.raises(RefusedError):
+        check_fits(asked(9, "a"), down)
