@@ -1,9 +1,9 @@
-"""Directories and files of one user alone, on a machine that others use too.
+"""Directories and files that are private to one user, on a machine with other users.
 
-`/tmp` and `/dev/shm` are open to every user: another one may have made a directory, a link or a file under any name
-first. Nothing here follows a link at such a place. A path is walked from the root with descriptors; below a directory
-that others can write to, a level counts as this user's only when it is a real directory, belongs to this user (or to
-root, above the last level) and cannot be written by others. A check that has passed stays true, because in a sticky
+`/tmp` and `/dev/shm` are open to every user: another one may already have created a directory, a link or a file under
+any name. Nothing here follows a link at such a place. A path is walked from the root with descriptors; below a
+directory that others can write to, a level counts as this user's only when it is a real directory, belongs to this user
+(or to root, above the last level) and cannot be written by others. A passed check stays valid, because in a sticky
 directory no other user can replace what belongs to this user.
 
 Standard library only, imports nothing of the project: the training process and the command line use it.
@@ -31,26 +31,26 @@ _MOST_LINKS: Final = 40
 
 
 class NotPrivateError(PermissionError):
-    """A directory or file that should be this user's alone is not; the message names it and what to do."""
+    """A directory or file that should be private to this user is not; the message names it and what to do."""
 
 
 def make_private(path: Path, *, traversable: bool = False) -> Path:
-    """Make sure that the directory `path` is this user's alone (mode 0700); it and its parents are created.
+    """Make the directory `path` private to this user (mode 0700); it and its parents are created.
 
-    With `traversable`, others keep the right to pass through it that they have. Raises NotPrivateError, OSError.
+    With `traversable`, others keep their right to traverse it. Raises NotPrivateError, OSError.
     """
     os.close(enter_private(path, make=True, traversable=traversable))
     return path
 
 
 def check_private(path: Path) -> None:
-    """Raise NotPrivateError when something at `path`, or above it, keeps it from being this user's alone. Makes nothing."""
+    """Raise NotPrivateError when `path`, or a directory above it, is not private to this user. Creates nothing."""
     with contextlib.suppress(FileNotFoundError):
         os.close(enter_private(path))
 
 
 def enter_private(path: Path, *, make: bool = False, traversable: bool = False) -> int:
-    """A descriptor of the directory `path`, checked as `make_private` does; the caller closes it.
+    """Return a descriptor of the directory `path`, checked as `make_private` does; the caller closes it.
 
     Raises NotPrivateError; FileNotFoundError where it does not exist and `make` is not set.
     """
@@ -108,7 +108,7 @@ def open_own_file(name: str, flags: int, mode: int, *, dir_fd: int | None = None
 
 
 def enter_below(base: Path, relative: str, *, make: bool = False) -> int:
-    """A descriptor of the directory `relative` below `base`, with no link on the way, `base` itself included.
+    """Return a descriptor of the directory `relative` below `base`, with no link on the way, `base` itself included.
 
     A user who may write below `base` cannot lead orch out of it. Raises ValueError for a path that leads out by its text
     or by a link, OSError otherwise. The caller closes the descriptor.
@@ -165,7 +165,7 @@ def _remove(name: str, folder: int) -> None:
 
 
 def _walk(path: str, *, make: bool, links: int) -> int:
-    """A descriptor (O_PATH) of the directory, every level checked."""
+    """Return a descriptor (O_PATH) of the directory, with every level checked."""
     names = [name for name in os.path.abspath(path).split("/") if name]
     here, shown = os.open("/", _ENTER), ""
     try:
@@ -185,7 +185,7 @@ def _walk(path: str, *, make: bool, links: int) -> int:
 
 
 def _enter(name: str, here: int, shown: str, *, make: bool) -> int | None:
-    """A descriptor of the directory; None where something else has its name."""
+    """Return a descriptor of the directory; None where something else has its name."""
     try:
         return os.open(name, _ENTER, dir_fd=here)
     except FileNotFoundError:
@@ -205,7 +205,7 @@ def _enter(name: str, here: int, shown: str, *, make: bool) -> int | None:
 
 
 def _target(name: str, here: int, shown: str, *, exposed: bool, links: int) -> str:
-    """Where a link leads that only this user or root can have made."""
+    """Return the target of a link that only this user or root can have created."""
     if not exposed and links < _MOST_LINKS:
         try:
             return os.readlink(name, dir_fd=here)
@@ -215,7 +215,7 @@ def _target(name: str, here: int, shown: str, *, exposed: bool, links: int) -> s
 
 
 def _is_open_to_others(directory: os.stat_result) -> bool:
-    """Whether another user can make something in it; this user's own group is taken for this user's alone."""
+    """Whether another user can create files in it; this user's own group counts as private."""
     mode = directory.st_mode
     return bool(mode & stat.S_IWOTH or (mode & stat.S_IWGRP and directory.st_gid != os.getegid()))
 

@@ -1,6 +1,6 @@
-"""The typer application: one group whose commands are loaded when they are used.
+"""The typer application: one group whose commands are loaded on use.
 
-Help and usage errors are plain text: rich would take a third of a second to say the same.
+Help and usage errors are plain text: importing rich takes a third of a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EPILOG = (
 
 
 class OrchGroup(TyperGroup):
-    """The group of all commands: runs one behind the guard, lists them by section."""
+    """The group of all commands: runs one with error handling, lists them by section."""
 
     as_json = False
 
@@ -54,7 +54,7 @@ def _version(wanted: bool) -> None:
 
 
 def command(*, as_json: bool = False) -> Any:
-    """The whole command line as a click group; with ``as_json`` errors are told as problem documents."""
+    """Return the whole command line as a click group; with ``as_json`` errors are problem documents."""
     app = typer.Typer(
         name="orch",
         no_args_is_help=True,

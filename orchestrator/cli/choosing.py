@@ -1,4 +1,4 @@
-"""Jobs chosen by what they are, for `status` and for commands that act on several: user, states, labels, name."""
+"""Chooses jobs by properties, for `status` and for commands on several jobs: user, states, labels, name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ME = "me"
 
 
 class Choice(NamedTuple):
-    """What was typed: all of it must hold. ``states`` may hold several in one text, as in ``running,failed``."""
+    """The typed conditions, which must all hold. ``states`` may hold several in one text, as in ``running,failed``."""
 
     user: str | None = None
     states: tuple[str, ...] = ()
@@ -28,18 +28,18 @@ class Choice(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was typed."""
+        """Whether nothing was typed."""
         return not (self.user or self.states or self.labels or self.name)
 
 
 def wanted_states(texts: Sequence[str]) -> list[str]:
-    """States from ``--state running,failed``; ``all`` is none, that is every one."""
+    """Return states from ``--state running,failed``; ``all`` gives none, which means every one."""
     names = [name.strip().upper() for text in texts for name in text.split(",") if name.strip()]
     return [] if "ALL" in names else names
 
 
 def user_name(session: Session, user: str | None) -> str | None:
-    """The user that is meant; ``me`` is the user as whom the daemon sees this command."""
+    """Return the user name; ``me`` is the user that the daemon sees for this command."""
     if user != ME:
         return user
     if not session.endpoint.socket_path:
@@ -54,7 +54,7 @@ def user_name(session: Session, user: str | None) -> str | None:
 
 
 def with_labels(jobs: Sequence[JobView], labels: Sequence[str], name: str | None) -> tuple[JobView, ...]:
-    """The jobs that have every label (``key=value``, or ``key`` with any value) and whose name fits the pattern."""
+    """Return the jobs that have every label (``key=value``, or ``key`` with any value) and whose name matches the pattern."""
     wanted = [_label(text) for text in labels]
     return tuple(
         job
@@ -72,14 +72,14 @@ def _label(text: str) -> tuple[str, str | None]:
 
 
 def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str]) -> tuple[JobView, ...]:
-    """The jobs that fit, oldest first; in ``default_states`` where no state was typed."""
+    """Return the matching jobs, oldest first; in ``default_states`` where no state was typed."""
     states = wanted_states(choice.states) if choice.states else list(default_states)
     found = session.client().jobs(user=user_name(session, choice.user), states=states).jobs
     return tuple(reversed(with_labels(found, choice.labels, choice.name)))
 
 
 def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
-    """What a reference means. Raises NotFoundError, AmbiguousReferenceError."""
+    """Return what a reference means. Raises NotFoundError, AmbiguousReferenceError."""
     from orchestrator.api.errors import NotFoundError
 
     try:

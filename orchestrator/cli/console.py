@@ -1,4 +1,4 @@
-"""The terminal: where output goes, how wide it is, whether it may be coloured. No command logic, no typer, no rich."""
+"""The terminal: where output goes, its width, and whether it may be coloured. No command logic, no typer, no rich."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNLIMITED_WIDTH = 10_000  # into a file or a pipe nothing is cut off: what reads it may look for the end of a line
+UNLIMITED_WIDTH = 10_000  # output to a file or a pipe is not cut off: its reader may need the whole line
 STYLES = {
     "bold": "1",
     "dim": "2",
@@ -25,7 +25,7 @@ RANK_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 
 
 class Console:
-    """Standard output for answers, standard error for everything said about them."""
+    """Standard output for results, standard error for messages about them."""
 
     def __init__(
         self, environ: Mapping[str, str], *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False
@@ -42,39 +42,38 @@ class Console:
         self.glyphs = UNICODE if self.unicode else ASCII
 
     def print(self, text: str = "", *, raw: bool = False) -> None:
-        """One answer, with a line break; what the stream's encoding lacks is replaced.
+        """Print one result, with a line break; characters that the stream's encoding lacks are replaced.
 
-        On a terminal nothing in it but our own styles steers the terminal, unless ``raw``: texts of jobs, and of others'
-        commands, come through here.
+        On a terminal only our own styles control the terminal, unless ``raw``: the text may contain output of jobs and of other commands.
         """
         if self.is_terminal and not raw:
             text = steerless(text)
         self.out.write(self._encodable(text) + "\n")
 
     def flush(self) -> None:
-        """Let a reader at the other end of a pipe see what there is."""
+        """Flush the output for a reader at the other end of a pipe."""
         self.out.flush()
 
     def note(self, text: str) -> None:
-        """Something worth knowing on standard error; nothing with --quiet."""
+        """Print a note on standard error; nothing with --quiet."""
         if not self.quiet:
             self.complain(text)
 
     def complain(self, text: str) -> None:
-        """Something that must be said, on standard error."""
+        """Print a message on standard error, also with --quiet."""
         with suppress(OSError):
-            self.out.flush()  # so that both come in order; the writer of the answer reports what is wrong with it
+            self.out.flush()  # keeps the order of both streams; the result's writer reports its errors
         if self._err_is_terminal:
             text = steerless(text)
         self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
         self.err.flush()
 
     def style(self, text: str, *names: str) -> str:
-        """The text in these styles, where standard output takes them."""
+        """Return the text in these styles, where standard output supports them."""
         return styled(text, names) if self.colour and names else text
 
     def err_style(self, text: str, *names: str) -> str:
-        """The text in these styles, where standard error takes them."""
+        """Return the text in these styles, where standard error supports them."""
         return styled(text, names) if self.err_colour and names else text
 
     def _encodable(self, text: str) -> str:
@@ -85,7 +84,7 @@ class Console:
 
 
 class Glyphs(NamedTuple):
-    """The few signs beyond letters."""
+    """The few symbols beyond letters."""
 
     full: str
     empty: str
@@ -100,12 +99,12 @@ ASCII = Glyphs(full="#", empty="-", parts="", ellipsis="~", dot="|", none="-")
 
 
 def styled(text: str, names: tuple[str, ...]) -> str:
-    """The text between escape sequences."""
+    """Return the text between escape sequences."""
     return f"\x1b[{';'.join(STYLES[name] for name in names)}m{text}\x1b[0m"
 
 
 def _stream(stream: TextIO | None) -> TextIO:
-    """The stream, or nowhere for one that was closed before we began (``orch ... >&-``)."""
+    """Return the stream, or a null stream for one that was closed at the start (``orch ... >&-``)."""
     return open(os.devnull, "w", encoding="utf-8") if stream is None else stream
 
 
@@ -138,10 +137,9 @@ _SHOWN: dict[int, str] = {
 
 
 def steerless(text: str, *, keep_styles: bool = True) -> str:
-    """The text with its control characters and bidirectional marks shown, as ``^[`` and ``<202E>``, and not obeyed.
+    """Return the text with its control characters and bidirectional marks made visible, as ``^[`` and ``<202E>``.
 
-    Line breaks and tabs stay. So do sequences that ``styled`` makes; without ``keep_styles`` sequences that only set a
-    style are left out.
+    Line breaks and tabs stay. So do sequences that ``styled`` makes; without ``keep_styles`` sequences that only set a style are removed.
     """
     if text.isprintable():
         return text
@@ -156,14 +154,14 @@ def steerless(text: str, *, keep_styles: bool = True) -> str:
 
 
 def clean(text: str) -> str:
-    """Foreign text made fit for a table: one line, nothing that steers a terminal."""
+    """Make untrusted text fit for a table: one line, no terminal control."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)
 
 
 def display_width(text: str) -> int:
-    """Columns that the text takes on a terminal."""
+    """Return the columns that the text takes on a terminal."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -172,7 +170,7 @@ def display_width(text: str) -> int:
 
 
 def clip(text: str, width: int, ellipsis: str) -> str:
-    """The text, shortened to ``width`` columns."""
+    """Return the text, shortened to ``width`` columns."""
     if display_width(text) <= width:
         return text
     kept: list[str] = []

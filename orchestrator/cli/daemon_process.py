@@ -1,4 +1,4 @@
-"""The daemon's process as `orch down` sees it: held by a descriptor, and waited for until it has ended."""
+"""The daemon's process for `orch down`: held by a descriptor, and waited for until it has ended."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ POLL_SECONDS = 0.05
 
 
 class DaemonProcess:
-    """The daemon's process, held from before it is asked to stop: its id cannot come to mean another one."""
+    """The daemon's process, held from before the request to stop, so that its id cannot be reused."""
 
     def __init__(self, endpoint: Endpoint, pid: int = 0, handle: int | None = None) -> None:
-        """``pid`` is 0 where it is not known; ``handle`` is None where the process cannot be held."""
+        """``pid`` is 0 if unknown; ``handle`` is None where the process cannot be held."""
         self._endpoint, self.pid, self._handle = endpoint, pid, handle
         self._listens = True
 
     @classmethod
     def listening(cls, endpoint: Endpoint) -> DaemonProcess:
-        """The process that takes connections. Raises DaemonUnreachableError where none does."""
+        """Return the process that accepts connections. Raises DaemonUnreachableError where none does."""
         with wire.connect(endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
             peer = credentials(sock)
         if peer is None or peer[0] in {0, os.getpid()}:
-            return cls(endpoint)  # on another machine or in another container: only its address can be watched
+            return cls(endpoint)  # on another machine or in another container: only its address is observable
         with contextlib.suppress(ProcessLookupError):
             return cls(endpoint, peer[0], os.pidfd_open(peer[0]))
         return cls(endpoint, peer[0])
 
     @classmethod
     def ending(cls, endpoint: Endpoint) -> DaemonProcess | None:
-        """The process that listens no more, or not yet, and has not ended; None where there is none."""
+        """Return the process that does not listen any more, or yet, and has not ended; None where there is none."""
         pid = serving_lock.holder(endpoint.socket_path) if endpoint.socket_path else None
         if pid is None:
             return None
@@ -50,14 +50,14 @@ class DaemonProcess:
         return process
 
     def close(self) -> None:
-        """Let go of the process."""
+        """Release the process."""
         if self._handle is not None:
             os.close(self._handle)
 
     def wait_until_gone(self, seconds: float, *, look_seconds: float = LOOK_SECONDS) -> None:
         """Return when the process has ended. Raises DeadlineError, and DaemonFrozenError for one that is stopped.
 
-        Every ``look_seconds`` the process is looked at.
+        The process is checked every ``look_seconds``.
         """
         deadline = time.monotonic() + seconds
         while not self._has_ended(min(look_seconds, max(0.0, deadline - time.monotonic()))):

@@ -1,9 +1,9 @@
-"""Plain lines of `orch submit` and `orch status`, understood without typer.
+"""Parses plain lines of `orch submit` and `orch status` without typer.
 
-Typer takes longer to import than these commands take to run, and `orch submit` is part of the time from a keystroke to
-the first training step. A line is understood here only when every word of it is known; any doubt (help, an unknown or
-abbreviated option, a missing value, completion) leaves it to typer, which is the definition. A test draws random lines
-and compares the two.
+Importing typer takes longer than these commands take to run, and `orch submit` is part of the time from a keystroke to
+the first training step. A line is parsed here only when every word of it is known; any doubt (help, an unknown or
+abbreviated option, a missing value, completion) leaves it to typer, which is the definition. A test compares the two on
+random lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ParsedLine(NamedTuple):
-    """A line taken apart: what stands alone, which switches are on, and each value option's values in order."""
+    """A parsed line: positional arguments, switches, and each value option's values in order."""
 
     arguments: list[str]
     switches: set[str]
@@ -57,7 +57,7 @@ STATUS_VALUES = {
 
 
 def run(arguments: Sequence[str]) -> int | None:
-    """The exit code of a line that is understood here; None for typer's."""
+    """Return the exit code of a line that is parsed here; None for typer's."""
     if "_ORCH_COMPLETE" in os.environ or not arguments:
         return None
     if arguments[0] == "submit" and (submit := parse_submit(arguments[1:])) is not None:
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int | None:
 
 
 def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
-    """The options of a `submit` line, or None where typer must look."""
+    """Return the options of a `submit` line, or None where typer must parse it."""
     found = take_apart(words, SUBMIT_SWITCHES, SUBMIT_VALUES)
     if found is None or not found.arguments:
         return None
@@ -91,7 +91,7 @@ def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
 
 
 def parse_status(words: Sequence[str]) -> StatusOptions | None:
-    """The options of a `status` line, or None where typer must look."""
+    """Return the options of a `status` line, or None where typer must parse it."""
     found = take_apart(words, STATUS_SWITCHES, STATUS_VALUES)
     if found is None or len(found.arguments) > 1:
         return None
@@ -110,7 +110,7 @@ def parse_status(words: Sequence[str]) -> StatusOptions | None:
 
 
 def take_apart(words: Sequence[str], switches: Mapping[str, str], values: Mapping[str, str]) -> ParsedLine | None:
-    """The line's parts; None at the first word that is not surely one of them."""
+    """Return the line's parts; None at the first unknown word."""
     found = ParsedLine([], set(), {})
     rest = list(words)
     while rest:

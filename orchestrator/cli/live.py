@@ -1,6 +1,6 @@
-"""Commands that stay: waiting for jobs, following a log, a table that keeps itself current.
+"""Commands that keep running: waiting for jobs, following a log, a table that updates itself.
 
-All of it lives on long polls and streams of ``api.following``, so that a daemon may restart underneath.
+Everything uses long polls and streams of ``api.transport.following``, so that the daemon may restart meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def wait_jobs(
     session: Session, refs: list[str], *, as_json: bool, as_array: bool | None = None, exact: bool = False
 ) -> int:
-    """Wait until every job has ended, also each of a matrix; 0 when all succeeded, else 1.
+    """Wait until every job has ended, also each of a matrix; return 0 when all succeeded, else 1.
 
     ``as_array``: also the JSON of one job is an array. ``exact``: ``refs`` are ids of jobs.
     """
@@ -50,7 +50,7 @@ def wait_jobs(
 
 
 def _each_job(session: Session, refs: list[str]) -> Iterator[str]:
-    """The references, in place of a matrix its jobs."""
+    """Yield the references, with a matrix replaced by its jobs."""
     for ref in refs:
         one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience())  # type: ignore[misc]  # bound now
         yield from [job.job_id for job in one.jobs] if isinstance(one, MatrixView) else [ref]
@@ -69,12 +69,12 @@ def _wait_one(session: Session, ref: str) -> JobView:
 
 
 def exit_code_of(jobs: Iterable[JobView]) -> int:
-    """0 when every job succeeded, 1 otherwise."""
+    """Return 0 when every job succeeded, 1 otherwise."""
     return EXIT_OK if all(job.state == "SUCCEEDED" for job in jobs) else EXIT_JOB_FAILED
 
 
 def report_end(session: Session, job: JobView) -> None:
-    """How a job ended: on standard error, since standard output belongs to what was asked for."""
+    """Print how a job ended on standard error, since standard output is for the requested data."""
     console = session.console
     took = "" if job.started_at is None or job.ended_at is None else f" after {span(job.ended_at - job.started_at)}"
     console.note(f"{job.id} {job.state}{took}" + (f": {clean(job.reason)}" if job.reason else ""))
@@ -90,7 +90,7 @@ def report_end(session: Session, job: JobView) -> None:
 
 
 class LogOptions(NamedTuple):
-    """What `logs` was asked for; ``since`` is seconds since the epoch."""
+    """The options of `logs`; ``since`` is seconds since the epoch."""
 
     rank: int | None = None
     attempt: int | None = None
@@ -120,7 +120,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
             patience=session.patience(),
         )
     else:
-        # The pattern is tried here: the daemon runs no user's regular expressions. So the tail is cut here as well.
+        # The pattern is applied here: the daemon runs no user's regular expressions. So the tail is cut here as well.
         cut_here = options.grep is not None
         lines = client.logs(
             job.id,
@@ -177,7 +177,7 @@ def _print_log(
 
 
 def follow_job(session: Session, job_id: str) -> int:
-    """Follow a job's log to its end; the exit code mirrors the job's result."""
+    """Follow a job's log to its end; return an exit code for the job's result."""
     show_logs(session, job_id, LogOptions(), follow=True)
     client = session.client()
     job = following.wait(client, job_id, patience=session.patience())
@@ -185,10 +185,10 @@ def follow_job(session: Session, job_id: str) -> int:
     return exit_code_of([job])
 
 
-# -- a view that keeps itself current
+# -- a view that updates itself
 
 REST_SECONDS = 0.2
-"""Hundreds of jobs change all the time; a person reads no faster than this."""
+"""Hundreds of jobs change all the time; a person cannot read faster than this."""
 
 
 def watch_view(
@@ -225,7 +225,7 @@ def _changes(session: Session, read: Callable[[], Any], job_ids: tuple[str, ...]
 
 
 class Screen:
-    """The part of the terminal that a view is drawn in, again and again."""
+    """The part of the terminal in which a view is drawn repeatedly."""
 
     def __init__(self, session: Session) -> None:
         self._console = session.console
@@ -233,7 +233,7 @@ class Screen:
         self._last: list[str] = []
 
     def show(self, lines: list[str]) -> None:
-        """Draw the lines over the last ones. What does not fit the height is counted, not scrolled."""
+        """Draw the lines over the last ones. Lines beyond the height are counted, not scrolled."""
         console = self._console
         if not console.is_terminal:
             if lines != self._last:

@@ -1,6 +1,6 @@
-"""The one door from the command line to the daemon's own code: starting it, examining its machine, the demo.
+"""The command line's only access to the daemon's own code: starting it, examining its machine, the demo.
 
-Imports happen inside: they load Ray's and torch's world, which no other command may pay for.
+Imports happen inside functions: they load Ray and torch, which would slow down every other command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _settings(session: Session) -> Settings:
 
 
 def read_listen(session: Session, given: str | None) -> str:
-    """Where metrics are read: as given on the command line, else as the settings say."""
+    """Return where metrics are read: from the command line, else from the settings."""
     if given is not None:
         return given
     settings = _settings(session)
@@ -34,12 +34,12 @@ def read_listen(session: Session, given: str | None) -> str:
 
 
 def start_daemon(session: Session) -> UpReply:
-    """Start the daemon as plain `orch up` does, and wait until it takes jobs."""
+    """Start the daemon as plain `orch up` does, and wait until it accepts jobs."""
     return up(session, ServeOptions(read_listen=read_listen(session, None)))
 
 
 def up(session: Session, options: ServeOptions) -> UpReply:
-    """Start the daemon detached. Raises OrchError with the end of its log where it does not come up."""
+    """Start the daemon detached. Raises OrchError with the end of its log where it fails."""
     require("daemon", "a daemon on this machine")
     from orchestrator.daemon.process.up import up as start
 
@@ -55,7 +55,7 @@ def serve(session: Session, options: ServeOptions) -> int:
 
 
 def examine(session: Session) -> Sequence[Finding]:
-    """What is right and wrong with this machine."""
+    """Return the findings about this machine."""
     from orchestrator.daemon.process.doctor import examine as look
 
     return look(_settings(session))

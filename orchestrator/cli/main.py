@@ -1,7 +1,7 @@
 """The entry point of `orch`.
 
-The two commands that people and scripts run most, `submit` and `status`, skip typer where their line is plain: its
-import is longer than everything else they do. ``fast`` decides; what it does not know goes to typer.
+The two most frequent commands, `submit` and `status`, skip typer where their line is plain: its import takes longer
+than everything else they do. ``fast_args`` decides; typer parses all other lines.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def main() -> None:
         sys.exit(_run_typer(arguments))
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            with suppress(OSError):  # the reader is gone
+            with suppress(OSError):  # the reader has closed
                 stream.flush()
-    # The interpreter's own tidying up takes longer than a command; nothing here needs it.
+    # The interpreter's own clean-up takes longer than a command; nothing here needs it.
     os._exit(code)
 
 
@@ -53,7 +53,7 @@ def _run_typer(arguments: Sequence[str]) -> int:
 
 
 def _usage(error: Any) -> int:
-    """Show what click says about a wrong line; anything else is not click's and goes up."""
+    """Print click's error for an invalid line; raise any other error."""
     if not (hasattr(error, "show") and hasattr(error, "exit_code")):
         raise error
     error.show()

@@ -1,7 +1,7 @@
-"""The end of every command: an error becomes a sentence with the next step, and an exit code.
+"""The end of every command: converts an error to a sentence with the next step, and an exit code.
 
-Expected errors never show a traceback; ours do, because they are to be reported. Ctrl-C and a closed pipe are ways to
-end, not errors.
+Expected errors never show a traceback; faults of orch do, because they should be reported. Ctrl-C and a closed pipe are
+normal ends, not errors.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from orchestrator.cli.console import Console
 
 EXIT_BROKEN_PIPE = 141
-"""What a shell shows for a program that the end of its pipe stopped."""
+"""The shell's exit code for a program stopped by the end of its pipe."""
 
 MAX_PROBLEMS = 50
 
 
 def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
-    """The exit code of ``run``; what it raises is told on standard error, with ``as_json`` as a problem document."""
+    """Return the exit code of ``run``; print its error on standard error, with ``as_json`` as a problem document."""
     try:
         code = run()
         console.out.flush()
@@ -71,14 +71,14 @@ def _bug(console: Console) -> int:
 
 
 def _abandon_output() -> None:
-    """Let what is still buffered go nowhere: Python would try to write it once more at its end, and complain."""
+    """Discard buffered output: Python would try to write it once more at its end, and complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def tell(error: OrchError, console: Console, *, as_json: bool) -> None:
-    """The error for people, with every problem on its own line and the next step last; or as JSON."""
+    """Print the error for users, with every problem on its own line and the next step last; or as JSON."""
     if as_json:
         import json
 

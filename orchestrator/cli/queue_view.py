@@ -1,4 +1,4 @@
-"""`orch queue` without its parsing: the jobs that wait, and the shares of queues and users."""
+"""The output of `orch queue`: the waiting jobs, and the shares of queues and users."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ USERS = (
 
 
 def show_queue(session: Session, *, as_json: bool) -> int:
-    """The jobs that wait in the scheduler's order, then queues and users where there are several."""
+    """Print the waiting jobs in the scheduler's order, then queues and users where there are several."""
     client = session.client()
     shares = client.queue_shares()
     jobs = in_order(shares, client.jobs(states=["PENDING"]).jobs)
@@ -73,7 +73,7 @@ def show_queue(session: Session, *, as_json: bool) -> int:
 
 
 def in_order(shares: QueueShares, jobs: Sequence[JobView]) -> list[JobView]:
-    """The jobs as the scheduler looks at them; those that wait for other jobs come last, by priority and arrival."""
+    """Return the jobs in the scheduler's order; those that wait for other jobs come last, by priority and arrival."""
     places = {job_id: place for place, job_id in enumerate(shares.order)}
     last = len(places)
     return sorted(jobs, key=lambda job: (places.get(job.id, last), -job.priority, job.submitted_at))

@@ -1,7 +1,7 @@
-"""`orch record`: start the recorder, run the command or wait, say at the end what the recording is worth.
+"""Runs `orch record`: starts the recorder, runs the command or waits, reports the recording's quality at the end.
 
-A recorded command keeps its terminal, gets the signals that come here, and its exit code becomes ours. Where GPUs are
-simulated, its processes are spread over them by their LOCAL_RANK, so that a torchrun shows up as it would on hardware.
+A recorded command keeps its terminal, gets the signals sent to orch, and its exit code becomes orch's. Where GPUs are
+simulated, its processes are assigned to them by their LOCAL_RANK, so that a torchrun shows as it would on hardware.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIMULATED = "simulated-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRequest:
-    """What `orch record` was asked for."""
+    """The options of `orch record`."""
 
     command: tuple[str, ...] = ()
     name: str = "run"
@@ -82,7 +82,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         try:
             recorder = Recorder(watched.gpus.readers, options)
             gc.collect()
-            gc.freeze()  # what is there by now stays: walking it again and again would hold up ticks by milliseconds
+            gc.freeze()  # existing objects stay: collecting them repeatedly would delay ticks by milliseconds
             recorder.start()
         except (ValueError, OSError) as error:
             watched.gpus.close()
@@ -105,7 +105,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
 
 
 def _earlier(path: Path | None) -> Recording | None:
-    """The recording to compare with, read before anything starts."""
+    """Return the recording to compare with, read before anything starts."""
     if path is None:
         return None
     try:
@@ -115,7 +115,7 @@ def _earlier(path: Path | None) -> Recording | None:
 
 
 def _write_report(session: Session, recorder: Recorder, options: RecordOptions) -> None:
-    """The summary in text, and the graphs; a recording that cannot be drawn is a recording all the same."""
+    """Write the summary in text, and the graphs; a failed graph does not fail the recording."""
     first = recorder.paths[0]
     session.console.note(f"wrote {write_summary(recorder.stats, first, options.started)}")
     try:
@@ -137,7 +137,7 @@ def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:
 
 
 class _RecordedCommand:
-    """What is recorded and for how long: a job, a command, a span of time, or until Ctrl-C."""
+    """What is recorded and until when: a job, a command, a span of time, or until Ctrl-C."""
 
     def __init__(self, session: Session, request: RecordRequest, scratch: Path) -> None:
         self._session = session
@@ -154,7 +154,7 @@ class _RecordedCommand:
                 session.console.note(problem)
 
     def _of_job(self, ref: str) -> Survey:
-        """The GPUs of a job that are on this machine."""
+        """Return the GPUs of a job that are on this machine."""
         self._job = self._session.client().job(ref)
         wanted = {uuid for rank in self._job.gpus for uuid in rank.gpu_uuids}
         found = _survey_for(wanted, self._assignments)
@@ -171,7 +171,7 @@ class _RecordedCommand:
         return type(found)(readers=mine, problems=found.problems)
 
     def training(self) -> Mapping[str, Any]:
-        """Epoch, step and phase of the job, as it reported them last."""
+        """Return epoch, step and phase that the job reported last."""
         progress = self._job.progress
         if progress is None:
             return {}
@@ -179,7 +179,7 @@ class _RecordedCommand:
         return {key: value for key, value in said.items() if value is not None}
 
     def wait(self, scratch: Path, signals: _Signals) -> int:
-        """Until the recording is to end; the exit code."""
+        """Wait until the recording must end; return the exit code."""
         if self._request.command:
             return _run(self._request, scratch, signals)
         until = float("inf") if self._request.seconds is None else time.monotonic() + self._request.seconds
@@ -190,7 +190,7 @@ class _RecordedCommand:
         return EXIT_OK
 
     def _job_over(self) -> bool:
-        """Whether the job has ended; asked now and then. A daemon that is away does not end a recording."""
+        """Whether the job has ended; polled rarely. A daemon that is away does not end a recording."""
         if time.monotonic() - self._job_asked < self._request.job_poll_seconds:
             return False
         self._job_asked = time.monotonic()
@@ -200,7 +200,7 @@ class _RecordedCommand:
         return bool(self._job.is_terminal)
 
     def _assign(self) -> None:
-        """Say which of the job's processes run on which of its simulated GPUs, if it has such."""
+        """Assign the job's processes to its simulated GPUs, if it has some."""
         pids: dict[int, list[int]] = {}
         for rank in self._job.gpus:
             for uuid in rank.gpu_uuids:
@@ -211,7 +211,7 @@ class _RecordedCommand:
 
 
 def _survey_for(uuids: set[str], assignments: Path) -> Survey:
-    """The GPUs of this machine; simulated ones when those are what is wanted."""
+    """Return the GPUs of this machine; simulated ones if requested."""
     simulated = [uuid.removeprefix(SIMULATED).rpartition("-") for uuid in uuids if uuid.startswith(SIMULATED)]
     if not simulated:
         return survey()
@@ -237,20 +237,20 @@ class _Signals:
 
     def _note(self, number: int, _frame: object) -> None:
         self.received.append(number)
-        # Ctrl-C reaches a command from the terminal itself; only what is sent to us alone is passed on.
+        # Ctrl-C reaches a command from the terminal itself; only signals sent to orch alone are passed on.
         if number == signal.SIGTERM and self.command is not None:
             self.command.send_signal(number)
 
 
 def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
-    """Run the command to its end; its exit code as a shell gives it."""
+    """Run the command to its end; return its exit code as a shell does."""
     environ = {**os.environ, TRAINING_VARIABLE: str(scratch / "training.json")}
     try:
         process = signals.command = subprocess.Popen(request.command, env=environ)
     except OSError as error:
         raise BadRequestError(f"{request.command[0]} cannot be run: {error.strerror}", hint="try it by hand") from error
     if signal.SIGTERM in signals.received:
-        process.terminate()  # it came a moment before there was a command
+        process.terminate()  # the signal arrived just before the command started
     done = threading.Event()
     spreader = threading.Thread(target=_spread, args=(process.pid, request, scratch, done), daemon=True)
     if request.simulate:
@@ -265,7 +265,7 @@ def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float | None) -> int:
-    """Wait for the command; after ``seconds`` it is told to end, and killed if it does not within ten more."""
+    """Wait for the command; after ``seconds`` it gets SIGTERM, and SIGKILL ten seconds later."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Which commands there are, and where each lives. A module is imported when its command runs, or for help."""
+"""The commands and their modules. A module is imported when its command runs, or for help."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ ALIASES = {
     "schemas": "schema",
     "completions": "completion",
 }
-"""The other number of a command's noun, and what users of other tools type; help and completion list the command alone."""
+"""The other number of a command's noun, and names from other tools; help and completion list the command alone."""
 
 
 class LazyCommands(MutableMapping[str, Any]):
-    """The commands by name, each made when it is first asked for."""
+    """The commands by name, each created on first use."""
 
     def __init__(self, entries: tuple[Entry, ...] = ENTRIES) -> None:
         self._entries = {entry.name: entry for entry in entries}
@@ -123,7 +123,7 @@ class LazyCommands(MutableMapping[str, Any]):
         return len(self._entries)
 
     def sections(self) -> dict[str, list[str]]:
-        """Names by the section of the help, in order."""
+        """Return names by the section of the help, in order."""
         found: dict[str, list[str]] = {}
         for entry in self._entries.values():
             found.setdefault(entry.section, []).append(entry.name)
@@ -131,7 +131,7 @@ class LazyCommands(MutableMapping[str, Any]):
 
 
 def _command(module: Any, name: str, function: str) -> Any:
-    """The click command of ``module.function``, which is a function with typer's annotations or a whole Typer."""
+    """Return the click command of ``module.function``, which is a function with typer's annotations or a whole Typer."""
     import typer
 
     found = getattr(module, function)

@@ -1,4 +1,4 @@
-"""What a command starts with: the environment, the terminal and the daemon's address. Read here, once."""
+"""The context of a command: the environment, the terminal and the daemon's address, read once."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Session:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The daemon that the environment points at."""
+        """Return the daemon that the environment names."""
         from orchestrator.api.transport.endpoint import endpoint_from
 
         return endpoint_from(self.environ)
 
     def client(self) -> Client:
-        """A client of that daemon."""
+        """Return a client of that daemon."""
         from orchestrator.api.client import Client
 
         return Client(self.endpoint, environ=self.environ)
 
     def patience(self) -> Patience:
-        """Waiting for a daemon that restarts; says so once for each absence."""
+        """Return the patience for a daemon that restarts; prints a note once for each absence."""
         from orchestrator.api.transport.following import Patience
 
         return Patience(
@@ -45,7 +45,7 @@ class Session:
 
 
 def print_json(session: Session, value: object) -> None:
-    """One JSON document: indented for a person, compact for a program."""
+    """Print one JSON document: indented for a person, compact for a program."""
     import json
 
     indent = 2 if session.console.is_terminal else None

@@ -1,1 +1,1 @@
-"""job.yaml and settings: text from outside becomes typed values, or every error at once."""
+"""job.yaml and settings: converts text from outside to typed values, or reports every error at once."""

@@ -1,9 +1,9 @@
-"""The entry point: one line of job.yaml becomes the command of one rank.
+"""The entry point: converts one line of job.yaml to the command of one rank.
 
-Decides what is forked (a Python script or module) and what is started as a plain process (everything else), and
-refuses what would not do what it looks like: launchers, because orch starts the ranks, and shell syntax, because
-no shell reads the line. Every refusal carries the line to write instead. Pure; standard library only, and quick to
-import: the command line uses it.
+Decides what is forked (a Python script or module) and what is started as a plain process (everything else), and refuses
+what would not do what it seems to: launchers, because orch starts the ranks, and shell syntax, because no shell reads
+the line. Every refusal contains the line to write instead. Pure; standard library only, and fast to import: the command
+line uses it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 EntrypointKind = Literal["script", "module", "command"]
 
 CHECKPOINT = "${checkpoint}"
-"""Stands for the newest good checkpoint; the only `$` that orch itself replaces."""
+"""Placeholder of the newest valid checkpoint; the only `$` that orch itself replaces."""
 
 _PYTHON = re.compile(r"python[0-9]*(?:\.[0-9]+)?")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -65,16 +65,16 @@ class Entrypoint:
     argv: tuple[str, ...]
 
     def interpreter(self, usual: T) -> str | T:
-        """The interpreter's path if it is written in full, else `usual`: what `python` means to the submitter.
+        """Return the interpreter's path if it is written in full, else `usual`: what `python` means to the submitter.
 
-        A job keeps what this gives at its submission, or the interpreter behind it where that is a version manager's script.
+        A job keeps the result of its submission, or the interpreter behind it where that is a version manager's script.
         """
         return self.python if self.python is not None and self.python.startswith("/") else usual
 
 
 @lru_cache(maxsize=1024)
 def parse_entrypoint(text: str) -> Entrypoint:
-    """Read an entry point; one that was read before is known.
+    """Parse an entry point; results are cached.
 
     `python [-u] FILE ...` is a script, `python [-u] -m NAME ...` a module; any other interpreter option, and any
     other program, makes it a command.
@@ -104,7 +104,7 @@ def parse_entrypoint(text: str) -> Entrypoint:
 
 
 def with_checkpoint(entrypoint: Entrypoint, path: str | None) -> Entrypoint:
-    """Put the path for every `${checkpoint}`; without one, the words that hold it go, and options that name it."""
+    """Replace every `${checkpoint}` by the path; without one, remove the words that contain it, and options that name it."""
     return replace(
         entrypoint,
         args=_filled(entrypoint.args, path),
@@ -127,7 +127,7 @@ def _filled(words: tuple[str, ...], path: str | None) -> tuple[str, ...]:
 def cold_start_variables(env: Mapping[str, str]) -> tuple[str, ...]:
     """Name the variables that libraries or the interpreter read before any line of the script runs, sorted.
 
-    One of them means a plain process: a fork of a process that has imported torch would come too late for it.
+    One of them requires a plain process: a fork of a process that has imported torch would read it too late.
     `OMP_NUM_THREADS` is not among them, because torch takes it afterwards as well.
     """
     return tuple(sorted(name for name in env if name.startswith(_COLD_PREFIXES) and name != "OMP_NUM_THREADS"))
@@ -138,7 +138,7 @@ def _is_bare_script(words: tuple[str, ...]) -> bool:
 
 
 def recognize(words: tuple[str, ...]) -> Entrypoint:
-    """What the words start; raises EntrypointError where Python is given nothing to run."""
+    """Return what the words start; raises EntrypointError where Python is given nothing to run."""
     program = words[0].rsplit("/", 1)[-1]
     if not _PYTHON.fullmatch(program):
         return Entrypoint(kind="command", python=None, python_options=(), target=words[0], args=words[1:], argv=words)
@@ -167,7 +167,7 @@ def _refuse_launcher(entrypoint: Entrypoint) -> None:
 
 
 def without_launchers(entrypoint: Entrypoint) -> Translation | None:
-    """Translate launchers until none is left (`ray job submit -- torchrun ...`); None when there was none."""
+    """Translate nested launchers (`ray job submit -- torchrun ...`); None when there was none."""
     found: Translation | None = None
     keys: dict[str, str] = {}
     options: tuple[tuple[str, str, str], ...] = ()
@@ -227,7 +227,7 @@ def _instead(message: str, translation: Translation) -> EntrypointError:
 
 
 def _runnable(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Make of a launcher's rest a command that is accepted: it may lack its interpreter, or make no sense at all."""
+    """Turn a launcher's rest into an accepted command: it may lack its interpreter, or be invalid."""
     if _is_bare_script(words):
         return ("python", *words)
     try:
@@ -247,7 +247,7 @@ def yaml_line(key: str, text: str) -> str:
 
 
 def _yaml_string(text: str) -> str:
-    """Quote for YAML: as JSON does, with what cannot be seen, or YAML takes for a line break or refuses, as its number."""
+    """Quote for YAML: as JSON does; invisible characters, and line breaks or invalid ones in YAML, as escapes."""
     return "".join(_visible(character) for character in json.dumps(text, ensure_ascii=False))
 
 
@@ -277,7 +277,7 @@ def _refuse_shell_syntax(text: str) -> None:
 
 
 def _launcher_in_shell(text: str, message: str) -> EntrypointError:
-    """A launcher between shell operators: `bash -c` would only hide it, so its own translation is the advice."""
+    """Return the launcher between shell operators: `bash -c` would only hide it, so its own translation is the advice."""
     for part in _SEPARATOR.split(text):
         command = re.split(r"[0-9]*[<>&]", part)[0].strip()
         if not WORDS.search(command) or _shell_syntax(command) is not None:
@@ -309,7 +309,7 @@ def _shell_syntax(text: str) -> str | None:
 
 
 def _active(text: str, position: int, *, quoted_part: bool) -> str | None:
-    """Name what a shell would act on at one place; single-quoted text never comes here."""
+    """Name what a shell would act on at one position; never called for single-quoted text."""
     if text.startswith(CHECKPOINT, position):
         return None
     expansion = _EXPANSION.match(text, position)

@@ -1,9 +1,9 @@
-"""Patterns of .gitignore, .orchignore and ``outputs``, matched in time that their length and the path's bound.
+"""Patterns of .gitignore, .orchignore and ``outputs``, matched in time bounded by their length and the path's.
 
-A backtracking regular expression takes seconds for ``*a*a*a*a*ab`` and a long name, and holds up the whole process
-meanwhile. Here one ``*`` never backtracks into another: between two wildcards the leftmost match is as good as any later
-one, for the characters of a segment (``fnmatch.translate`` makes atomic groups) and for the segments between two ``**``
-alike. A pattern of p segments looks at most at p times as many segments as the path has.
+A backtracking regular expression takes seconds for ``*a*a*a*a*ab`` and a long name, and blocks the whole process
+meanwhile. Here one ``*`` never backtracks into another: between two wildcards the leftmost match is as good as any
+later one, for the characters of a segment (``fnmatch.translate`` makes atomic groups) and for the segments between two
+``**``. A pattern of p segments examines at most p times as many segments as the path has.
 
 Standard library only; reads no file.
 """
@@ -28,10 +28,10 @@ class GlobError(ValueError):
 
 
 class Meter(Protocol):
-    """Is told of each segment that is compared: tests bound the work by it, and not by a clock."""
+    """Called for each compared segment: tests bound the work by it, not by a clock."""
 
     def __call__(self) -> None:
-        """One more."""
+        """Count one."""
         ...
 
 
@@ -58,16 +58,16 @@ class Glob:
     line: int = 0
 
     def matches(self, path: Sequence[str], *, is_dir: bool, meter: Meter | None = None) -> bool:
-        """Whether the pattern names the path of these segments, or a directory above it."""
+        """Whether the pattern matches the path of these segments, or a directory above it."""
         at = self._end(self.chunks, path, meter)
         if at is None:
             return False
-        if self.open_end:  # "a/**" names what is below a, not a itself
+        if self.open_end:  # "a/**" matches what is below a, not a itself
             at += 1
         return at < len(path) or (at == len(path) and (is_dir or not self.only_directories))
 
     def names(self, path: Sequence[str], *, is_dir: bool) -> bool:
-        """Whether the pattern names the path itself, whatever it says of the directories above it."""
+        """Whether the pattern matches the path itself, regardless of the directories above it."""
         if self.only_directories and not is_dir:
             return False
         *others, last = self.chunks or ((),)
@@ -82,7 +82,7 @@ class Glob:
         return fits and _all_match(last, path, start, None)
 
     def _end(self, chunks: Sequence[tuple[_Segment, ...]], path: Sequence[str], meter: Meter | None) -> int | None:
-        """Where the leftmost match of the chunks ends; None where there is none."""
+        """Return where the leftmost match of the chunks ends; None where there is none."""
         at = 0
         for number, chunk in enumerate(chunks):
             found = _leftmost(chunk, path, at, anywhere=number > 0 or self.floats, meter=meter)
@@ -112,7 +112,7 @@ def _all_match(chunk: Sequence[_Segment], path: Sequence[str], at: int, meter: M
 
 
 class Globs:
-    """Patterns in their order: the last one that names a path decides, and ``!`` takes it back."""
+    """Patterns in order: the last one that matches a path decides, and ``!`` negates it."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._globs: list[Glob] = []
@@ -127,20 +127,20 @@ class Globs:
         return len(self._globs)
 
     def matches(self, path: str, *, is_dir: bool = False, meter: Meter | None = None) -> bool:
-        """Whether ``path``, relative and with slashes, is named."""
+        """Whether ``path``, relative and with slashes, matches."""
         segments = path.split("/")
         return next(
             (not g.negated for g in reversed(self._globs) if g.matches(segments, is_dir=is_dir, meter=meter)), False
         )
 
     def last(self, path: str, *, is_dir: bool) -> Glob | None:
-        """The last pattern that names ``path`` itself; None where there is none. The directories above it are not judged."""
+        """Return the last pattern that matches ``path`` itself, without the directories above it; None where there is none."""
         segments = path.split("/")
         return next((g for g in reversed(self._globs) if g.names(segments, is_dir=is_dir)), None)
 
 
 def parse(line: str) -> Glob | None:
-    """The pattern of a line of .gitignore; None for a comment, an empty line, and what can never match.
+    """Return the pattern of a line of .gitignore; None for a comment, an empty line, and one that can never match.
 
     Raises GlobError for one that is too long.
     """
@@ -178,7 +178,7 @@ def parse(line: str) -> Glob | None:
 
 
 def _stripped(line: str) -> str:
-    """The line without its end and without trailing blanks, of which a backslash keeps one."""
+    """Return the line without its end and without trailing blanks, of which a backslash keeps one."""
     text = line.rstrip("\r\n")
     bare = text.rstrip(" \t")
     backslashes = len(bare) - len(bare.rstrip("\\"))
@@ -192,7 +192,7 @@ def _segment(part: str) -> _Segment:
 
 
 def _for_fnmatch(part: str) -> str:
-    """The segment in the words of ``fnmatch``, which knows neither a backslash nor ``[^``."""
+    """Convert the segment for ``fnmatch``, which supports neither a backslash nor ``[^``."""
     out: list[str] = []
     at = 0
     while at < len(part):
@@ -215,9 +215,9 @@ def _literal(char: str) -> str:
 
 
 def _bracket_end(part: str, start: int) -> int | None:
-    """Where the set that begins at ``start`` ends; None where it never does: then the bracket stands for itself."""
+    """Return where the set that begins at ``start`` ends; None where it never does: then the bracket is literal."""
     at = start + 1
     if part[at : at + 1] in ("!", "^"):
         at += 1
-    end = part.find("]", at + 1)  # a bracket that comes first belongs to the set
+    end = part.find("]", at + 1)  # a first bracket belongs to the set
     return None if end < 0 else end

@@ -1,6 +1,6 @@
-"""job.yaml: text becomes a `JobSpec`, or everything that is wrong with it at once.
+"""job.yaml: converts text to a `JobSpec`, or reports everything that is wrong with it.
 
-The package's front door: the model's classes, the errors, and the functions that read, store and describe a spec.
+The package's interface: the model's classes, the errors, and the functions that read, store and describe a spec.
 Pure; reading the file itself is `spec.source`.
 """
 
@@ -92,7 +92,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What a job file makes: one job, or with `matrix` one for each combination, in order.
+    """The jobs of a job file: one, or with `matrix` one for each combination, in order.
 
     `name` is that of the whole matrix. The specs are those of the single jobs: none has a matrix, or a placeholder.
     """
@@ -103,7 +103,7 @@ class JobFile:
 
 
 def prepare() -> None:
-    """Make pydantic's reader, which takes some 0.1 s, before there is a file to read."""
+    """Create pydantic's reader, which takes some 0.1 s, before there is a file to read."""
     adapter()
 
 
@@ -117,8 +117,7 @@ def parse_job(
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
 
-    `rules` find what else is wrong: those of packages that this one knows nothing of. `refused` are the keys whose
-    feature is not built yet.
+    `rules` find other errors: those of packages that this one does not know. `refused` are the keys whose feature is not built yet.
 
     Raises:
         SpecError: with every problem, each with its line and column, in the order of the file.
@@ -217,12 +216,12 @@ def _checked(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapp
 
 
 def to_dict(spec: JobSpec) -> dict[str, JsonValue]:
-    """Give the canonical JSON form, with every key. `from_dict` of it is the same spec, in this and later versions."""
+    """Return the canonical JSON form, with every key. `from_dict` of it is the same spec, in this and later versions."""
     return write_spec(spec)
 
 
 def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
-    """Read back what `to_dict` gave. Keys that are missing take their defaults.
+    """Convert what `to_dict` returned. Missing keys take their defaults.
 
     Rules between keys and NOT_YET are not applied again: what was accepted once stays readable.
 
@@ -263,7 +262,7 @@ def spec_yaml(spec: Mapping[str, JsonValue]) -> str:
 
 
 def job_schema() -> dict[str, Any]:
-    """Give the JSON Schema (2020-12) of job.yaml, for editors. It takes all that `parse_job` takes, and some more."""
+    """Return the JSON Schema (2020-12) of job.yaml, for editors. It accepts all that `parse_job` accepts, and some more."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema(),
@@ -278,7 +277,7 @@ def _defaults() -> dict[str, JsonValue]:
 
 
 def _root(node: Node | None, source: str, overrides: Sequence[str], problems: list[Problem]) -> MapNode:
-    """Make sure that the top of the file is a mapping."""
+    """Require a mapping at the top of the file."""
     if isinstance(node, MapNode):
         return node
     mark = Mark(source=source, line=1, column=1) if node is None else node.mark
@@ -301,7 +300,7 @@ def _placed(finding: Finding, root: Node) -> Problem:
 
 
 def _spoiled(path: Path, seen: set[str]) -> bool:
-    """Whether the value, a part of it, or the list that holds it is wrong already: then a rule about it says nothing."""
+    """Whether the value, a part of it, or the list that holds it is already invalid: then a rule about it is void."""
     whole = next((path[:i] for i, step in enumerate(path) if isinstance(step, int)), path)
     name = dotted(whole)
     below = (f"{name}.", f"{name}[")

@@ -1,8 +1,8 @@
 """Other systems' launch commands, translated: `torchrun --nproc-per-node 4 train.py` is `python train.py` on 4 ranks.
 
-orch starts the ranks itself, so a launcher inside an entry point would start them again within each. Owns what each
-launcher's options mean; must not decide what an entry point is (`entrypoint` does), and never guesses silently: the
-result is a suggestion for a person to read. Standard library only.
+orch starts the ranks itself, so a launcher inside an entry point would start them again in each. Defines each
+launcher's options; must not decide what an entry point is (`entrypoint` does), and never guesses silently: the result
+is a suggestion to the user. Standard library only.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def find_launcher(words: tuple[str, ...], *, python: str | None, module: str | N
 
 
 def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) -> Translation:
-    """Say what to write instead of the launcher called with these arguments."""
+    """Return what to write instead of the launcher called with these arguments."""
     options, rest = _split(launcher, arguments)
     if launcher.runs_python and "no_python" not in options:
         module = ("-m",) if options.keys() & {"m", "module"} else ()

@@ -1,4 +1,4 @@
-"""One job file, many jobs: the combinations of `matrix:`, and the file's tree with the values of one of them.
+"""Converts one job file to many jobs: the combinations of `matrix:`, and the file's tree with the values of one of them.
 
 `${matrix.NAME}` stands for a value. A value that is all of it keeps its type (`num_workers: ${matrix.gpus}`); in the entry point it
 becomes part of one word, quoted as a shell would need it, so that it never is a further argument; in the name it is written with
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from orchestrator.spec.sections.matrix import MatrixSpec, MatrixValue
 
 MAX_MATRIX_JOBS = 1000
-"""Most jobs that one matrix may make: each has a working copy of its own."""
+"""Maximum number of jobs of one matrix: each has a working copy of its own."""
 
 _PLACEHOLDER = re.compile(r"\$\{matrix\.([^}]*)\}")
 _FIXED = frozenset({"version", "matrix", "working_dir", "runtime_env", "secrets"})
-"""Keys that are the same for all jobs of a matrix: they share one archive."""
+"""Keys that must be the same for all jobs of a matrix: they share one archive."""
 _CODE_RUNNERS = re.compile(r"(?:(?:ba|da|z|k|c|tc|fi)?sh|python[0-9.]*|perl|ruby|node|Rscript)")
 _CODE_OPTION = re.compile(r"-[A-Za-z]*[ce]")
 
@@ -52,7 +52,7 @@ def combinations(matrix: MatrixSpec) -> tuple[Combination, ...]:
 
 
 def matrix_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
-    """What is wrong with a matrix by itself: the place, the message, and what to do."""
+    """Return what is wrong with a matrix by itself: the place, the message, and what to do."""
     if not matrix.parameters and not matrix.include:
         yield ("matrix",), "a matrix without parameters makes no job", "write parameters: {lr: [0.1, 0.01]}"
         return
@@ -96,7 +96,7 @@ def _exclude_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
 
 
 def _left(matrix: MatrixSpec) -> bool:
-    """Whether some combination is not excluded; looks no further than a matrix may be large."""
+    """Whether some combination is not excluded; examines at most the permitted number of combinations."""
     if prod(len(values) for values in matrix.parameters.values()) > MAX_MATRIX_JOBS:
         return True
     return bool(combinations(matrix))
@@ -178,7 +178,7 @@ def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
 
 
 def _entrypoint_fault(text: str) -> BadValueError | None:
-    """Why values cannot be put into this command: it is wrong by itself, or they would become code."""
+    """Return why values cannot be put into this command: it is invalid by itself, or they would become code."""
     try:
         words = parse_entrypoint(_PLACEHOLDER.sub("1", text)).argv
     except EntrypointError as error:
@@ -195,7 +195,7 @@ def _entrypoint_fault(text: str) -> BadValueError | None:
 
 
 def filled(root: MapNode, values: Mapping[str, MatrixValue]) -> MapNode:
-    """The tree of one job: every placeholder has its value, and there is no `matrix` any more."""
+    """Return the tree of one job: every placeholder has its value, and there is no `matrix` any more."""
     entries: list[tuple[ScalarNode, Node]] = []
     for key, node in root.entries:
         if key.text == "matrix":

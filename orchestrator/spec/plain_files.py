@@ -1,7 +1,7 @@
-"""Opening files that others may have replaced: regular files only, never waiting, never more than asked for.
+"""Opens files that other processes may have replaced: regular files only, without waiting, with a size limit.
 
-A job's directory belongs to its ranks. Where a log or a record is expected there may be a FIFO without a writer, a
-device without end, a link to another place, or a file of any size. Standard library only.
+A job's directory belongs to its ranks. In place of a log or a record there may be a FIFO without a writer, a device
+without end, a link to another place, or a file of any size. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NotPlainFileError(OSError):
 
 
 def open_plain(path: Path, *, follow: bool = False) -> int:
-    """A descriptor to read the regular file at ``path``; the caller closes it. Never blocks.
+    """Open the regular file at ``path`` for reading and return its descriptor; the caller closes it. Never blocks.
 
     A link is followed only with ``follow``; what it leads to must be a regular file, too. Raises FileNotFoundError,
     NotPlainFileError, and OSError.
@@ -33,7 +33,7 @@ def open_plain(path: Path, *, follow: bool = False) -> int:
     try:
         handle = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a socket has taken its place just now
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link or a socket has just replaced it
             raise NotPlainFileError(error.errno, "it is not a regular file", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -43,7 +43,7 @@ def open_plain(path: Path, *, follow: bool = False) -> int:
 
 
 def read_plain(path: Path, most_bytes: int, *, follow: bool = False) -> bytes:
-    """The content of the regular file at ``path``. Raises what ``open_plain`` raises, and NotPlainFileError when too large."""
+    """Return the content of the regular file at ``path``. Raises what ``open_plain`` raises, and NotPlainFileError when too large."""
     handle = open_plain(path, follow=follow)
     try:
         refuse_larger(os.fstat(handle).st_size, most_bytes, str(path))

@@ -1,4 +1,4 @@
-"""What is wrong with a text from outside: where it stands, what it says, what to write instead.
+"""Errors in a text from outside: the place, the message, what to write instead.
 
 Owns the package's exceptions and what they hold. Must stay light (standard library only, nothing slow at import):
 the command line imports it.
@@ -21,7 +21,7 @@ _SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong. Lines and columns count from 1; 0 says that the value did not come from a text."""
+    """One error. Lines and columns count from 1; 0 means that the value did not come from a text."""
 
     line: int
     column: int
@@ -56,7 +56,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One broken rule between values: the value that it is about, and the others that it looked at."""
+    """One broken rule between values: the value concerned, and the others that it used."""
 
     path: Path
     message: str
@@ -65,7 +65,7 @@ class Finding:
 
 
 class BadValueError(ValueError):
-    """What is wrong with one value, said by code that does not know where in the file the value stands."""
+    """An error of one value, raised by code that does not know the value's place in the file."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.message = message
@@ -88,7 +88,7 @@ def dotted(path: Path) -> str:
 
 
 def shown(text: str) -> str:
-    """Make foreign text fit for a message: one line, no control characters, at most 60 characters."""
+    """Make untrusted text fit for a message: one line, no control characters, at most 60 characters."""
     if len(text) > _SHOWN:
         text = text[: _SHOWN - 3] + "..."
     return text if text.isprintable() else ascii(text)[1:-1]
@@ -100,7 +100,7 @@ def quoted(text: str) -> str:
 
 
 def nearest(word: str, words: Sequence[str]) -> str | None:
-    """Return the word most like the given one, or None when none is alike."""
+    """Return the word most similar to the given one, or None when none is similar."""
     from difflib import get_close_matches
 
     plain = {candidate.lower(): candidate for candidate in words}

@@ -1,4 +1,4 @@
-"""Queues as an installation configures them: a table that is checked as a whole, with every error at once.
+"""The configured queues of an installation: a table that is checked as a whole, with every error at once.
 
 ``ORCH_QUEUES`` holds it as text, a queue after the other: ``lab guaranteed=8 maximum=16; vision parent=lab weight=2``.
 Standard library only: the settings read it.
@@ -19,7 +19,7 @@ MOST_WEIGHT: Final = 1_000_000
 MOST_QUEUES: Final = 1000
 MOST_LEVELS: Final = 8
 DEFAULT_QUEUE: Final = "default"
-"""The queue of a job that names none. It is there whether it is configured or not."""
+"""The queue of a job that names none. It exists whether it is configured or not."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?")
 _WHOLE = re.compile(r"[0-9]{1,7}")
 _NUMBER = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
@@ -40,7 +40,7 @@ class QueueSpec:
 
 
 def parse_queues(text: str) -> tuple[QueueSpec, ...]:
-    """Read a table. Raises ValueError that names everything that is wrong with it."""
+    """Parse a table. Raises ValueError with every error in it."""
     problems: list[str] = []
     found = [_parse_one(part.split(), problems) for part in text.split(";") if part.strip()]
     queues = tuple(queue for queue in found if queue is not None)
@@ -73,7 +73,7 @@ def _parse_one(words: list[str], problems: list[str]) -> QueueSpec | None:
 
 
 def queue_problems(queues: Sequence[QueueSpec]) -> list[str]:
-    """What is wrong with a table, one text each; nothing when it can be used."""
+    """Return what is wrong with a table, one text each; nothing when it is valid."""
     problems = [f"more than {MOST_QUEUES} queues"] if len(queues) > MOST_QUEUES else []
     known: dict[str, QueueSpec] = {}
     for queue in queues:
@@ -130,6 +130,6 @@ def _sum_problems(known: dict[str, QueueSpec]) -> list[str]:
 
 
 def guarantee(queue: QueueSpec, queues: Iterable[QueueSpec]) -> int:
-    """What is guaranteed to a queue: its own number, or what its queues below are promised where that is more."""
+    """Return the GPUs guaranteed to a queue: its own number, or the sum of its children's where that is more."""
     table = list(queues)
     return max(queue.guaranteed, sum(guarantee(child, table) for child in table if child.parent == queue.name))

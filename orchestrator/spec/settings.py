@@ -1,7 +1,7 @@
-"""Settings of the installation, from environment variables; nothing else in orch reads the environment.
+"""Settings of the installation, from environment variables; no other module reads the environment.
 
-Read once, by the program that starts, and passed on as a value. Standard library only, and quick to import: the
-command line has a quarter of a second for everything.
+Read once, by the program that starts, and passed on as a value. Standard library only, and fast to import: the command
+line has a quarter of a second for everything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class SettingsError(ValueError):
-    """Environment variables hold what cannot be used. The message names each, its value and what to write."""
+    """Environment variables hold invalid values. The message names each, its value and what to write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

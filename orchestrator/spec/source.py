@@ -1,4 +1,4 @@
-"""The one place of the package that reads a file: a job file's bytes become text, or one clear error.
+"""Reads a job file: converts bytes to text, or raises one clear error.
 
 Must not parse: the command line reads here and sends the text on; the daemon parses it.
 """

@@ -1,4 +1,4 @@
-"""What the page's routes share: who asks, forms, and answers as HTML or as streams."""
+"""Code that the page's routes share: the caller, forms, and answers as HTML or as streams."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ MOST_FIELDS: Final = 32
 
 
 def frame(caller: Caller | None) -> dict[str, Any]:
-    """What every page's frame needs, before a page says more."""
+    """Return the values that every page's frame needs."""
     return {"caller": caller, "here": "", "live": "", "note": ""}
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """A page of this template."""
+    """Render a page of this template."""
     note = request.query_params.get("note", "")[:MOST_NOTE]
     outer = {**frame(getattr(request.state, "caller", None)), "note": note}
     return HTMLResponse(render(template, **{**outer, **values}).encode("utf-8", "replace"), status_code=status)
 
 
 def event_stream(events: Any) -> Response:
-    """Server-sent events."""
+    """Return an answer of server-sent events."""
     return StreamingResponse(events, media_type=EVENT_STREAM, headers={"cache-control": "no-store"})
 
 
 def markup(parts: Mapping[str, str]) -> dict[str, Markup]:
-    """Rendered parts, for a template that puts them in as they are."""
+    """Mark rendered parts, for a template that inserts them unescaped."""
     return {name: Markup(html) for name, html in parts.items()}  # noqa: S704 - a template's output, escaped there
 
 
 def caller_of(request: Request) -> Caller:
-    """Who asks. Raises UnauthenticatedError where the guard did not say."""
+    """Return the caller. Raises UnauthenticatedError where the guard did not set it."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, Caller):
         raise UnauthenticatedError("this browser is not signed in", hint=REMEDY)
@@ -54,7 +54,7 @@ def caller_of(request: Request) -> Caller:
 
 
 def owner_of_daemon(request: Request, what: str) -> Caller:
-    """Who asks. Raises NotPermittedError for another than the daemon's owner."""
+    """Return the caller. Raises NotPermittedError for a user other than the daemon's owner."""
     caller = caller_of(request)
     if not caller.is_owner:
         raise NotPermittedError(f"only the daemon's owner may {what}; you are {caller.user}", hint="ask its owner")
@@ -62,7 +62,7 @@ def owner_of_daemon(request: Request, what: str) -> Caller:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form; of one that is there twice the last. Raises BadRequestError."""
+    """Return the fields of a form; of a repeated one the last. Raises BadRequestError."""
     body = (await request.body()).decode("utf-8", "replace")
     try:
         found = parse_qs(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)
@@ -72,10 +72,10 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 def job_address(job_id: str) -> str:
-    """Where a job is shown."""
+    """Return the address of a job's page."""
     return f"/jobs/{quote(job_id, safe='')}"
 
 
 def node_address(name: str) -> str:
-    """Where a node is shown."""
+    """Return the address of a node's page."""
     return f"/nodes/{quote(name, safe='')}"

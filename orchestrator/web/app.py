@@ -1,6 +1,6 @@
 """The page's application: routes, each a few lines between the guard and the service.
 
-A route reads the address, asks the service, renders. What a user may do is decided by the API's own functions.
+A route reads the address, calls the service, renders. The API's own functions decide what a user may do.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ JOBS_ON_A_PAGE: Final = 100
 
 
 def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event, *, owner_uid: int) -> Guard:
-    """The page behind its guard."""
+    """Return the page behind its guard."""
     views = PageViews(service, closing)
     nodes = NodeViews(service, views.shelf, views.streamed)
     compare, submission = CompareViews(service), SubmitViews(service)
@@ -100,7 +100,7 @@ class Doors:
         self._sign_in = sign_in
 
     async def enter(self, request: Request) -> Response:
-        """A link that works once becomes a cookie; the address then holds no secret any more."""
+        """Exchange a one-time link for a cookie; the address then holds no secret any more."""
         cookie = self._sign_in.redeem(request.query_params.get("link", ""))
         answer = RedirectResponse("/", status_code=HTTPStatus.SEE_OTHER)
         answer.set_cookie(
@@ -131,7 +131,7 @@ class PageViews:
         draw: Callable[[], Awaitable[Mapping[str, str]]],
         jobs: frozenset[JobId] = frozenset(),
     ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events with what ``draw`` returns, after changes of ``jobs`` (none: of any)."""
+        """Return server-sent events with what ``draw`` returns, after changes of ``jobs`` (none: of any)."""
 
         def make() -> Channel:
             return self._channel(draw, jobs)
@@ -178,7 +178,7 @@ class PageViews:
         )
 
     async def job(self, request: Request) -> Response:
-        """One job and its log. A prefix or a name leads to the address that lasts."""
+        """One job and its log. A prefix or a name redirects to the job's permanent address."""
         job_id = await self._service.resolve(request.path_params["ref"])
         if job_id != request.path_params["ref"]:
             return RedirectResponse(job_address(job_id), status_code=HTTPStatus.SEE_OTHER)
@@ -201,7 +201,7 @@ class PageViews:
         )
 
     async def live_job(self, request: Request) -> Response:
-        """A job's stream; users who may act on it see other parts than those who may not."""
+        """A job's stream; users who may act on it see other parts than others."""
         job_id = await self._service.resolve(request.path_params["ref"])
         may_act, window = await self._may_act(request, job_id), window_of(request.query_params)
         return event_stream(
@@ -226,7 +226,7 @@ class PageViews:
         return page(request, "confirm.html", title=title, verb=verb, job=job, effect=EFFECTS[verb])
 
     async def act(self, request: Request) -> Response:
-        """Cancel, pause, resume or rerun a job that the API lets this user act on."""
+        """Cancel, pause, resume or rerun a job, if the API lets this user act on it."""
         verb, caller = _verb(request), caller_of(request)
         job_id = await own_job(self._service, request.path_params["ref"], caller, verb)
         form = await form_of(request)
@@ -256,7 +256,7 @@ class PageViews:
 
 
 async def static(request: Request) -> Response:
-    """A static file; its address changes with its content, so that it can be kept for ever."""
+    """A static file; its address changes with its content, so that browsers can cache it for ever."""
     found = static_files().get(request.path_params["name"])
     if found is None or found.path != request.url.path:
         raise NotFoundError(f"there is no page {request.url.path}")
@@ -266,7 +266,7 @@ async def static(request: Request) -> Response:
 
 
 def error_page(error: OrchError, caller: Caller | None) -> bytes:
-    """An error for people, with what to do next."""
+    """Render an error for users, with what to do next."""
     title = "Sign in" if isinstance(error, UnauthenticatedError) else error.code.replace("_", " ").capitalize()
     return render("error.html", **frame(caller), title=title, error=error).encode("utf-8", "replace")
 

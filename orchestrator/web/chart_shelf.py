@@ -1,4 +1,4 @@
-"""Charts that were drawn lately: however many browsers look at one, its records are read once in some seconds."""
+"""A cache of drawn charts: however many browsers show one, its records are read once in some seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_KEPT: Final = 32
 
 
 class ChartShelf:
-    """``clock`` gives seconds. Charts of a job that has ended are kept until others take their place."""
+    """``clock`` returns seconds. Charts of an ended job are kept until others replace them."""
 
     def __init__(self, service: JobService, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
@@ -35,7 +35,7 @@ class ChartShelf:
         self._nodes: OrderedDict[tuple[object, ...], tuple[float, tuple[GpuHistoryView, str]]] = OrderedDict()
 
     async def of_job(self, job: JobView, job_id: JobId, window: Window) -> str:
-        """The charts of a job."""
+        """Return the charts of a job."""
 
         async def draw() -> str:
             view = await self._service.curves(job_id, CurveQuery(since=window.since, until=window.until))
@@ -45,7 +45,7 @@ class ChartShelf:
         return await self._kept(self._jobs, (job_id, window, job.ended_at), draw, lasts=job.is_terminal)
 
     async def of_gpus(self, node: str, uuids: Sequence[str], chosen: str, window: Window) -> tuple[GpuHistoryView, str]:
-        """What GPUs of a node did, and its charts; ``chosen`` is the GPU that the address names, if it does."""
+        """Return what GPUs of a node did, and its charts; ``chosen`` is the GPU that the address names, if any."""
 
         async def draw() -> tuple[GpuHistoryView, str]:
             view = await self._service.gpu_history(uuids, CurveQuery(since=window.since, until=window.until))

@@ -1,7 +1,7 @@
-"""Charts of what was recorded, as SVG without styles or scripts of its own: lines, bands, and the figures for the script beside them.
+"""Draws recorded values as SVG without own styles or scripts: lines, bands, and the values for the page's script.
 
-A drawing is as wide as its place and not scaled evenly, so texts are HTML beside it. Colours are classes; lines beyond the
-eighth are dashed, and each value is told in words as well.
+A drawing is as wide as its place and not scaled evenly, so texts are HTML beside it. Colours are classes; lines beyond
+the eighth are dashed, and each value is also given in words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTH: Final = 1000
 HEIGHT: Final = 100
 COLOURS: Final = 8
 GAP_FACTOR: Final = 6.0
-"""A line is broken where nothing was recorded for so many times the usual distance of its points."""
+"""A line is interrupted where nothing was recorded for this many times the usual distance of its points."""
 
 LEAST_SPAN: Final = 2.0
 FROM_ZERO: Final = ("GPU", "step time")
@@ -37,45 +37,45 @@ FARTHEST: Final = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of an axis that is shown; None: all there is."""
+    """The visible part of an axis; None: all of it."""
 
     since: float | None = None
     until: float | None = None
 
     @property
     def query(self) -> dict[str, str]:
-        """As the address has it."""
+        """Return it as in the address."""
         ends = {"from": self.since, "to": self.until}
         return {name: f"{value:.3f}".rstrip("0").rstrip(".") for name, value in ends.items() if value is not None}
 
     @property
     def is_all(self) -> bool:
-        """Nothing was chosen."""
+        """Whether nothing was chosen."""
         return self.since is None and self.until is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What is along the charts: ``kind`` is time, step or span (seconds since a begin)."""
+    """The x axis of charts: ``kind`` is time, step or span (seconds since a start)."""
 
     begin: float
     end: float
     kind: str = "time"
 
     def told(self, x: float) -> str:
-        """A place on it, in words."""
+        """Return a position on it, in words."""
         if self.kind == "time":
             return words.moment(x)
         return words.number(round(x)) if self.kind == "step" else words.span(x)
 
     def place(self, x: float) -> int:
-        """Where ``x`` is drawn."""
+        """Return where ``x`` is drawn."""
         return round(WIDTH * min(1.0, max(0.0, (x - self.begin) / max(self.end - self.begin, 1e-9))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One drawn line: its colour, its path, and its figures for the script."""
+    """One drawn line: its colour, its path, and its values for the script."""
 
     label: str
     colour: int
@@ -103,7 +103,7 @@ class Drawing:
 
 
 def window_of(query: Mapping[str, str]) -> Window:
-    """The window that an address names. Raises BadRequestError."""
+    """Return the window that an address names. Raises BadRequestError."""
     since, until = _bound(query, "from"), _bound(query, "to")
     if since is not None and until is not None and until <= since:
         raise BadRequestError(f"from {query['from']!r} is not before to {query['to']!r}")
@@ -126,7 +126,7 @@ def _bound(query: Mapping[str, str], name: str) -> float | None:
 
 
 def axis_of(begin: float, end: float, window: Window, kind: str) -> Axis:
-    """The axis of a window."""
+    """Return the axis of a window."""
     since = begin if window.since is None else window.since
     until = end if window.until is None else window.until
     return Axis(begin=since, end=max(until, since + 1e-3), kind=kind)
@@ -142,7 +142,7 @@ def charts_html(
     kind: str = "time",
     more: Mapping[str, Any] | None = None,
 ) -> str:
-    """The charts, and what chooses their part. ``address`` with ``more`` as its query is where they are shown."""
+    """Return the charts with their controls. ``address`` with ``more`` as its query is where they are shown."""
     axis = axis_of(*ends, window, kind)
     return render(
         "charts.html",
@@ -160,7 +160,7 @@ def charts_html(
 def zoom_links(
     ends: tuple[float, float], window: Window, address: str, more: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Names and addresses of other parts."""
+    """Return names and addresses of other parts."""
     axis = axis_of(*ends, window, "time")
     length = axis.end - axis.begin
     whole = max(ends[1] - ends[0], 0.0)
@@ -188,7 +188,7 @@ def _address(address: str, more: Mapping[str, Any], query: Mapping[str, str]) ->
 
 
 def drawing(chart: ChartView, axis: Axis) -> Drawing:
-    """A chart on an axis."""
+    """Draw a chart on an axis."""
     low, high = _scale(chart)
     lines = [
         _line(one, number, axis, (low, high), alone=len(chart.curves) == 1) for number, one in enumerate(chart.curves)
@@ -220,7 +220,7 @@ def _scale(chart: ChartView) -> tuple[float, float]:
 
 
 def nice_scale(low: float, high: float) -> tuple[float, float]:
-    """Ends that are round numbers, as is the middle."""
+    """Return ends that are round numbers, as is the middle."""
     size = 10.0 ** floor(log10((high - low) / 2))
     for step in (size * factor for factor in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0)):
         begin = floor(low / step + 1e-9) * step
@@ -275,7 +275,7 @@ def _path(xs: Sequence[int], values: Sequence[float | None], scale: tuple[float,
 
 
 def _band(xs: Sequence[int], curve: CurveView, scale: tuple[float, float], gap: float) -> str:
-    """The area between the extremes, one polygon for each stretch without a gap."""
+    """Return the area between the extremes, one polygon for each stretch without a gap."""
     stretches: list[list[tuple[int, float, float]]] = []
     before: int | None = None
     for x, low, high in zip(xs, curve.lows, curve.highs, strict=True):

@@ -1,4 +1,4 @@
-"""Several jobs side by side: their curves by step or by time, and in what they differ."""
+"""Several jobs side by side: their curves by step or by time, and their differences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BY: Final = ("step", "time")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """In what a job differs from the first one; ``problem`` says why that is not known."""
+    """The differences of a job from the first one; ``problem`` says why they are unknown."""
 
     job_id: str
     diff: SpecDiff | None
@@ -45,7 +45,7 @@ class CompareViews:
         self._service = service
 
     async def compare(self, request: Request) -> Response:
-        """The jobs that the address names, up to eight."""
+        """Show the jobs that the address names, up to eight."""
         query = request.query_params
         by = query.get("by", BY[0])
         if by not in BY:
@@ -82,7 +82,7 @@ class CompareViews:
         return charts_html(charts, ends, window, "/compare", sampled=sampled, kind=kind, more=more)
 
     async def _curves(self, job_id: JobId, window: Window, *, by_step: bool) -> CurvesView:
-        """A job's curves; a window in time counts from the job's first record."""
+        """Return a job's curves; a window in time counts from the job's first record."""
         begin = 0.0
         if not by_step and not window.is_all:
             begin = (await self._service.curves(job_id, CurveQuery(points=2, together=True))).begin
@@ -97,7 +97,7 @@ class CompareViews:
 
 
 def together(views: Sequence[tuple[str, CurvesView]], *, from_begin: bool) -> list[ChartView]:
-    """The charts of the same name as one, with a line for each job; ``from_begin``: times count from its first record."""
+    """Merge charts of the same name, with a line for each job; ``from_begin``: times count from its first record."""
     found: dict[tuple[str, str], list[CurveView]] = {}
     for label, view in views:
         for chart in view.charts:

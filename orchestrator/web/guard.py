@@ -1,7 +1,7 @@
-"""The gate in front of the page: where a request comes from, who is signed in, and the headers of every answer.
+"""The guard in front of the page: checks a request's origin and sign-in, and sets the headers of every answer.
 
-Pure ASGI, so that streams stay streams. It puts the caller into ``scope["state"]["caller"]``; a request without a good
-cookie reaches sign-in and the static files only. A request that acts must carry this page's own Origin: a cookie of
+Pure ASGI, so that streams stay streams. It stores the caller in ``scope["state"]["caller"]``; a request without a valid
+cookie reaches only sign-in and the static files. A request that acts must carry this page's own Origin: a cookie of
 another port of the same host, or a page there, is not enough.
 """
 
@@ -52,7 +52,7 @@ SECURITY_HEADERS: Final = {
 
 
 class Guard:
-    """ASGI middleware. ``refusal`` renders an error for people: status, headers and body."""
+    """ASGI middleware. ``refusal`` renders an error for users: status, headers and body."""
 
     def __init__(
         self, app: ASGIApp, sign_in: SignIn, *, owner_uid: int, refusal: Callable[[OrchError, Caller | None], bytes]
@@ -63,7 +63,7 @@ class Guard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answers refusals itself."""
+        """Serve one request; answer refusals itself."""
         if scope["type"] != "http":
             return
         started = finished = False
@@ -92,7 +92,7 @@ class Guard:
         except Exception:
             log.exception("web.request_failed", method=scope["method"], path=scope["path"])
             if started and not finished:
-                raise  # the server then cuts the connection: half an answer must not look whole
+                raise  # the server then cuts the connection: an incomplete answer must not look complete
             if not started:
                 await self._refuse(InternalError(FAILED), caller, with_headers)
 

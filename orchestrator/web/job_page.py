@@ -1,4 +1,4 @@
-"""One job: what is wrong, how far it is, its attempts on a time line, ranks, what happened, checkpoints, and its log."""
+"""The page of one job: findings, progress, attempts on a time line, ranks, events, checkpoints, and its log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS: Final = ("head", "findings", "totals", "attempts", "charts", "ranks", "ev
 EVENTS: Final = 60
 LOG_LINES: Final = 300
 SEARCHED_LINES: Final = 100_000
-"""A search looks at so many of the newest lines."""
+"""Maximum number of newest lines that a search reads."""
 
 EFFECTS: Final = {
     Verb.CANCEL: "It is asked to stop, has its stop_duration to save, and ends as CANCELLED. It does not start again.",
@@ -38,20 +38,20 @@ EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuestion:
-    """Which lines of the log: of one rank or all, of one attempt or the newest, with a text in them or any."""
+    """The lines of the log to show: of one rank or all, of one attempt or the newest, with a text or any."""
 
     rank: int | None = None
     attempt: int | None = None
     text: str = ""
 
     def query(self, *, follow: bool) -> LogQuery:
-        """The same for the service."""
+        """Return the same for the service."""
         tail = SEARCHED_LINES if self.text else LOG_LINES
         return LogQuery(rank=self.rank, attempt=self.attempt, tail=tail, follow=follow, contains=self.text)
 
 
 def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
-    """What can be done to the job in its state, by a user who may act on it."""
+    """Return the commands that apply to the job in its state, for a user who may act on it."""
     if not may_act:
         return []
     if job.is_terminal:
@@ -62,12 +62,12 @@ def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
 
 
 async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: bool, charts: str) -> Mapping[str, str]:
-    """The parts of the page as HTML; ``charts`` are drawn already."""
+    """Return the parts of the page as HTML; ``charts`` are already drawn."""
     job = await service.job(job_id)
     events = await service.events(job_id, 0, tail=EVENTS)
     try:
         checkpoints = await service.checkpoints(job_id, verify=False)
-    except OrchError:  # a storage that does not answer keeps nothing else from being shown
+    except OrchError:  # all else is shown even if the storage does not answer
         checkpoints = ()
     return render_parts(
         "job.html",
@@ -84,7 +84,7 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
 
 
 async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -> list[dict[str, Any]]:
-    """The newest lines of the log that the question asks for."""
+    """Return the newest lines of the log that match."""
     found: deque[LogLine] = deque(maxlen=LOG_LINES)
     async with aclosing(service.logs(job_id, question.query(follow=False))) as batches:
         async for batch in batches:
@@ -95,7 +95,7 @@ async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -
 async def follow_log(
     service: JobService, job_id: JobId, question: LogQuestion
 ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-    """The same lines, and what follows them until the job has ended."""
+    """Yield the same lines, and new ones until the job has ended."""
     async with aclosing(service.logs(job_id, question.query(follow=True))) as batches:
         async for batch in batches:
             if batch:
@@ -103,5 +103,5 @@ async def follow_log(
 
 
 def shown(line: LogLine) -> dict[str, Any]:
-    """A line as the page shows it."""
+    """Return a line as the page shows it."""
     return {"at": words.moment(line.at), "rank": line.rank, "stream": line.stream, "text": words.clean(line.text)}

@@ -1,7 +1,7 @@
 """Keeps open pages current: parts of a page as HTML, rendered once for all browsers that show them.
 
 A channel renders only while it has viewers: after a change, at most once in ``pace_seconds``, and in any case after
-``idle_seconds`` (ages grow, GPUs work). A viewer is sent whole parts, those that differ from what it has; one that is slow
+``idle_seconds`` (ages grow, GPUs work). A viewer gets whole parts, those that differ from its last ones; a slow one
 gets the newest of each and never a backlog.
 """
 
@@ -27,7 +27,7 @@ HEARTBEAT: Final = b": \n\n"
 
 
 class Viewer:
-    """What one browser has not been sent yet."""
+    """The parts that one browser has not received yet."""
 
     def __init__(self) -> None:
         self.pending: dict[str, str] = {}
@@ -40,7 +40,7 @@ class Viewer:
         self.woken.set()
 
     def end(self) -> None:
-        """Nothing more comes; the browser connects again."""
+        """End the stream; the browser connects again."""
         self.ended = True
         self.woken.set()
 
@@ -72,11 +72,11 @@ class Channel:
 
     @property
     def is_watched(self) -> bool:
-        """A browser shows it."""
+        """Whether a browser shows it."""
         return bool(self._viewers)
 
     def join(self) -> Viewer:
-        """A new viewer, which gets everything first."""
+        """Add a viewer, which gets everything first."""
         viewer = Viewer()
         if self._latest:
             viewer.give(self._latest)
@@ -86,7 +86,7 @@ class Channel:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """Forget the viewer; the last one ends the rendering."""
+        """Remove the viewer; the last one ends the rendering."""
         self._viewers.discard(viewer)
         if not self._viewers and self._task is not None:
             self._task.cancel()
@@ -96,7 +96,7 @@ class Channel:
     async def _run(self) -> None:
         try:
             while True:
-                version = self._version()  # before it is read: a change in between is then shown, not lost
+                version = self._version()  # read first: a change in between is then shown, not lost
                 parts = await self._render()
                 changed = {name: html for name, html in parts.items() if self._latest.get(name) != html}
                 self._latest = dict(parts)
@@ -117,13 +117,13 @@ class Channel:
 
 
 class Channels:
-    """The channels by what they show; those that no browser shows are forgotten."""
+    """The channels by content; those without a browser are dropped."""
 
     def __init__(self) -> None:
         self._channels: dict[tuple[object, ...], Channel] = {}
 
     def channel(self, key: tuple[object, ...], make: Callable[[], Channel]) -> Channel:
-        """The channel of ``key``, made if there is none."""
+        """Return the channel of ``key``, created if there is none."""
         self._channels = {known: channel for known, channel in self._channels.items() if channel.is_watched}
         return self._channels.setdefault(key, make())
 
@@ -131,7 +131,7 @@ class Channels:
 async def stream(
     channel: Channel, closing: asyncio.Event, heartbeat_seconds: float = HEARTBEAT_SECONDS
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events with the parts of ``channel``, until the daemon stops or the browser leaves."""
+    """Yield server-sent events with the parts of ``channel``, until the daemon stops or the browser disconnects."""
     viewer = channel.join()
     stopped = asyncio.ensure_future(closing.wait())
     woken = asyncio.ensure_future(viewer.woken.wait())
@@ -157,7 +157,7 @@ async def follow(
     closing: asyncio.Event,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a log: ``begin``, then ``lines``, and ``end`` where it is complete."""
+    """Yield server-sent events of a log: ``begin``, then ``lines``, and ``end`` where it is complete."""
     stopped: asyncio.Future[Any] = asyncio.ensure_future(closing.wait())
     following: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))
     try:

@@ -1,4 +1,4 @@
-"""One node: its state, its GPUs, what they did and for which jobs, and its actions with a confirmation."""
+"""The page of one node: its state, its GPUs, their history by job, and its actions with a confirmation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EFFECTS: Final = {
 
 
 class NodeViews:
-    """``streamed`` makes the answer that keeps a page current, by its key and its rendering."""
+    """``streamed`` returns the answer that keeps a page current, by its key and its rendering."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class NodeViews:
 
 
 def verbs_for(node: NodeView, *, may_act: bool) -> list[NodeVerb]:
-    """What can be done to the node in its state."""
+    """Return the commands that apply to the node in its state."""
     if not may_act:
         return []
     return [NodeVerb.CORDON, NodeVerb.DRAIN] if node.state == "READY" else [NodeVerb.UNCORDON, NodeVerb.DRAIN]

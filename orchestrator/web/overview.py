@@ -1,4 +1,4 @@
-"""The overview: what is wrong, what runs, what waits and why, and every GPU."""
+"""The overview: findings, running jobs, waiting jobs with reasons, and every GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 MOST_ROWS: Final = 100
-"""Of each table; the counts are of all, and a link leads to the rest."""
+"""Rows of each table; the counts are of all, and a link leads to the rest."""
 
 GPU_AGE_SECONDS: Final = 10.0
-"""How old the values of a GPU may be that no job holds; those of the others are some two seconds old."""
+"""Maximum age of the values of a GPU that no job holds; those of others are some two seconds old."""
 
 MOST_JOBS: Final = 5000
 ENDED_ROWS: Final = 10
@@ -35,7 +35,7 @@ SHOWN: Final = ("load", "memory", "job")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCell:
-    """One GPU of the heat map: ``level`` is its colour, ``text`` and ``below`` say the same in words."""
+    """One GPU of the heat map: ``level`` is its colour, ``text`` and ``below`` give the same in words."""
 
     level: int | None
     text: str
@@ -46,7 +46,7 @@ class GpuCell:
 
 
 async def overview_parts(service: JobService, now: float, shown: str) -> Mapping[str, str]:
-    """The parts of the overview as HTML; ``shown`` is what colours the GPUs: load, memory or job."""
+    """Return the parts of the overview as HTML; ``shown`` is what the colours of GPUs mean: load, memory or job."""
     health = await service.health()
     live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MOST_JOBS))
     ended = await service.jobs(JobFilter(states=ENDED, limit=ENDED_ROWS))
@@ -74,7 +74,7 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
 
 
 def _place(job: JobView, order: Mapping[str, int]) -> tuple[bool, int, float]:
-    """The scheduler's order; paused jobs, and those that came this moment, after it."""
+    """Sort key by the scheduler's order; paused and just submitted jobs come after it."""
     return job.state == "SUSPENDED", order.get(job.id, len(order)), job.submitted_at
 
 
@@ -86,7 +86,7 @@ def _findings(jobs: Sequence[JobView]) -> list[tuple[JobView, Any]]:
 def gpus_by_node(
     nodes: Sequence[NodeView], rows: Sequence[Mapping[str, Any]], shown: str
 ) -> list[tuple[NodeView, list[GpuCell]]]:
-    """The GPUs of each node, by index."""
+    """Return the GPUs of each node, by index."""
     jobs = sorted({str(row["job"]) for row in rows if row.get("job")})
     cells: dict[str, list[GpuCell]] = {}
     for row in rows:

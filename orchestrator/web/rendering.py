@@ -1,4 +1,4 @@
-"""Templates and static files, read once. Everything that a template puts out is escaped."""
+"""Templates and static files, read once. Every value in a template is escaped."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def environment() -> Environment:
 
 
 def _finalized(value: Any) -> Any:
-    """Plain text loses what steers a terminal or turns text around; None is shown as nothing."""
+    """Remove terminal control and bidirectional characters from plain text; None is shown as nothing."""
     if value is None:
         return ""
     return words.clean(value) if type(value) is str else value
 
 
 def render(template: str, **values: Any) -> str:
-    """The template with these values."""
+    """Render the template with these values."""
     return environment().get_template(template).render(**values)
 
 
 def render_parts(template: str, names: Iterable[str], **values: Any) -> dict[str, str]:
-    """The named blocks of a template, each as HTML of its own: what a live page replaces."""
+    """Return the named blocks of a template, each as HTML: the parts that a live page replaces."""
     found = environment().get_template(template)
     return {name: "".join(found.blocks[name](found.new_context(values))).strip() for name in names}

@@ -1,4 +1,4 @@
-"""What the daemon asks of the page: an application that is made when the first browser comes, and links to it."""
+"""The daemon's interface to the page: an application that is created for the first browser, and links to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PageLinkMaker:
         self._address = f"http://{address}/"
 
     def link(self, caller: Caller) -> PageLinkView:
-        """A new link for ``caller``."""
+        """Return a new link for ``caller``."""
         secret = self._sign_in.new_link(caller.uid)
         return PageLinkView(
             url=f"{self._address}signin?link={secret}", address=self._address, valid_seconds=LINK_SECONDS
@@ -40,7 +40,7 @@ class PageLinkMaker:
 
 
 class LazyPage:
-    """The page as an ASGI application; templates are not even imported before a browser asks for it."""
+    """The page as an ASGI application; not even templates are imported before the first browser."""
 
     def __init__(self, service: JobService, sign_in: SignIn, closing: asyncio.Event) -> None:
         self._service = service
@@ -58,7 +58,7 @@ class LazyPage:
 
 
 def sign_in_of(files: PageFiles) -> SignIn:
-    """Sign-in with the key of this home, which is made the first time. Raises NotPrivateError, OSError."""
+    """Return sign-in with the key of this home, which is created the first time. Raises NotPrivateError, OSError."""
     handle = open_private(files.key, os.O_RDWR | os.O_CREAT)
     try:
         key = os.read(handle, KEY_BYTES)
@@ -72,9 +72,9 @@ def sign_in_of(files: PageFiles) -> SignIn:
 
 
 def bind_page(listen: str, files: PageFiles) -> socket.socket:
-    """A socket for the page. Port 0 is the port of the last time where it is free, else any: addresses last.
+    """Bind a socket for the page. Port 0 is the last used port if free, else any: addresses are stable.
 
-    Raises BadRequestError for an address that other machines reach, RefusedError for a port that is taken.
+    Raises BadRequestError for an address that other machines reach, RefusedError for a port that is in use.
     """
     host, _, text = listen.rpartition(":")
     if not (host and text.isascii() and text.isdecimal() and int(text) < 2**16):

@@ -1,7 +1,7 @@
-"""Sign-in: a link that works once becomes a cookie. The cookie is signed, so that it survives a restart of the daemon.
+"""Sign-in: exchanges a one-time link for a cookie. The cookie is signed, so that it survives a restart of the daemon.
 
-A cookie names a user and a time; its MAC is made with a key that only the daemon's owner can read. Links are kept in
-memory, as digests: one that was used, is too old, or was made by an earlier daemon is refused.
+A cookie names a user and a time; its MAC uses a key that only the daemon's owner can read. Links are kept in memory, as
+digests: a used, old or earlier daemon's one is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINK_SECONDS: Final = 600.0
 COOKIE_SECONDS: Final = 12 * 3600.0
 MOST_LINKS: Final = 256
-"""So many unused links at once; each is a few hundred bytes."""
+"""Maximum number of unused links; each takes a few hundred bytes."""
 
 REMEDY: Final = "`orch ui` opens the page with a new link, `orch ui --print` prints one"
 
@@ -34,11 +34,11 @@ class SignIn:
 
     @property
     def cookie_name(self) -> str:
-        """Two daemons of one machine share the host name, and so a browser's cookies: each has a name of its own."""
+        """Return the cookie's name: daemons of one machine share the host name, and so a browser's cookies, and need different names."""
         return f"orch_{sha256(b'name' + self._key).hexdigest()[:8]}"
 
     def new_link(self, uid: int) -> str:
-        """A secret that signs ``uid`` in once. Raises RefusedError where too many are unused."""
+        """Return a secret that signs ``uid`` in once. Raises RefusedError where too many are unused."""
         now = self._now()
         self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
         if len(self._links) >= MOST_LINKS:
@@ -48,14 +48,14 @@ class SignIn:
         return secret
 
     def redeem(self, secret: str) -> str:
-        """The cookie for the link with this secret. Raises UnauthenticatedError: used, too old, or not of this daemon."""
+        """Return the cookie for the link with this secret. Raises UnauthenticatedError: used, too old, or not of this daemon."""
         uid, until = self._links.pop(_digest(secret), (0, 0.0))
         if until <= self._now():
             raise UnauthenticatedError("this link was used already, or is too old", hint=REMEDY)
         return self._signed(f"{uid}.{int(self._now() + COOKIE_SECONDS)}.{secrets.token_urlsafe(9)}")
 
     def user_of(self, cookie: str) -> int | None:
-        """The user that a cookie names; None for one that is forged, changed or too old."""
+        """Return the user that a cookie names; None for one that is forged, changed or too old."""
         text, _, _ = cookie.rpartition(".")
         if not hmac.compare_digest(self._signed(text).encode(), cookie.encode("utf-8", "replace")):
             return None

@@ -1,4 +1,4 @@
-"""Submission from the browser: job.yaml, its errors at their lines, what a submission would do, and the submission."""
+"""Submission from the browser: job.yaml, its errors at their lines, a preview, and the submission."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ resources:
 """
 MOST_KEY: Final = 64
 BESIDE: Final = 3
-"""How many lines before and after a wrong one are shown with it."""
+"""How many lines before and after an invalid one are shown with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the text, and what is wrong with it."""
+    """A line of the text, with its errors."""
 
     number: int
     text: str
@@ -51,7 +51,7 @@ class Row:
 
 
 class SubmitViews:
-    """``environ`` is the daemon's: what ``python`` means for a job that is submitted here."""
+    """``environ`` is the daemon's: it defines ``python`` for a job that is submitted here."""
 
     def __init__(self, service: JobService, environ: Mapping[str, str] = os.environ) -> None:
         self._service = service
@@ -70,7 +70,7 @@ class SubmitViews:
         return _shown(request, {"yaml": text, "cwd": directory, "key": secrets.token_hex(16)}, masked=masked)
 
     async def send(self, request: Request) -> Response:
-        """Check, or submit; what is wrong is shown beside the text."""
+        """Check, or submit; errors are shown beside the text."""
         form = await form_of(request)
         try:
             asked = self._request(form)
@@ -139,7 +139,7 @@ def _shown(
 
 
 def numbered(text: str, problems: Sequence[Problem]) -> list[Row]:
-    """Lines with problems and those beside them, each with its number; other lines are left out."""
+    """Return lines with problems and those beside them, each with its number; other lines are left out."""
     wrong = {one.line for one in problems if one.line is not None}
     return [
         Row(number, line, [one for one in problems if one.line == number])

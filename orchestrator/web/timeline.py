@@ -1,4 +1,4 @@
-"""A job's attempts on a time line, as SVG without styles or scripts of its own."""
+"""A job's attempts on a time line, as SVG without own styles or scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 1000.0
 LEAST: Final = 2.0
-"""An attempt that failed at once is still seen."""
+"""Minimum width: an attempt that failed at once is still visible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Bar:
 
 
 def timeline(job: JobView, now: float) -> str:
-    """The time line of the attempts that the view lists; the same is in a table beside it. A job without one has none."""
+    """Return the time line of the view's attempts; a table beside it shows the same. Empty without an attempt."""
     if not job.attempts:
         return ""
     began = min(job.submitted_at, job.attempts[0].started_at) if len(job.attempts) == job.attempt else 0.0

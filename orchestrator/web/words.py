@@ -1,4 +1,4 @@
-"""Numbers, times and foreign text as the page shows them. Pure; what comes in may be anything that a job wrote."""
+"""Numbers, times and untrusted text as the page shows them. Pure; the input may be anything that a job wrote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATE_SYMBOLS: Final = {
     "QUARANTINED": "✕",
     "UNREACHABLE": "✕",
 }
-"""Beside the word, never instead of it: a state is told by shape and text as well as by colour."""
+"""Shown beside the word, never instead of it: shape and text identify a state as well as colour."""
 
 LOAD_LEVELS: Final = 8
 

@@ -1,4 +1,4 @@
-"""`orch gpus`, `orch top`, `orch record` and `orch replay`: what the GPUs do. All of them also work without a daemon."""
+"""`orch gpus`, `orch top`, `orch record` and `orch replay`: the activity of GPUs. All of them also work without a daemon."""
 
 from __future__ import annotations
 

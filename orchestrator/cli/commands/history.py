@@ -1,4 +1,4 @@
-"""`orch events`, `explain` and `checkpoints`: what happened to a job, why it stands where it stands, what it saved."""
+"""`orch events`, `explain` and `checkpoints`: a job's history, the reason of its state, its checkpoints."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
         last = first if tail == 0 else first - 1
 
     def read() -> tuple[JobView, Sequence[EventView]]:
-        # The job first: events that follow its end are then still in the list.
+        # The job first: events that follow its end are then included.
         return client.job(job.id), client.events(job.id, after=last)
 
     for now, fresh in following.watch(client, read, job_ids=[job.id], patience=session.patience()):

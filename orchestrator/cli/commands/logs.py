@@ -1,4 +1,4 @@
-"""`orch logs`: what ranks wrote."""
+"""`orch logs`: the output of ranks."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def down(
 
 
 def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> ShutdownReply | None:
-    """Have the daemon stop, and return when its process has ended; None where none listens."""
+    """Stop the daemon, and return when its process has ended; None where none listens."""
     try:
         daemon = DaemonProcess.listening(session.endpoint)
         with contextlib.closing(daemon):
@@ -175,7 +175,7 @@ def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> Shutdown
 
 
 def _wait_for_one_that_ends(session: Session, seconds: float) -> ShutdownReply | None:
-    """Return when a daemon has ended that was asked to stop before; None where there is none."""
+    """Return when a daemon that is already stopping has ended; None where there is none."""
     daemon = DaemonProcess.ending(session.endpoint)
     if daemon is None:
         return None
@@ -255,7 +255,7 @@ def prune(
         going = client.prune(older_than_seconds=seconds, dry_run=True)
         if going.removed:
             ask(session, f"removes {_jobs_and_bytes(going)} with their checkpoints: {', '.join(going.removed)}")
-        seconds += time.monotonic() - asked_at  # nothing that grew old enough while a person was thinking
+        seconds += time.monotonic() - asked_at  # exclude jobs that became old enough during the question
     reply = client.prune(older_than_seconds=seconds, dry_run=dry_run)
     if json:
         print_json(session, reply.to_json())

@@ -1,4 +1,4 @@
-"""`orch nodes`: the machines, and taking one out of service."""
+"""`orch nodes`: lists the nodes, and takes one out of service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, completion of jobs, and the question before what cannot be undone."""
+"""Options that several commands share, completion of jobs, and the confirmation of irreversible actions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPLETION_SECONDS = 1.0
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """Ids of jobs that begin like this, for the shell; none where the daemon does not answer at once."""
+    """Return ids of jobs with this prefix, for the shell; none where the daemon does not answer at once."""
     from orchestrator.api.client import Client
     from orchestrator.api.errors import OrchError
 
@@ -28,7 +28,7 @@ def complete_job(incomplete: str) -> list[str]:
 
 
 def ask(session: Session, sentence: str) -> None:
-    """Ask whether to do what the sentence says. Raises RefusedError for no, and where there is no terminal to ask at."""
+    """Ask for confirmation of the sentence. Raises RefusedError for no, and without a terminal."""
     import sys
 
     from orchestrator.api.errors import RefusedError
@@ -42,7 +42,7 @@ def ask(session: Session, sentence: str) -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Let SIGTERM unwind the command, as Ctrl-C does: its child processes end, and its temporary files are removed."""
+    """Make SIGTERM unwind the command, like Ctrl-C: its child processes end, and its temporary files are removed."""
     import signal
 
     def leave(number: int, _: object) -> None:

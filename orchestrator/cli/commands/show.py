@@ -1,4 +1,4 @@
-"""`orch show` and `orch diff`: what exactly a job runs, and in what two jobs differ."""
+"""`orch show` and `orch diff`: what a job runs, and the differences of two jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch stacks`: where the ranks of a running job stand."""
+"""`orch stacks`: the stacks of a running job's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch status` and `orch wait`: where jobs stand."""
+"""`orch status` and `orch wait`: the states of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch submit` and `orch run`: hand in a job."""
+"""`orch submit` and `orch run`: submit a job."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def run(
 
 
 def _variables(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for the job; a name alone takes the value of this environment."""
+    """Return variables for the job; a name alone takes the value of this environment."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -205,7 +205,7 @@ def job_yaml(
     gpu_model: str | None = None,
     keys: Mapping[str, object] | None = None,
 ) -> str:
-    """The job.yaml that means this command: JSON, which is YAML without its surprises. ``keys`` are further ones, where they have a value."""
+    """Return the job.yaml of this command: JSON, which is unambiguous YAML. ``keys`` are further ones, where they have a value."""
     if not command or not command[0]:
         raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
     per_worker: dict[str, object] = {

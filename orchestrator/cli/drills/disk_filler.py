@@ -1,7 +1,7 @@
-"""A file that takes all the room of a file system for a while: what the drill of a full disk is made of.
+"""A file that takes all free space of a file system for a while, for the drill of a full disk.
 
-The file has no name. The kernel gives its blocks back when the process that holds it ends, however it ends: nothing is
-left behind by Ctrl-C or SIGKILL. Where a full disk would hurt others, none is made.
+The file has no name. The kernel frees its blocks when the process that holds it ends in any way: Ctrl-C or SIGKILL
+leave nothing behind. Where a full disk would affect others, none is created.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _REMEDY = "give the job a checkpoint.storage_path on a small file system of its 
 def refuse_to_fill(
     directory: Path, *, much: bool, common: Sequence[str] | None = None, much_bytes: int = MUCH_BYTES
 ) -> int:
-    """Bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would hurt others.
+    """Return the bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would affect others.
 
-    ``much`` says that more than ``much_bytes`` may be taken; ``common`` are places that must not be filled (None: the usual).
+    ``much`` permits more than ``much_bytes``; ``common`` are places that must not be filled (None: the usual).
     """
     device = directory.stat().st_dev
     for place in common if common is not None else (*COMMON_PLACES, str(Path.home())):
@@ -55,7 +55,7 @@ def refuse_to_fill(
 
 
 def file_system_kind(path: Path) -> str:
-    """The kind of the file system that ``path`` lies on, as the kernel names it; empty where it does not say."""
+    """Return the kernel's name of the file system of ``path``; empty if unknown."""
     target, best, kind = str(path.resolve()), "", ""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -67,7 +67,7 @@ def file_system_kind(path: Path) -> str:
 
 
 class DiskFiller:
-    """Takes the room of a disk, as a context manager: it is free again at its end."""
+    """A context manager that takes the space of a disk and frees it at the end."""
 
     def __init__(self, directory: Path) -> None:
         self._fd = _nameless(directory)
@@ -80,7 +80,7 @@ class DiskFiller:
         os.close(self._fd)
 
     def fill(self) -> int:
-        """Take what room is left, also what has become free since; the bytes held. Raises OSError: not for want of room."""
+        """Take the remaining space, also what became free since; return the bytes held. Raises OSError: not for lack of space."""
         for piece in _PIECES:
             while self._grow(piece):
                 pass
@@ -98,7 +98,7 @@ class DiskFiller:
 
 
 def _nameless(directory: Path) -> int:
-    with contextlib.suppress(OSError):  # not every file system makes files without a name
+    with contextlib.suppress(OSError):  # not every file system supports files without a name
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     handle, name = tempfile.mkstemp(prefix=".orch-drill-", dir=directory)
     Path(name).unlink()

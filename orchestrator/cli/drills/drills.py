@@ -1,8 +1,8 @@
-"""Drills: does to a running job what fate would, and reads from its events what came of it.
+"""Drills: inject a fault into a running job, and read the recovery from its events.
 
-Works from outside, like fate: signals to processes of this machine, damage to a checkpoint's file. Everything that it
-measures is in the job's public record. A process is looked up, held, and looked up again before it is touched, so that a
-process id that was given away meanwhile is never hit.
+Works from outside: signals to processes of this machine, damage to a checkpoint's file. All measurements are from the
+job's public record. A process is looked up, held, and looked up again before the signal, so that a reused process id is
+never hit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class NotRecoveredError(RefusedError):
 
 @dataclass(slots=True, kw_only=True)
 class DrillReport:
-    """What came of a drill. Seconds count from the blow; None where there is nothing to measure.
+    """The result of a drill. Seconds count from the fault; None where there is nothing to measure.
 
-    ``intact``: the job goes on, its attempts follow one another without overlap, and its newest checkpoint verifies.
+    ``intact``: the job continues, its attempts follow one another without overlap, and its newest checkpoint verifies.
     """
 
     job_id: str
@@ -54,12 +54,12 @@ class DrillReport:
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-ready values."""
+        """Return the report as JSON-ready values."""
         return asdict(self)
 
 
 class Drill:
-    """One drill on one job: ``check`` refuses or says what will be done, ``run`` does it and reports."""
+    """One drill on one job: ``check`` refuses or describes the fault, ``run`` injects it and reports."""
 
     def __init__(self, client: Client, ref: str, *, rank: int = 0, seconds: float = 120.0) -> None:
         self._client = client
@@ -74,20 +74,20 @@ class Drill:
         if not 0 <= rank < self.job.num_workers:
             raise RefusedError(f"{self.job.id} has ranks 0 to {self.job.num_workers - 1}", hint="choose another --rank")
 
-    # -- what is hit
+    # -- faults
 
     def kill_rank(self) -> DrillReport:
-        """SIGKILL to the training process of the rank."""
+        """Send SIGKILL to the training process of the rank."""
         self._here(self._rank)
         return self._after_blow("kill rank", lambda: self._kill(self._rank_pid, f"rank {self._rank}"))
 
     def kill_actor(self) -> DrillReport:
-        """SIGKILL to the rank's actor: its lifeline closes, and the whole gang is made anew."""
+        """Send SIGKILL to the rank's actor: its lifeline closes, and the whole gang is created again."""
         self._here(self._rank)
         return self._after_blow("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
 
     def hang(self) -> DrillReport:
-        """SIGSTOP to the training process of the rank. Where the job is only told of it, it is let go on afterwards."""
+        """Send SIGSTOP to the training process of the rank. Where the job is only notified, the process is continued afterwards."""
         self._here(self._rank)
         what = f"rank {self._rank}"
         try:
@@ -98,7 +98,7 @@ class Drill:
                     self._kill(self._rank_pid, what, signal.SIGCONT)
 
     def tear_checkpoint(self) -> DrillReport:
-        """Cut the newest checkpoint's largest file in half, then kill the rank's actor so that it is read again."""
+        """Truncate the newest checkpoint's largest file by half, then kill the rank's actor so that it is read again."""
         self._here(self._rank)
         saved = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.valid and Path(c.path).is_dir()]
         if len(saved) < 2:
@@ -121,7 +121,7 @@ class Drill:
         return report
 
     def kill_daemon(self) -> DrillReport:
-        """SIGKILL to the daemon; it is started again with the same command line unless something else does so."""
+        """Send SIGKILL to the daemon; restart it with the same command line unless something else does so."""
         import psutil
 
         pid = self._client.health().pid
@@ -150,7 +150,7 @@ class Drill:
             report.problems.append("a new attempt was started: the daemon did not adopt what was running")
         return self._judged(report)
 
-    # -- what came of it
+    # -- results
 
     def _after_blow(self, drill: str, blow: Callable[[], str]) -> DrillReport:
         report = DrillReport(job_id=self.job.id, drill=drill, attempt_before=self.job.attempt)
@@ -163,7 +163,7 @@ class Drill:
             fresh = self._client.events(self.job.id, after=seen)
             last = "first_step" if reports_steps else "attempt_running"
             ended = any(e.kind == "job_finished" for e in fresh)
-            ended |= any(e.body.get("code") == "hang" for e in fresh)  # it is told of, and nothing is done about it
+            ended |= any(e.body.get("code") == "hang" for e in fresh)  # only notified: no recovery follows
             again = any(e.kind == last and (e.attempt or 0) > report.attempt_before for e in fresh)
             return fresh if ended or again else None
 
@@ -199,7 +199,7 @@ class Drill:
         return self._client.events(self.job.id)
 
     def _step(self) -> int | None:
-        """The job's newest step; None for one that reports none within its time."""
+        """Return the job's newest step; None for one that reports none in time."""
         deadline = time.monotonic() + STEP_SECONDS
         while time.monotonic() < deadline:
             job = self._client.job(self.job.id)
@@ -265,7 +265,7 @@ class Drill:
         return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
 
     def _kill(self, find: Callable[[], int], what: str, number: signal.Signals = signal.SIGKILL) -> str:
-        """A signal to the process that ``find`` names, before and after it is held."""
+        """Send a signal to the process that ``find`` returns before and after it is held."""
         pid = find()
         try:
             held = os.pidfd_open(pid) if pid else -1
@@ -295,7 +295,7 @@ def _answers(client: Client, *, other_than: int) -> bool:
 
 
 def overlaps(history: Sequence[EventView]) -> list[str]:
-    """What is wrong with the order of attempts: each begins once, and only when the one before is gone."""
+    """Return what is wrong with the order of attempts: each begins once, and only after the end of the previous one."""
     problems: list[str] = []
     started: set[int] = set()
     live: int | None = None

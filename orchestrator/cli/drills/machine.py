@@ -1,4 +1,4 @@
-"""Drills on what a job stands on: its node's agent, Ray itself, and the room for its checkpoints."""
+"""Drills on a job's environment: its node's agent, Ray itself, and the space for its checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGENT = "ray::NodeAgent"
 
 
 class MachineDrill(Drill):
-    """The drills of ``Drill``, and those that reach below the job."""
+    """The drills of ``Drill``, and those on the job's environment."""
 
     def run(self, kind: Kind, *, much: bool = False) -> DrillReport:
         """The drill of that kind; ``much`` as in ``fill_disk``."""
@@ -44,7 +44,7 @@ class MachineDrill(Drill):
                 return self.fill_disk(much=much)
 
     def kill_agent(self) -> DrillReport:
-        """SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""
+        """Send SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""
         self._here(self._rank)
         report = DrillReport(job_id=self.job.id, drill="kill agent", attempt_before=self.job.attempt)
         raylet, old, step = self._raylet(), self._agent_pid(), self._step()
@@ -58,22 +58,22 @@ class MachineDrill(Drill):
         return self._judged(report)
 
     def kill_ray(self) -> DrillReport:
-        """SIGKILL to Ray's head, which the daemon started: every job goes on from its newest checkpoint on storage."""
+        """Send SIGKILL to Ray's head, which the daemon started: every job continues from its newest checkpoint on storage."""
         self._own_head()
 
         def blow() -> str:
             done = [self._kill(lambda: self._head_pid("raylet"), "the raylet")]
-            with contextlib.suppress(RefusedError):  # the daemon may have been faster: it clears away what is left
+            with contextlib.suppress(RefusedError):  # the daemon may have been faster in removing the rest
                 done.append(self._kill(lambda: self._head_pid("gcs_server"), "the control store"))
             return " and ".join(done)
 
         return self._after_blow("kill ray", blow)
 
     def fill_disk(self, *, much: bool) -> DrillReport:
-        """Leave no room where the job's checkpoints go, until a save has failed and a step was done after it.
+        """Fill the disk of the job's checkpoints, until a save has failed and a step was done after it.
 
-        ``detection_seconds``: until the failed save was reported. ``recovery_seconds``: from the moment that there was
-        room again until a checkpoint was complete. ``much``: more than a gigabyte may be taken.
+        ``detection_seconds``: until the failed save was reported. ``recovery_seconds``: from the moment of free space
+        until a checkpoint was complete. ``much``: more than a gigabyte may be taken.
         """
         self._here(self._rank)
         directory = self._saves_to()
@@ -86,7 +86,7 @@ class MachineDrill(Drill):
             report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
 
             def told() -> EventView | None:
-                filler.fill()  # what retention or others have freed meanwhile
+                filler.fill()  # space that retention or others have freed meanwhile
                 return next((e for e in self._since(seen) if _is_failed_save(e)), None)
 
             failed = self._wait("a save that fails is reported", told)
@@ -101,7 +101,7 @@ class MachineDrill(Drill):
         report.recovery_seconds = round(self._wait("it saves again", saved).at - freed, 3)
         return self._judged(report)
 
-    # -- what is looked for
+    # -- observations
 
     def _goes_on(self, report: DrillReport, step: int | None, what: str) -> None:
         """Wait for a later step, in the same attempt."""
@@ -134,7 +134,7 @@ class MachineDrill(Drill):
     # -- processes
 
     def _raylet(self) -> int:
-        """The raylet that the rank's actor belongs to."""
+        """Return the raylet of the rank's actor."""
         import psutil
 
         try:
@@ -146,7 +146,7 @@ class MachineDrill(Drill):
             ) from error
 
     def _agent_pid(self) -> int:
-        """The agent of the rank's node; 0 when there is none this moment."""
+        """Return the agent of the rank's node; 0 when there is none at this moment."""
         found = [pid for pid, _ in _agents(self._raylet())]
         if len(found) < 2:
             return found[0] if found else 0
@@ -161,7 +161,7 @@ class MachineDrill(Drill):
             )
 
     def _head_pid(self, name: str) -> int:
-        """A process of the daemon's own head; 0 where it has none that is alive here."""
+        """Return a process of the daemon's own head; 0 where it has none alive here."""
         import psutil
 
         health = self._client.health()
@@ -179,7 +179,7 @@ def _is_failed_save(event: EventView) -> bool:
 
 
 def _agents(raylet: int) -> list[tuple[int, bool]]:
-    """Process ids of the node agents under a raylet, and whether each has been made and serves."""
+    """Return process ids of the node agents under a raylet, and whether each has been created and serves."""
     import psutil
 
     found: list[tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""Views for people: tables, job details, GPUs, units. Values in, text out.
+"""Views for users: tables, job details, GPUs, units. Values in, text out.
 
-Must not ask the daemon or decide. Begin with ``table.py``.
+Must not query the daemon or decide. Begin with ``table.py``.
 """

@@ -1,4 +1,4 @@
-"""Where `orch gpus` and `orch top` get their rows: from the daemon for every node, without one from this machine's drivers."""
+"""The rows of `orch gpus` and `orch top`: from the daemon for every node, without one from this machine's drivers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSummary:
-    """The GPUs in view, the jobs that hold some, and what could not be seen. ``daemon`` tells whether one answered."""
+    """The visible GPUs, the jobs that hold some, and errors. ``daemon`` says whether one answered."""
 
     rows: tuple[GpuRow, ...]
     jobs: tuple[JobView, ...] = ()
@@ -28,7 +28,7 @@ class GpuSummary:
 
 
 def gpu_summary(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequence[str]]]) -> GpuSummary:
-    """Ask the daemon; without one, ``local`` gives this machine's rows and problems."""
+    """Ask the daemon; without one, ``local`` returns this machine's rows and problems."""
     try:
         client = session.client()
         jobs = client.jobs(states=LIVE_STATES).jobs

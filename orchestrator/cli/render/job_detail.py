@@ -1,4 +1,4 @@
-"""How one job looks in full: what it does, where, what went wrong and what to do, how long each phase took."""
+"""The full view of one job: its activity, place, failures with advice, durations of phases."""
 
 from __future__ import annotations
 

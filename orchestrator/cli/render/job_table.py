@@ -1,4 +1,4 @@
-"""How jobs look at a glance: one line each, or a few short ones on a narrow terminal."""
+"""The table of jobs: one line each, or a few short ones on a narrow terminal."""
 
 from __future__ import annotations
 

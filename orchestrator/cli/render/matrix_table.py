@@ -1,4 +1,4 @@
-"""How a matrix looks: a row for each combination; and how all of them look at a glance."""
+"""The tables of one matrix, a row for each combination, and of all matrices."""
 
 from __future__ import annotations
 

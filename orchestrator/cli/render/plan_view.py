@@ -1,4 +1,4 @@
-"""How a dry run looks."""
+"""The view of a dry run."""
 
 from __future__ import annotations
 

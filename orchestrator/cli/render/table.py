@@ -1,4 +1,4 @@
-"""Tables in plain text: aligned, coloured by cell, narrowed to the terminal by leaving out what matters least."""
+"""Tables in plain text: aligned, coloured by cell, narrowed to the terminal by leaving out the least important columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column: ``weight`` says how dear it is (the least goes first), ``right`` aligns numbers.
+    """A column: ``weight`` is its importance (the lowest is left out first), ``right`` aligns numbers.
 
     One that may ``shrink`` is clipped, down to ``least`` columns, before any other is left out.
     """

@@ -1,1 +1,1 @@
-"""The terminal's half of a session beside a rank: what is typed goes there, what comes back is shown. Begin at ``terminal.py``."""
+"""The terminal's half of a session beside a rank: sends the input, shows the output. Begin with ``terminal.py``."""

@@ -1,4 +1,4 @@
-"""The thinking of `orch top`, apart from its screen: sorting, filtering, bars and history graphs as text."""
+"""The logic of `orch top` without its screen: sorting, filtering, bars and history graphs as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD, FAIR, BAD = "green", "yellow", "red"
 
 
 class Order(enum.Enum):
-    """By what GPUs are sorted; the loads biggest first."""
+    """Sort orders of GPUs; loads are descending."""
 
     PLACE = "node"
     UTILIZATION = "utilization"
@@ -29,7 +29,7 @@ class Order(enum.Enum):
     JOB = "job"
 
     def next(self) -> Order:
-        """The order that comes after this one."""
+        """Return the next order."""
         orders = list(Order)
         return orders[(orders.index(self) + 1) % len(orders)]
 

@@ -1,4 +1,4 @@
-"""What `orch top` remembers of the looks before: histories, counters to make rates of, and the loads of the last minute."""
+"""What `orch top` remembers of earlier looks: histories, counters for rates, and the loads of the last minute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Series = dict[str, deque[float | None]]
 
 
 class Past:
-    """The looks before this one, by GPU."""
+    """Earlier looks, by GPU."""
 
     def __init__(self) -> None:
         self._load: Series = {}
@@ -34,7 +34,7 @@ class Past:
         self._window = LoadWindow()
 
     def add(self, rows: tuple[GpuRow, ...]) -> None:
-        """Take in a look. A GPU that is not in it is forgotten once nothing of it is left in its history."""
+        """Add a look. A GPU that is missing from it is dropped once its history is empty."""
         now = time.monotonic()
         for row in rows:
             self._add(row, now)

@@ -1,7 +1,7 @@
-"""What `orch top` shows, fetched beside the screen: a daemon or a driver that hangs never holds up a key.
+"""Fetches what `orch top` shows in a thread: a daemon or a driver that hangs never blocks a key.
 
-A thread looks once an interval and leaves a frame behind; the screen takes the newest. This machine's own drivers are asked
-only from when the daemon does not answer: its exporters ask them already.
+The thread polls once an interval and stores a frame; the screen takes the newest. This machine's own drivers are polled
+only while the daemon does not answer: its exporters poll them already.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TopSource:
-    """Looks once an interval, from entering to leaving."""
+    """Polls once an interval, from entering to leaving."""
 
     def __init__(self, session: Session, *, simulate: int = 0, interval: float = 1.0) -> None:
         self._session = session
@@ -49,18 +49,18 @@ class TopSource:
 
     @property
     def frame(self) -> Frame | None:
-        """The newest look; None before the first."""
+        """Return the newest frame; None before the first."""
         return self._frame
 
     def __enter__(self) -> Self:
-        """Start looking."""
+        """Start polling."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop looking; a look that hangs is left behind."""
+        """Stop polling; a poll that hangs is abandoned."""
         self._stop.set()
         self._thread.join(0.5)
         if self._group is not None:
@@ -74,7 +74,7 @@ class TopSource:
                 return
 
     def look(self) -> Frame:
-        """Look once and keep the frame."""
+        """Poll once and store the frame."""
         try:
             seen = self._see()
         except OrchError as error:

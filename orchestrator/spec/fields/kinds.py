@@ -61,11 +61,11 @@ class Kind:
         raise NotImplementedError
 
     def write(self, value: Any) -> Any:
-        """Give the canonical JSON form, which `read` takes back."""
+        """Return the canonical JSON form, which `read` accepts."""
         return value
 
     def describe(self) -> Schema:
-        """Describe at least all that `read` takes."""
+        """Return a JSON Schema that accepts at least everything that `read` accepts."""
         raise NotImplementedError
 
     def _read(self, value: Node | str) -> Any:

@@ -1,4 +1,4 @@
-"""The tree of a job file: nodes that know their line and column, nothing interpreted yet.
+"""The tree of a job file: nodes with their line and column, not yet interpreted.
 
 Standard library only: the kinds of values (`kinds.py`) are imported wherever a spec is.
 """

@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - the base class documents the methods of a kind
 """Records, lists and mappings of job.yaml, as annotations and base of the classes in `model`: pydantic reads what they hold.
 
-Each takes its node apart and hands the parts on, so that pydantic finds all that is wrong in one pass, and says where. Must not know
-any key of job.yaml, and imports pydantic only when it asks for a schema.
+Each splits its node and passes the parts on, so that pydantic finds all errors in one pass, with their places. Must not
+know any key of job.yaml, and imports pydantic only for a schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 TAG = "\0"
-"""What a step of pydantic's location begins with that is no step of the file."""
+"""Steps of pydantic's locations that are no steps of the file."""
 STATED: Any = dataclasses.MISSING
 """The default of a key that has none."""
 STORED = "stored"

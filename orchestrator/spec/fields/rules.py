@@ -1,6 +1,6 @@
-"""What single texts in a job file must look like: names, patterns, globs, addresses.
+"""Rules for single texts in a job file: names, patterns, globs, addresses.
 
-Each check takes the text and raises BadValueError with the remedy. Must not know where the text stands.
+Each check takes the text and raises BadValueError with the remedy. Must not know the text's place.
 """
 
 from __future__ import annotations

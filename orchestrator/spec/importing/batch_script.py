@@ -1,7 +1,7 @@
-"""A Slurm batch script, read into the keys of job.yaml.
+"""Converts a Slurm batch script to the keys of job.yaml.
 
-Read are its #SBATCH lines, variables with plain values, `export`, `cd`, the activation of a virtual environment, and the one command that
-starts the training. No line is run. Every other line is named in a remark.
+It reads #SBATCH lines, variables with plain values, `export`, `cd`, the activation of a virtual environment, and the
+one command that starts the training. No line is run. A remark names every other line.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Gpus(NamedTuple):
 
 @dataclass(slots=True)
 class _Body:
-    """What the lines of the script gave so far."""
+    """The values found in the script so far."""
 
     variables: dict[str, str]
     env: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One shell line that launches a training, read into the keys of job.yaml."""
+"""Converts one shell line that launches a training to the keys of job.yaml."""
 
 from __future__ import annotations
 

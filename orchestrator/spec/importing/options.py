@@ -1,4 +1,4 @@
-"""What becomes of the options of launchers and batch systems: which orch makes unnecessary, and what to write for others."""
+"""Options of launchers and batch systems: those that orch makes unnecessary, and what to write for others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_NEEDED = frozenset(
         *("num_cpu_threads_per_process", "no_wait", "requeue", "parsable", "wait_all_nodes", "kill_on_bad_exit", "K"),
     }
 )
-"""Orch does what they ask for by itself: it starts the ranks, makes the rendezvous, labels and keeps the output."""
+"""orch does this by itself: it starts the ranks, creates the rendezvous, labels and keeps the output."""
 
 INSTEAD = {
     "config_file": "its settings are not read; pass them as options of accelerate launch",
@@ -52,7 +52,7 @@ INSTEAD = {
     "container_image": "runtime_env, or the interpreter's full path in entrypoint",
     "begin": "submit it then",
 }
-"""For options without a counterpart: what to do about them."""
+"""For options without a counterpart: the advice."""
 
 
 def shown(option: str, value: str) -> str:
@@ -63,7 +63,7 @@ def shown(option: str, value: str) -> str:
 
 
 def remark(launcher: str, option: str, value: str) -> str | None:
-    """What to tell the user about an option that has no key; None where orch does by itself what it asks for."""
+    """Return the remark about an option that has no key; None where orch does by itself what it requests."""
     if option in NOT_NEEDED:
         return None
     instead = INSTEAD.get(option, "")

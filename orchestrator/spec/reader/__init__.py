@@ -1,4 +1,4 @@
-"""From the text of a job file to a `JobSpec`, and what is wrong with it: nodes with marks, `--set`, pydantic, rules between keys.
+"""Converts the text of a job file to a `JobSpec` with its errors: nodes with marks, `--set`, pydantic, rules between keys.
 
-`spec.job` is its front door. Does no I/O. Begin at `reading.py`.
+`spec.job` is its interface. Does no I/O. Begin with `reading.py`.
 """

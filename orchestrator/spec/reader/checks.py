@@ -1,6 +1,6 @@
 """Rules that bind several keys of a job file, and the features that are not built yet.
 
-Pure: a finished spec goes in, findings come out, each with the path that it is about. Must not read text.
+Pure: takes a finished spec, returns findings, each with its path. Must not read text.
 """
 
 from __future__ import annotations

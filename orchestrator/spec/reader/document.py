@@ -1,8 +1,8 @@
-"""YAML text becomes a tree of nodes that know their line and column; nothing is interpreted yet.
+"""Converts YAML text to a tree of nodes with their line and column; interprets nothing yet.
 
-Built from the parser's events, not by a loader: no tag ever makes an object, and depth and size are bounded while
-the text is read, before anything is built from it. Scalars stay as written, so that `no`, `1_000` and `12:30` can be
-judged by the key that holds them. Must not know any key of job.yaml.
+Built from the parser's events, not by a loader: no tag ever creates an object, and depth and size are bounded while the
+text is read, before anything is built from it. Scalars stay as written, so that the key that holds `no`, `1_000` or
+`12:30` can interpret it. Must not know any key of job.yaml.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SURROGATE = re.compile("[\ud800-\udfff\x00]")
 
 
 def compose(text: str, *, source: str, problems: list[Problem], loader: Any = _LOADER) -> Node | None:
-    """Read one YAML document; None when it is empty. What can be passed over is added to `problems`.
+    """Read one YAML document; None when it is empty. Recoverable errors are added to `problems`.
 
     Raises:
         SpecError: the text cannot be read any further (syntax, size, depth, several documents).
@@ -111,9 +111,9 @@ class _Frame:
 
 
 class _Builder:
-    """Takes the parser's events one by one and keeps the open collections on a stack of its own.
+    """Processes the parser's events one by one and keeps the open collections on its own stack.
 
-    No recursion, so that a file of a million brackets ends at MAX_DEPTH and not in the interpreter's limit.
+    No recursion, so that a file of a million brackets ends at MAX_DEPTH and not at the interpreter's limit.
     """
 
     def __init__(self, source: str, problems: list[Problem]) -> None:

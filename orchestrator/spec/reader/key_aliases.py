@@ -1,4 +1,4 @@
-"""Other systems' words for our keys, and what to say of a key that job.yaml does not have.
+"""Other systems' names for our keys, and the message for a key that job.yaml does not have.
 
 The words are those of SkyPilot, dstack, Ray, Slurm, Kubernetes (TrainJob, Job), Determined, torchrun and CI systems.
 Must not accept any of them: one word per idea, and a hint for the rest.
@@ -82,7 +82,7 @@ _SAME_IDEA: dict[str, str] = {
     "notify": "notifications notification webhooks webhook mail_user mail_type event_callback email callbacks alerts",
     "labels": "tags annotations metadata account project description comment",
 }
-"""Our key (a full path) -> the words of others that mean it, in snake case."""
+"""Our key (a full path) -> other systems' names for it, in snake case."""
 
 _NO_SUCH_IDEA: dict[str, str] = {
     "nodes": "orch places ranks: write resources.num_workers for their number, resources.nodes: [a, b] for where they may go",
@@ -123,14 +123,14 @@ _NO_SUCH_IDEA: dict[str, str] = {
     "master_port": "orch sets the rendezvous of every attempt itself",
     "backend": "write trainer.backend, or choose it in the script",
 }
-"""Words for which job.yaml has no key at all -> what to do instead."""
+"""Names for which job.yaml has no key at all -> what to do instead."""
 
 _LISTED = 10
 _OURS = {word: key for key, words in _SAME_IDEA.items() for word in words.split()}
 
 
 def named_keys() -> frozenset[str]:
-    """List every key of ours that a foreign word leads to."""
+    """List every key of ours that another system's name leads to."""
     return frozenset(_SAME_IDEA)
 
 
@@ -156,7 +156,7 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
         return BadValueError(message, _NO_SUCH_IDEA[word])
     if len(at_home) == 1:
         return BadValueError(message, f"it belongs elsewhere: {at_home[0]}")
-    # A slip of the pen in one of our words, unless it is nearer to another system's.
+    # A typing error in one of our names, unless it is nearer to another system's.
     alike = nearest(key, [*siblings, *_OURS, *_NO_SUCH_IDEA])
     if alike is not None and alike not in siblings and not ours:
         ours, alike = _OURS.get(alike, ""), nearest(key, siblings)

@@ -1,7 +1,7 @@
-"""A tree of nodes becomes a `JobSpec`, and back: pydantic reads the classes of `model`, its errors become problems with line and column.
+"""Converts a tree of nodes to a `JobSpec` and back: pydantic reads the classes of `model`; its errors get line and column.
 
-Pydantic gives no value where it finds an error, and rules that bind several keys are to be tried all the same. So what is wrong is
-reported and taken out, and the rest is read again.
+Pydantic returns no value where it finds an error, and rules that bind several keys must be applied anyway. So errors
+are reported and removed, and the rest is read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.fields.records import Key, Record
 
 _STAND_INS = {"name": "job", "entrypoint": "true"}
-"""What takes the place of a required key of the file that is wrong, so that the rest can be read."""
+"""Replaces an invalid required key of the file, so that the rest can be read."""
 _MISSING, _UNKNOWN, _KEY = "missing", ("unexpected_keyword_argument", "extra_forbidden"), "[key]"
 
 
@@ -80,14 +80,14 @@ def problem_at(error: BadValueError, mark: Mark, path: Path) -> Problem:
 
 
 class _Faults:
-    """What is wrong with a tree, by its path there, and the tree without it."""
+    """The errors of a tree, by path, and the tree without the invalid values."""
 
     def __init__(self, root: MapNode, problems: list[Problem]) -> None:
         self._root = root
         self._problems = problems
         self._out: set[Path] = set()
         self._positions: dict[Path, list[int]] = {}
-        """Of each list that lost items: which ones are left."""
+        """The remaining items of each list that lost some."""
 
     def taken_out(self, errors: list[ErrorDetails]) -> MapNode:
         """Report the errors, and return the tree without what they are about."""
@@ -179,7 +179,7 @@ def _find(root: Node, path: Path) -> tuple[ScalarNode | None, Node | None]:
 
 
 def nearest_mark(root: Node, path: Path) -> Mark:
-    """Where a value stands, or the nearest one above it that is written out."""
+    """Return the mark of a value, or of the nearest one above it that is written out."""
     node = _find(root, path)[1]
     return (node or root).mark
 

@@ -1,1 +1,1 @@
-"""Commands for jobs, one or several at once: which jobs are meant, and what to do to each. Begin at `selecting.py`."""
+"""Commands for jobs, one or several at once: the choice of jobs, and the action on each. Begin with `selecting.py`."""

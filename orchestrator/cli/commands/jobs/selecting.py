@@ -1,6 +1,6 @@
-"""Which jobs a command acts on, and the end of a command that acted on several.
+"""The jobs that a command acts on, and the result of a command on several.
 
-Jobs are named one by one, or chosen by user, state, label and name. What was chosen is shown and asked about before anything is done.
+Jobs are named one by one, or chosen by user, state, label and name. Chosen jobs are listed and must be confirmed first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the selected jobs,
 
 
 class Verb(NamedTuple):
-    """What is done to jobs: the word for it, the states that are meant unless --state names others, and what follows the word."""
+    """A command on jobs: its verb, its default states without --state, and the text after the verb."""
 
     name: str
     states: tuple[str, ...]
@@ -74,7 +74,7 @@ WAIT = Verb("wait", LIVE_STATES, " for")
 
 
 class Selection(NamedTuple):
-    """What was typed to say which jobs are meant, and whether to ask about them."""
+    """The typed choice of jobs, and whether to ask for confirmation."""
 
     refs: tuple[str, ...]
     choice: Choice
@@ -94,7 +94,7 @@ def selection(
     dry_run: bool = False,
     json: bool = False,
 ) -> Selection:
-    """The selection of one command line. Raises BadRequestError where it names jobs and chooses them, or neither."""
+    """Return the selection of one command line. Raises BadRequestError where it both names and chooses jobs, or neither."""
     choice = Choice(user=user, states=tuple(state or ()), labels=tuple(label or ()), name=name)
     if jobs and not choice.is_empty:
         raise BadRequestError(
@@ -109,7 +109,7 @@ def selection(
 
 
 def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) -> list[str] | None:
-    """References of the jobs to act on, once that is agreed; None after a dry run. Raises RefusedError for a no."""
+    """Return references of the confirmed jobs; None after a dry run. Raises RefusedError for a no."""
     if found.refs:
         if not found.dry_run:
             return list(found.refs)
@@ -132,7 +132,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
 
 
 def _named(session: Session, client: Client, ref: str, states: tuple[str, ...]) -> list[JobView]:
-    """The job that a reference means; of a matrix those of its jobs that the command acts on."""
+    """Return the job that a reference means; for a matrix those of its jobs that the command applies to."""
     matrix = client.find_matrix(ref)
     if matrix is not None:
         return [client.job(job.job_id) for job in matrix.jobs if job.state in states]
@@ -158,7 +158,7 @@ def _table(session: Session, chosen: Sequence[JobView]) -> list[str]:
 
 
 def counted(number: int) -> str:
-    """As in ``1 job``, ``2 jobs``."""
+    """Return text such as ``1 job``, ``2 jobs``."""
     return f"{number} job" if number == 1 else f"{number} jobs"
 
 
@@ -173,9 +173,9 @@ def _some(ids: Sequence[str]) -> str:
 def act_on_each(
     session: Session, found: Selection, verb: Verb, act: Callable[[Client, str], ActionReply]
 ) -> tuple[int, list[str]]:
-    """Act on every job that is meant, also when one is refused; the exit code, and the ids that were acted on.
+    """Act on every chosen job, also when one is refused; return the exit code, and the ids that were acted on.
 
-    Where it did not work for any, the exit code is the first error's; where it worked for some, EXIT_PARTLY.
+    If it failed for all, the exit code is the first error's; if it succeeded for some, EXIT_PARTLY.
     """
     refs = meant(session, found, verb)
     if refs is None:
@@ -211,7 +211,7 @@ def _try_each(
             tell(error, session.console, as_json=as_json)
             errors.append(error)
             if isinstance(error, DaemonUnreachableError | DeadlineError):
-                break  # every other job would wait as long, for the same answer
+                break  # every other job would wait as long for the same answer
     return replies, errors
 
 

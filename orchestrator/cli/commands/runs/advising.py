@@ -48,7 +48,7 @@ def advise_job(
 
 @contextmanager
 def logs_kept_on_failure() -> Iterator[Path]:
-    """A directory for the ranks' output; it stays after a BenchError that names a file in it, if a rank printed anything."""
+    """Yield a directory for the ranks' output; it stays after a BenchError that names a file in it, if a rank printed anything."""
     from orchestrator.bench.errors import BenchError
 
     logs = Path(tempfile.mkdtemp(prefix="orch-advise-"))
@@ -134,7 +134,7 @@ def _spec(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:
-    """The job's script as the advisor runs it. Raises BadRequestError for an entry point that is no Python script."""
+    """Return the job's script for the advisor. Raises BadRequestError for an entry point that is no Python script."""
     from orchestrator.bench.advisor.script_probe import Script
     from orchestrator.spec.entrypoint import parse_entrypoint, with_checkpoint
 

@@ -1,4 +1,4 @@
-"""`orch compare`: runs against the first of them, with intervals. Works on files alone, without a daemon."""
+"""`orch compare`: compares runs with the first of them, with intervals. Works on files alone, without a daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch get`: outputs and checkpoints of a job, here."""
+"""`orch get`: downloads outputs and checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
 
 
 class _Bar:
-    """How far it is, on one line of a terminal; nothing elsewhere."""
+    """A progress bar on one line of a terminal; nothing elsewhere."""
 
     def __init__(self, session: Session, total: int) -> None:
         self._shown = sys.stderr.isatty() and not session.console.quiet
         self._session, self._total, self._done, self._name = session, total, 0, ""
 
     def show(self, name: str) -> None:
-        """The file that comes now."""
+        """Show the next file."""
         self._name = name
         self.add(0)
 
     def add(self, count: int) -> None:
-        """So many bytes more are here."""
+        """Add received bytes."""
         self._done += count
         if self._shown:
             share = min(1.0, self._done / self._total) if self._total else 1.0

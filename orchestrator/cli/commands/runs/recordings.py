@@ -1,4 +1,4 @@
-"""What FILE or JOB of `orch replay` means: a recording's file, a job's telemetry, or the directory of either."""
+"""Resolves FILE or JOB of `orch replay`: a recording's file, a job's telemetry, or the directory of either."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MULTI = "_multi_gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRecording:
-    """A recording with at least one sample, and what to call it."""
+    """A recording with at least one sample, and its title."""
 
     name: str
     recording: Recording
 
 
 def find_recording(session: Session, ref: str) -> FoundRecording:
-    """Read what the argument names. Raises OrchError with one sentence for what is not there or not a recording."""
+    """Read what the argument names. Raises OrchError with one sentence for a missing or invalid recording."""
     path = Path(ref)
     try:
         path = path if path.exists() else job_directory(session, ref)

@@ -1,4 +1,4 @@
-"""`orch report`: what a run did, in pictures, text and one page. Works on files alone, without a daemon."""
+"""`orch report`: shows a run in charts, text and one page. Works on files alone, without a daemon."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def report(
 
 
 def _directory_name(runs: list[Run]) -> str:
-    """report-NAME of one run, report-runs of several."""
+    """Return report-NAME for one run, report-runs for several."""
     from orchestrator.analysis.report.writing import file_name
 
     return f"report-{file_name(runs[0].name) if len(runs) == 1 else 'runs'}"

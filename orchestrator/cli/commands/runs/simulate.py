@@ -1,4 +1,4 @@
-"""`orch simulate`: what the scheduler would do with a trace. Works without a daemon, but for its own history."""
+"""`orch simulate`: runs a trace through the scheduler. Works without a daemon, except for its own history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a JOB or a FILE on the command line means for an analysis: a job's directory on this machine, or the path itself."""
+"""Resolves JOB or FILE of an analysis: a job's directory on this machine, or the path itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NAMED = 5
 
 
 def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
-    """The runs that these arguments mean, with names that differ. Raises OrchError for what is not there or not readable."""
+    """Return the runs that these arguments mean, with unique names. Raises OrchError for a missing or unreadable one."""
     runs = [find_run(session, ref) for ref in refs]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
@@ -28,7 +28,7 @@ def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
 
 
 def find_run(session: Session, ref: str) -> Run:
-    """The run that one argument means: a file or directory that exists, else a job."""
+    """Return the run that one argument means: a file or directory that exists, else a job."""
     from orchestrator.analysis.reading.sources import SourceError, read_run
 
     path = Path(ref)
@@ -45,7 +45,7 @@ def find_run(session: Session, ref: str) -> Run:
 
 
 def job_directory(session: Session, ref: str) -> Path:
-    """Where a job's files are on this machine; asks the daemon, and looks into ORCH_HOME where none runs."""
+    """Return where a job's files are on this machine: from the daemon, or in ORCH_HOME where none runs."""
     if "/" in ref or ref.endswith((".json", ".csv", ".jsonl")):
         raise NotFoundError(f"{ref} does not exist", hint="give a recording's file, a job's directory, or a job")
     try:

@@ -22,7 +22,7 @@ PHASES = ("productive", "lost", "starting", "recovering", "checkpoint_stall", "d
 def show_usage(
     session: Session, by: Sequence[str], since: float | None, until: float | None, price: float | None, form: str
 ) -> int:
-    """Ask and show."""
+    """Query and print the usage."""
     report = session.client().usage(by=by, since=since, until=until, price=price)
     if form == "json":
         print_json(session, report.to_json())
@@ -93,5 +93,5 @@ def _write_csv(session: Session, report: UsageReport) -> None:
 
 
 def _cell(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula."""
+    """Return text that a spreadsheet does not take for a formula."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
