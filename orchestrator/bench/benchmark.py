@@ -1,7 +1,7 @@
 """Runs a benchmark from its request to its files: JSON per mode, a log per run, the comparison report, graphs.
 
-Needs neither Ray nor a daemon; ranks are processes of this machine. A cell that fails is reported and left out of the
-remaining rounds; the others go on with new ranks.
+Needs neither Ray nor a daemon; ranks are processes of this machine. A failed cell is reported and left out of the
+remaining rounds; the others continue with new ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a benchmark: the documents by mode, the report where there was something to compare, the files."""
+    """The result of a benchmark: the documents by mode, the report where there was something to compare, the files."""
 
     results: tuple[CellResult, ...]
     documents: Mapping[str, Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Outcome:
 
 
 def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> Outcome:
-    """Measure as asked and write the files. Raises BenchError for a request that cannot be run, or when no run ended."""
+    """Measure as requested and write the files. Raises BenchError for an invalid request, or when no run ended."""
     check(request)
     logs = request.output / "logs"
     try:
@@ -69,7 +69,7 @@ def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Ca
 
 
 def look_at(ranks: RankProcesses, request: BenchRequest) -> Machine:
-    """Ask a first rank what the machine has, and let it try the model. Raises BenchError for what does not fit."""
+    """Inspect the machine through a first rank, which tries the model. Raises BenchError for a model that does not fit."""
     ranks.start(1)
     (seen,) = ranks.ask({"do": "describe"}, 1)
     device = device_of(request, gpus=len(seen["gpus"]))
@@ -82,7 +82,7 @@ def look_at(ranks: RankProcesses, request: BenchRequest) -> Machine:
 
 
 def _readers(uuids: Sequence[str]) -> tuple[GpuReader, ...]:
-    """Readers in torch's order of GPUs; none where the driver knows one of them by no such id."""
+    """Return readers in torch's order of GPUs; none where the driver does not know one of them by its id."""
     from orchestrator.gpu.drivers.inventory import survey
 
     found = {reader.info.uuid.removeprefix("GPU-"): reader for reader in survey().readers}

@@ -1,4 +1,4 @@
-"""Where a benchmark ran, as far as its figures depend on it: machine, GPUs and their links, versions, settings, load."""
+"""Describes a benchmark's environment, as far as its figures depend on it: machine, GPUs and their links, versions, settings, load."""
 
 from __future__ import annotations
 

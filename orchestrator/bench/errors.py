@@ -1,10 +1,10 @@
-"""What can go wrong with a benchmark: the request, or a rank."""
+"""Errors of a benchmark: of the request, or of a rank."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """The benchmark cannot be run as asked; the message says why, ``hint`` what to change."""
+    """The benchmark cannot be run as requested; the message gives the reason, ``hint`` what to change."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -13,4 +13,4 @@ class BenchError(Exception):
 
 
 class RankError(BenchError):
-    """A rank failed at a command or ended; the ranks have to be started anew. The message has its own words."""
+    """A rank failed at a command or ended; the ranks must be restarted. The message has its own error."""

@@ -1,4 +1,4 @@
-"""What the GPUs of the ranks do during a run: mean utilization and power, and energy by their own counters."""
+"""Measures the ranks' GPUs during a run: mean utilization and power, and energy by their own counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """Of all watched GPUs together, over warm-up and controls too; None where they do not tell."""
+    """All watched GPUs together, warm-up and controls included; None where they do not report a value."""
 
     utilization: float | None = None
     power_watts: float | None = None
@@ -59,7 +59,7 @@ class GpuWatch:
             try:
                 sample = reader.read(detail)
             except GpuReadError:
-                continue  # the figures of this GPU have one reading less
+                continue  # one reading less for this GPU
             samples.append(sample)
             if sample.energy_joules is not None:
                 energy.append(sample.energy_joules)

@@ -1,4 +1,4 @@
-"""What a benchmark measures: its cells (ranks and batch size), checked, and the order in which runs are made.
+"""The plan of a benchmark: its validated cells (ranks and batch size), and the order of its runs.
 
 A batch size is *global* (all ranks together) or *per rank*; a cell always knows both. Speed-up is defined between cells
 of one global batch. Pure: values in, values out.
@@ -42,7 +42,7 @@ class Cell:
 
     @property
     def per_rank(self) -> int:
-        """Samples of each rank in a step."""
+        """Return the samples of each rank in a step."""
         return self.batch // self.ranks
 
     @property
@@ -55,7 +55,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRequest:
-    """What `orch bench` was asked for. ``ranks`` empty: the machine decides."""
+    """The options of `orch bench`. ``ranks`` empty: determined by the machine."""
 
     model: str = "medium"
     gpu_mode: str = "auto"
@@ -85,7 +85,7 @@ def name_of(model: str) -> str:
 
 
 def check(request: BenchRequest) -> None:
-    """Raise BenchError for the first value that nothing can be measured with."""
+    """Raise BenchError for the first invalid value."""
     _one_of("--model", request.model, MODELS, more="FILE.py:factory" if ":" not in request.model else None)
     for option, value, allowed in (
         ("--gpu-mode", request.gpu_mode, MODES),
@@ -131,7 +131,7 @@ def _numbers(option: str, values: Sequence[int], least: int, most: int) -> None:
 
 
 def parse_numbers(option: str, text: str) -> tuple[int, ...]:
-    """The whole numbers of ``32,64,128``. Raises BenchError."""
+    """Parse the whole numbers of ``32,64,128``. Raises BenchError."""
     found = []
     for part in text.split(","):
         word = part.strip()
@@ -144,7 +144,7 @@ def parse_numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def parse_size(option: str, text: str) -> int:
-    """The bytes of ``12GB``, ``800MiB`` or a plain number. Raises BenchError."""
+    """Parse the bytes of ``12GB``, ``800MiB`` or a plain number. Raises BenchError."""
     match = re.fullmatch(r"(\d{1,18})([KMGT]?)(i?)B?", text.strip(), re.ASCII)
     size = 0 if match is None else int(match[1]) * (1024 if match[3] else 1000) ** "_KMGT".index(match[2] or "_")
     if not 0 < size <= 10**18:

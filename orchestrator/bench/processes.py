@@ -1,4 +1,4 @@
-"""The ranks of a benchmark as processes of this machine: started once, given one command at a time, ended for certain.
+"""The ranks of a benchmark as processes of this machine: started once, given one command at a time, reliably ended.
 
 A command is a line of JSON on a rank's standard input, its answer a line on a pipe of its own. What a rank prints goes to
 its log. A rank whose input closes ends itself, so none outlives this process. The ranks find each other through a file:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ANSWER_SECONDS: Final = 900.0
-"""A run takes seconds. One that takes longer waits for a rank that hangs."""
+"""A run takes seconds. A longer one waits for a rank that hangs."""
 END_SECONDS: Final = 10.0
 LOG_TAIL_BYTES: Final = 2000
 MOST_ANSWER_BYTES: Final = 64 << 20
@@ -54,14 +54,14 @@ class _Rank:
             os.close(theirs)
 
     def ask(self, line: bytes) -> None:
-        """Send a command; a rank that has ended is noticed where its answer is missing."""
+        """Send a command; the end of a rank is noticed when its answer is missing."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def read(self) -> Any:
-        """A whole answer, or None while there is none yet. Raises RankError when the rank has ended."""
+        """Return a whole answer, or None before there is one. Raises RankError when the rank has ended."""
         part = os.read(self.answers, 1 << 20)
         if not part:
             raise RankError(f"rank {self.number} ended: {self._last_words()}", hint=f"its output is in {self.log}")
@@ -93,7 +93,7 @@ class _Rank:
 
 
 class RankProcesses:
-    """The ranks, from the first command to ``close``. After a RankError they have to be closed: some may wait for ever."""
+    """The ranks, from the first command to ``close``. After a RankError they must be closed: some may wait for ever."""
 
     def __init__(self, logs: Path, environ: Mapping[str, str], *, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._logs = logs
@@ -109,13 +109,13 @@ class RankProcesses:
         self.close()
 
     def start(self, count: int) -> None:
-        """Have so many ranks; those that are there stay."""
+        """Start missing ranks; existing ones stay."""
         while len(self._ranks) < count:
             number = len(self._ranks)
             self._ranks.append(_Rank(number, self._logs / f"rank{number}.log", self._environ))
 
     def join(self, sizes: Sequence[int], device: str) -> None:
-        """Let all ranks find each other, with a process group for each size."""
+        """Connect all ranks, with a process group for each size."""
         store = str(Path(self._scratch.name) / "store")
         self.ask(
             {"do": "join", "store": store, "sizes": sorted(sizes), "device": device, "ranks": len(self._ranks)},
@@ -123,7 +123,7 @@ class RankProcesses:
         )
 
     def ask(self, command: Mapping[str, Any], ranks: int) -> list[Any]:
-        """The answers of the first ranks to a command, in their order. Raises RankError for the first that fails."""
+        """Return the answers of the first ranks to a command, in order. Raises RankError for the first that fails."""
         asked = self._ranks[:ranks]
         for rank in asked:
             rank.ask(json.dumps({**command, "rank": rank.number}).encode() + b"\n")
@@ -152,7 +152,7 @@ class RankProcesses:
         return [answers[rank.number] for rank in asked]
 
     def close(self) -> None:
-        """End every rank. Ranks that wait for each other in a collective are killed by their closed inputs."""
+        """End every rank. Ranks that wait for each other in a collective end by their closed inputs."""
         for rank in self._ranks:
             assert rank.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):

@@ -1,6 +1,6 @@
 """comparison_report_{model}.md: single against multi GPU at equal global batch, where a step's time goes, and what was measured on.
 
-Values in, Markdown out. A speed-up is called one only where its interval excludes 1.
+Values in, Markdown out. A ratio is called a speed-up only where its interval excludes 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MILLION: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the report is about."""
+    """The subject of the report."""
 
     model: str
     parameters: int
@@ -134,7 +134,7 @@ def _summary(subject: Subject, comparisons: Sequence[Comparison]) -> Iterator[st
 
 
 def recommendation(comparison: Comparison) -> str:
-    """What a row says: by its interval, and by whether the gain is worth naming."""
+    """Return a row's result: by its interval, and by whether the gain is large enough to report."""
     low = comparison.speed_up.low
     if low is None:
         return f"unclear: fewer than {FEWEST_RUNS} runs"
@@ -146,7 +146,7 @@ def recommendation(comparison: Comparison) -> str:
 
 
 def conclusion(comparisons: Sequence[Comparison]) -> str:
-    """What all rows say together."""
+    """Return the result of all rows together."""
     found = {one.finding for one in comparisons}
     if found == {"faster"}:
         return "more ranks are faster at every batch size measured."
@@ -204,7 +204,7 @@ def _rows(subject: Subject, results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _joules(watts: float | None, rate: float) -> float | None:
-    """Of a sample, by the mean power of the run: its energy covers warm-up and controls too."""
+    """Return joules per sample, by the mean power of the run: its energy includes warm-up and controls."""
     return None if watts is None else watts / rate
 
 

@@ -1,4 +1,4 @@
-"""Runs and what they make together: one summary per cell, comparisons at equal global batch, and their JSON.
+"""Combines runs: one summary per cell, comparisons at equal global batch, and their JSON.
 
 JSON keys are those of the benchmark that this one replaces (`mean_samples_per_sec`, `confidence_interval_95`,
 `detailed_runs`, ...), with their units; values that were not measured are null.
@@ -25,7 +25,7 @@ SOURCE_PAYS = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Where a mean step's seconds go. ``other`` is what is left: the slowdown of computation by communication, and noise."""
+    """The parts of a mean step's seconds. ``other`` is the rest: the slowdown of computation by communication, and noise."""
 
     compute: float
     exposed: float
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """The runs of a cell that ended, or why it has none."""
+    """The completed runs of a cell, or why it has none."""
 
     cell: Cell
     runs: tuple[Run, ...] = ()
@@ -95,7 +95,7 @@ def exposed_share(result: CellResult) -> list[float]:
 
 
 def run_of(number: int, cell: Cell, answers: Sequence[Mapping[str, Any]], steps: int, gpu: GpuUse) -> Run:
-    """A run from its ranks' answers: it lasted as long as its slowest rank; parts are means over ranks."""
+    """Combine the ranks' answers to a run: its duration is that of its slowest rank; parts are means over ranks."""
     seconds = max(answer["seconds"] for answer in answers)
     step = seconds / steps
     compute, exposed, hidden = (
@@ -130,7 +130,7 @@ def compare(results: Sequence[CellResult]) -> tuple[Comparison, ...]:
 
 
 def finding_of(speed_up: Interval) -> str:
-    """What the interval allows to be said."""
+    """Return the result that the interval supports."""
     if speed_up.low is None or speed_up.high is None:
         return "unclear"
     if speed_up.low > 1:

@@ -1,6 +1,6 @@
 """Means with honest intervals: bootstrap over runs, widened for few of them; ratios of runs made in the same round.
 
-A run is the unit: steps of a run resemble each other, runs are made far apart and in turn with those of other cells.
+A run is the unit: steps of a run are correlated, runs are made far apart and alternate with those of other cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUTLIER_REACH: Final = 1.5  # of the interquartile range, as in Tukey's box plo
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, or a ratio of means, with the ends of its 95 % interval; None where there are too few runs for one."""
+    """A mean, or a ratio of means, with its 95 % interval; None where there are too few runs for one."""
 
     mean: float
     low: float | None = None
@@ -33,7 +33,7 @@ class Interval:
         return Interval(self.mean / by, low, high)
 
     def as_json(self) -> list[float] | None:
-        """The two ends."""
+        """Return the two ends."""
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 

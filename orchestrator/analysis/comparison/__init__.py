@@ -1,1 +1,1 @@
-"""Runs against one another: aligned by step or time, each difference with an interval. Begin with ``comparing.py``."""
+"""Compares runs: aligned by step or time, each difference with an interval. Begin with ``comparing.py``."""

@@ -1,4 +1,4 @@
-"""Where readings of a run lie on the axis that runs share: its step, or its time; and means in equal parts of that axis."""
+"""Places readings of runs on a common axis, step or time, and computes means in equal parts of that axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMED: Final = (Quantity.MEMORY, Quantity.POWER)
 
 
 class Align(enum.StrEnum):
-    """What makes two moments of two runs comparable."""
+    """The axis on which moments of two runs are comparable."""
 
     STEP = "step"
     TIME = "time"
@@ -31,9 +31,9 @@ class Align(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, added up over any stretch.
+    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, summed over any stretch.
 
-    ``moments``: each reading is the figure at its place, and runs were read at places of their own.
+    ``moments``: each reading is the figure at its place, and runs were read at different places.
     """
 
     places: Floats
@@ -51,7 +51,7 @@ class Aligned:
     origin: float
 
     def places(self, times: Floats) -> Floats:
-        """Where moments (Unix time) lie on the axis; NaN before the training, after it, and during a restart."""
+        """Return the places of moments (Unix time) on the axis; NaN before the training, after it, and during a restart."""
         if self.align is Align.TIME:
             return np.where(times >= self.origin, times - self.origin, np.nan)
         progress = self.run.progress
@@ -67,7 +67,7 @@ class Aligned:
 
 
 def aligned(runs: Sequence[Run], align: Align) -> list[Aligned]:
-    """The runs on a common axis."""
+    """Return the runs on a common axis."""
     reporting = all(run.progress is not None for run in runs)
     return [
         Aligned(run, align, float(run.progress.times[0]) if reporting and run.progress else run.start or 0.0)
@@ -76,13 +76,13 @@ def aligned(runs: Sequence[Run], align: Align) -> list[Aligned]:
 
 
 def _moving(progress: Progress) -> np.ndarray:
-    """Which spans between two reports belong to one attempt and made steps."""
+    """Return which spans between two reports belong to one attempt and made steps."""
     moving: np.ndarray = (np.diff(progress.attempts) == 0) & (np.diff(progress.steps) > 0)
     return moving
 
 
 def edges_of(lines: Sequence[Line]) -> Floats | None:
-    """Equal parts of the stretch that all lines cover, a few readings in each; None where they have none in common."""
+    """Return equal parts of the stretch that all lines cover, a few readings in each; None where they have none in common."""
     spans = [line.places[np.isfinite(line.places) & np.isfinite(line.amounts)] for line in lines]
     if any(len(span) < 2 for span in spans):
         return None
@@ -97,7 +97,7 @@ def edges_of(lines: Sequence[Line]) -> Floats | None:
 
 
 def at_common_places(first: Line, second: Line) -> tuple[Line, Line]:
-    """Both lines at every place at which either was read, as far as both reach; straight lines lie between readings.
+    """Return both lines at every place at which either was read, as far as both reach, interpolated linearly.
 
     A figure that falls steeply differs between places. Read at places of its own, a run would look better than another one with the
     same curve; at the places of both, each is between readings as often as the other.
@@ -111,14 +111,14 @@ def at_common_places(first: Line, second: Line) -> tuple[Line, Line]:
 
 
 def _curve(line: Line) -> tuple[Floats, Floats]:
-    """Places in rising order with the figure there: the mean, where a step was made again after a restart."""
+    """Return places in rising order with the figure there: the mean, where a step was repeated after a restart."""
     there = np.isfinite(line.places) & np.isfinite(line.amounts)
     places, at, counts = np.unique(line.places[there], return_inverse=True, return_counts=True)
     return places, np.bincount(at, weights=line.amounts[there]) / counts
 
 
 def parts(line: Line, edges: Floats) -> tuple[Floats, Floats]:
-    """Amounts and weights of each part; 0 weight where the run has nothing in it."""
+    """Return amounts and weights of each part; 0 weight where the run has nothing in it."""
     there = np.isfinite(line.places) & np.isfinite(line.amounts) & np.isfinite(line.weights)
     there &= (line.places >= edges[0]) & (line.places <= edges[-1])
     count = len(edges) - 1
@@ -129,7 +129,7 @@ def parts(line: Line, edges: Floats) -> tuple[Floats, Floats]:
 
 
 def gpu_line(run: Aligned, quantity: Quantity) -> Line | None:
-    """All GPUs of a run together at their common moments: memory and power added up, the hottest temperature, else the mean."""
+    """Combine all GPUs of a run at their common moments: memory and power summed, the hottest temperature, else the mean."""
     gpus = [gpu for gpu in run.run.gpus if gpu.has(quantity)]
     if not gpus:
         return None
@@ -151,7 +151,7 @@ def gpu_line(run: Aligned, quantity: Quantity) -> Line | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """What each span between two reports of one attempt took and gave; the repeated part after a restart is in it."""
+    """The duration and the progress of each span between two reports of one attempt, repeated parts after a restart included."""
 
     places: Floats
     seconds: Floats
@@ -161,7 +161,7 @@ class Spans:
     joules: Floats
 
     def line(self, amounts: Floats, weights: Floats) -> Line | None:
-        """A rate as a line; None where it was not reported."""
+        """Return a rate as a line; None where it was not reported."""
         usable = np.isfinite(amounts) & np.isfinite(weights) & (weights > 0)
         if usable.sum() < 2 or not amounts[usable].any():
             return None
@@ -169,7 +169,7 @@ class Spans:
 
 
 def spans_of(run: Aligned) -> Spans | None:
-    """The spans of a run that reports; None for one that does not."""
+    """Return the spans of a run that reports; None for one that does not."""
     progress = run.run.progress
     if progress is None or len(progress.times) < 2:
         return None
@@ -195,7 +195,7 @@ def spans_of(run: Aligned) -> Spans | None:
 
 
 def metric_line(run: Aligned, name: str) -> Line | None:
-    """A metric that the script reported; None where it did not."""
+    """Return a metric that the script reported; None where it did not."""
     progress = run.run.progress
     values = None if progress is None else progress.metrics.get(name)
     if progress is None or values is None or np.isfinite(values).sum() < 2:

@@ -1,4 +1,4 @@
-"""Runs against a first one, the baseline: per figure both means, the difference with its interval, and what follows.
+"""Compares runs with a first one, the baseline: per figure both means, the difference with its interval, and the result.
 
 Two runs are cut into the same parts of their common axis, and the difference of each pair of parts is a series of its own.
 What both runs go through alike (a warm-up, an epoch's rhythm, a falling loss) is gone from it; how much its neighbours
@@ -40,15 +40,15 @@ LETTERS: Final = "ABCDEFGH"
 MOST_RUNS: Final = len(LETTERS)
 MOST_METRICS: Final = 32
 ROUNDING: Final = 1e-9
-"""Differences below this share of the figures are those of their representation."""
+"""Differences below this share of the figures are rounding errors."""
 
 
 class CompareError(Exception):
-    """These runs cannot be compared; the message says why and what to do."""
+    """These runs cannot be compared; the message gives the reason and what to do."""
 
 
 class Outcome(enum.StrEnum):
-    """What the data show of a difference."""
+    """The result for a difference."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A run against the baseline; ``start`` and ``end`` bound the stretch of the axis that both cover."""
+    """A run and the baseline; ``start`` and ``end`` bound the stretch of the axis that both cover."""
 
     letter: str
     name: str
@@ -92,7 +92,7 @@ class Comparison:
 
 
 def chosen_alignment(runs: Sequence[Run]) -> Align:
-    """By step where every run reports its steps, else by time."""
+    """Return the alignment: by step where every run reports its steps, else by time."""
     reporting = all(run.progress is not None and len(run.progress.times) > 1 for run in runs)
     return Align.STEP if reporting else Align.TIME
 
@@ -142,7 +142,7 @@ def _pair(first: Run, second: Run, align: Align, letter: str) -> Pair:
 
 
 def lines_of(run: Aligned) -> dict[Measure, Line]:
-    """Everything of a run that can be compared along the axis, but for its losses."""
+    """Return everything of a run that can be compared along the axis, except its losses."""
     found = {measure: gpu_line(run, quantity) for quantity, measure in measures.OF_QUANTITY.items()}
     spans = spans_of(run)
     if spans is not None:
@@ -166,7 +166,7 @@ def _losses(run: Aligned) -> dict[Measure, Line]:
 
 
 def _row(measure: Measure, first: Line, second: Line, align: Align) -> Row | None:
-    """The figure of both over the stretch that they share; None where there is none."""
+    """Return the figure of both over their common stretch; None where there is none."""
     edges = edges_of((first, second))
     if edges is None:
         return None
@@ -195,13 +195,13 @@ def _row(measure: Measure, first: Line, second: Line, align: Align) -> Row | Non
 
 
 def _ratio(amounts: Floats, weights: Floats) -> tuple[float, Floats]:
-    """Amount over weight, and by how much each part draws it up or down (its linear influence)."""
+    """Return amount over weight, and the linear influence of each part on it."""
     value = float(amounts.sum() / weights.sum())
     return value, (amounts - value * weights) / float(weights.mean())
 
 
 def _interval(value: float, deviations: Floats, *, scale: float) -> Interval:
-    """A figure with the interval of a mean whose deviations these are."""
+    """Return a figure with the interval of a mean with these deviations."""
     if float(np.abs(deviations).max()) <= ROUNDING * scale:
         value = 0.0 if abs(value) <= ROUNDING * scale else value
         deviations = np.zeros(len(deviations))
@@ -217,7 +217,7 @@ def _outcome(interval: Interval) -> Outcome:
 
 
 def _single_figures(first: Run, second: Run) -> list[Row]:
-    """What a run has one of: no interval can be had from it."""
+    """Return figures that a run has only once, which have no interval."""
     one, other = _singles(first), _singles(second)
     rows = []
     for measure in one:

@@ -32,7 +32,7 @@ class Condition:
     percent: bool
 
     def holds(self, row: Row) -> bool:
-        """Whether the difference is beyond the bound and is one that the data show; without an interval the figures decide."""
+        """Whether the difference exceeds the bound and is significant; without an interval the figures decide."""
         if row.outcome is Outcome.NONE_SHOWN:
             return False
         if not self.percent:
@@ -44,7 +44,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A condition that holds for a run, with the figure that makes it so."""
+    """A condition that holds for a run, with its figure."""
 
     condition: Condition
     letter: str
@@ -52,7 +52,7 @@ class Broken:
 
 
 def parse_condition(text: str) -> Condition:
-    """A condition from its text. Raises CompareError with the form that is understood."""
+    """Parse a condition. Raises CompareError with the expected form."""
     match = _FORM.fullmatch(text) if len(text) <= MOST_CHARACTERS else None
     if match is None:
         raise CompareError(
@@ -62,7 +62,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def broken(comparison: Comparison, conditions: Sequence[Condition]) -> list[Broken]:
-    """The conditions that hold, for each run. Raises CompareError for a metric that is not compared: a check never passes unseen."""
+    """Return the conditions that hold, for each run. Raises CompareError for a metric that is not compared, so that no check passes unnoticed."""
     found = []
     for condition in conditions:
         for pair in comparison.pairs:

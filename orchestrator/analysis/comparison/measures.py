@@ -1,4 +1,4 @@
-"""What is compared of two runs, and the words for it."""
+"""The compared figures of two runs, and the words for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOSSES: Final = ("loss", "train_loss")
 class Measure:
     """A figure of a run: its name (that of ``--fail-if``), its unit, and the words of a sentence about a difference.
 
-    ``relative`` says whether a difference is told in per cent; degrees have no zero that would give it a meaning.
+    ``relative``: whether a difference is given in per cent; for degrees, which have no absolute zero, that has no meaning.
     """
 
     name: str
@@ -63,6 +63,6 @@ def loss(name: str, axis: str) -> Measure:
 
 
 def reported(name: str) -> Measure:
-    """A metric that both scripts report; one with the name of a figure of ours is told from it by ``metric.``."""
+    """Return a metric that both scripts report; the prefix ``metric.`` distinguishes it from a figure of orch."""
     taken = any(name == measure.name for measure in FIXED)
     return Measure(name=f"metric.{name}" if taken else name, unit="", noun=name)

@@ -1,4 +1,4 @@
-"""A comparison in words: a table of figures, and a sentence for each difference."""
+"""Formats a comparison as text: a table of figures, and a sentence for each difference."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _pair(pair: Pair, align: Align) -> Iterator[str]:
 
 
 def stretch(pair: Pair, align: Align) -> str:
-    """What part of the runs was compared."""
+    """Return which part of the runs was compared."""
     if pair.start is None or pair.end is None:
         return f"aligned by {align}"
     if align is Align.STEP:
@@ -52,14 +52,14 @@ def stretch(pair: Pair, align: Align) -> str:
 
 
 def change(row: Row) -> str:
-    """The difference in per cent or, where that has no meaning, in its unit."""
+    """Return the difference in per cent or, where that has no meaning, in its unit."""
     if row.relative is not None:
         return f"{100 * row.relative.value:+.2f} %"
     return f"{row.difference.value:+.4g}"
 
 
 def bounds(row: Row) -> str:
-    """The interval of the difference, as ``change`` tells it."""
+    """Return the interval of the difference, in the form of ``change``."""
     interval, factor, unit = (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, "")
     if interval.low is None or interval.high is None:
         return "" if row.outcome is Outcome.SINGLE else "too few readings"
@@ -67,7 +67,7 @@ def bounds(row: Row) -> str:
 
 
 def sentence(row: Row, letter: str) -> str:
-    """What the data show: "B uses 7.5 % less memory (6.9 to 8.1)"."""
+    """Return the result in words: "B uses 7.5 % less memory (6.9 to 8.1)"."""
     measure = row.measure
     interval, factor, unit = (
         (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, measure.unit)
@@ -88,5 +88,5 @@ def _digits(value: float) -> str:
 
 
 def broken_lines(found: Sequence[Broken]) -> list[str]:
-    """A line for each condition that holds."""
+    """Return a line for each condition that holds."""
     return [f"{one.condition.text}: {sentence(one.row, one.letter)}" for one in found]

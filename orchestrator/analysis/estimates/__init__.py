@@ -1,1 +1,1 @@
-"""How long jobs will still take."""
+"""Estimates of remaining time."""

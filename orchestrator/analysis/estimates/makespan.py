@@ -1,4 +1,4 @@
-"""How long several jobs take that run some at a time. Pure."""
+"""Estimates how long several jobs take that run some at a time. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def time_left(running: Sequence[float], waiting: Sequence[float], at_once: int) -> float:
-    """Seconds until the last job ends: the ``running`` ones have so long left, each ``waiting`` one starts where one ends.
+    """Return seconds until the last job ends: ``running`` are remaining times, each ``waiting`` one starts when another ends.
 
     ``at_once`` are the most that run at a time.
     """

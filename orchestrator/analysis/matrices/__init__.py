@@ -1,1 +1,1 @@
-"""Figures, pictures and files about the runs of a matrix: by configuration, over all its runs."""
+"""Figures, charts and files about the runs of a matrix: by configuration, over all its runs."""

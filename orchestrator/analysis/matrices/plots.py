@@ -1,4 +1,4 @@
-"""Pictures of a matrix: each quantity by configuration, with every run in it."""
+"""Charts of a matrix: each quantity by configuration, with every run in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of a matrix by configuration: the mean of all runs of each, and how far they spread. Pure."""
+"""Summarizes the runs of a matrix by configuration: the mean of all runs of each, and their spread. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from orchestrator.analysis.reading.series import Run
 
 REPEATS: Final = frozenset({"seed", "random_seed", "repeat", "repetition", "trial", "run"})
-"""Parameters that make runs of one configuration, not configurations."""
+"""Parameters that distinguish runs of one configuration, not configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRun:
-    """One job of a matrix: its values, where it stands, and its record where it has left one."""
+    """One job of a matrix: its values, its state, and its record if it has left one."""
 
     job_id: str
     state: str
@@ -31,7 +31,7 @@ class MatrixRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The metric that tells good runs from bad."""
+    """The metric that rates runs."""
 
     name: str
     highest: bool
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What runs with the same values did, repeats aside. ``ended`` of the ``runs`` have succeeded, and only they are measured."""
+    """The runs with the same values, repeats included. ``ended`` of the ``runs`` have succeeded, and only they are measured."""
 
     values: Mapping[str, Any]
     runs: int
@@ -65,7 +65,7 @@ class Configuration:
 
 
 def figures_of(run: Run, score: Score | None) -> dict[str, float]:
-    """What is compared between runs: the score at its best and at the end, time, speed, memory, energy."""
+    """Return the compared figures of runs: the score at its best and at the end, time, speed, memory, energy."""
     summary = summarize_run(run)
     speed = summary.speed
     found: dict[str, float | None] = {}
@@ -110,7 +110,7 @@ def configurations(
 
 
 def _typed(key: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """True is not 1."""
+    """Key that distinguishes True from 1."""
     return tuple((name, (type(value) is bool, value)) for name, value in key)
 
 

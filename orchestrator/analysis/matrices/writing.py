@@ -24,7 +24,7 @@ COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1")
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """What was written, in the order of writing; ``missing`` says what there is not, and why."""
+    """The written files, in order; ``missing`` gives the reason for each missing one."""
 
     directory: Path
     configurations: tuple[Configuration, ...]
@@ -68,7 +68,7 @@ def _quantities(found: Sequence[Configuration]) -> list[str]:
 
 
 def _copy(one: MatrixRun, results: Results) -> None:
-    """What the job recorded, into a directory of its own."""
+    """Copy the job's records to a directory of its own."""
     if one.run is None or not one.run.sources:
         results.missing.append(f"{one.job_id} ({one.state}) has recorded nothing")
         return
@@ -77,7 +77,7 @@ def _copy(one: MatrixRun, results: Results) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         path = source / name
-        if path.is_symlink():  # the job can write there: nothing is followed out of it
+        if path.is_symlink():  # the job can write there: links are not followed
             continue
         if path.is_dir():
             shutil.copytree(path, target / name, symlinks=True, dirs_exist_ok=True)
@@ -107,7 +107,7 @@ def _write_csv(results: Results) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet does not take for a formula."""
+    """Return text that a spreadsheet does not take for a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
 
 

@@ -1,1 +1,1 @@
-"""Statistics of a run: means over time, energy, load balance, and what they have to do with speed. No files, no plots."""
+"""Statistics of a run: means over time, energy, load balance, and their relation to speed. No files, no plots."""

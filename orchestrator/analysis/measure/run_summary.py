@@ -1,4 +1,4 @@
-"""All figures of a run that a report shows, as one frozen record."""
+"""All figures of a run for a report, as one frozen record."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCURACIES: Final = ("accuracy", "val_accuracy", "test_accuracy", "eval_accuracy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSummary:
-    """One GPU over the run; ``quantities`` in the units in which they are shown."""
+    """One GPU over the run; ``quantities`` in display units."""
 
     label: str
     model: str
@@ -44,7 +44,7 @@ class GpuSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """What the training did: of steps and samples the figures over the time in which it reported."""
+    """The speed of the training: figures of steps and samples over the time in which it reported."""
 
     steps: int
     attempts: int
@@ -58,7 +58,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
-    """Memory that the allocator holds and has not handed out, as a share of what it holds; how that changes in an hour."""
+    """Memory that the allocator reserves and has not handed out, as a share of its reserve; and its change per hour."""
 
     mean_ratio: float
     last_ratio: float
@@ -67,7 +67,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Everything that a report says of a run."""
+    """Everything in a report of a run."""
 
     name: str
     start: float | None
@@ -89,7 +89,7 @@ class RunSummary:
 
 
 def summarize_run(run: Run, *, windows: Windows | None = None, price_per_kwh: float | None = None) -> RunSummary:
-    """The figures of a run; ``windows`` are those of ``cut``, where they are at hand."""
+    """Compute the figures of a run; ``windows`` are those of ``cut``, if available."""
     curves = [energy_curve(gpu) for gpu in run.gpus]
     known = [curve for curve in curves if curve is not None]
     joules = sum(curve.total for curve in known) if known else None
@@ -151,7 +151,7 @@ def _load(gpu: GpuSeries) -> GpuLoad | None:
 
 
 def _by_phase(run: Run, curves: Sequence[EnergyCurve]) -> dict[str, float]:
-    """Joules by what the training reported that it did; empty where it reported no phase."""
+    """Return joules by the phases that the training reported; empty where it reported none."""
     progress = run.progress
     if progress is None or not any(progress.phases) or not curves or run.start is None or run.end is None:
         return {}
@@ -197,13 +197,13 @@ def _speed(progress: Progress | None, curves: Sequence[EnergyCurve]) -> Speed | 
 
 
 def _gained(totals: np.ndarray) -> float:
-    """How much further the run got: what it did twice after a restart counts once."""
+    """Return the progress of the run: work repeated after a restart counts once."""
     there = totals[np.isfinite(totals)]
     return float(there.max() - there[0]) if len(there) else 0.0
 
 
 def _rate(totals: np.ndarray, spans: np.ndarray, same: np.ndarray) -> float | None:
-    """Units a second while no restart was going on; None where they were not reported."""
+    """Return units a second outside of restarts; None where they were not reported."""
     grown = np.diff(totals)
     usable = same & np.isfinite(grown) & (grown >= 0)
     seconds = float(spans[usable].sum())
@@ -211,7 +211,7 @@ def _rate(totals: np.ndarray, spans: np.ndarray, same: np.ndarray) -> float | No
 
 
 def _fragmentation(progress: Progress | None) -> Fragmentation | None:
-    """From the metrics ``memory_reserved_bytes`` and ``memory_allocated_bytes``, where a script reports them."""
+    """Compute it from the metrics ``memory_reserved_bytes`` and ``memory_allocated_bytes``, where a script reports them."""
     metrics = {} if progress is None else progress.metrics
     reserved, allocated = metrics.get("memory_reserved_bytes"), metrics.get("memory_allocated_bytes")
     if progress is None or reserved is None or allocated is None:

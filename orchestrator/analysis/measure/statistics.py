@@ -18,7 +18,7 @@ GAP_PERIODS: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One quantity over a run, in the unit in which it is shown; the mean is over time."""
+    """One quantity over a run, in its display unit; the mean is over time."""
 
     mean: float
     std: float
@@ -29,20 +29,20 @@ class Summary:
 
 
 def longest_gap(times: Floats) -> float:
-    """Seconds between two samples beyond which the values in between count as unknown."""
+    """Return the seconds between two samples beyond which the values in between are unknown."""
     if len(times) < 2:
         return LEAST_GAP_SECONDS
     return max(LEAST_GAP_SECONDS, GAP_PERIODS * float(np.median(np.diff(times))))
 
 
 def known(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """The moments at which there is a value."""
+    """Return the moments with a value."""
     there = np.isfinite(values)
     return times[there], values[there]
 
 
 def integral(times: Floats, values: Floats) -> tuple[float, float]:
-    """The integral of values over time by the trapezoid rule, and the seconds that it covers; gaps are left out."""
+    """Return the integral of values over time by the trapezoid rule, and the seconds that it covers; gaps are left out."""
     times, values = known(times, values)
     spans = np.diff(times)
     covered = spans <= longest_gap(times)
@@ -51,7 +51,7 @@ def integral(times: Floats, values: Floats) -> tuple[float, float]:
 
 
 def mean_over_time(times: Floats, values: Floats) -> float | None:
-    """The mean over time; of a few samples far apart their plain mean; None without any value."""
+    """Return the mean over time; for a few samples far apart their plain mean; None without any value."""
     total, seconds = integral(times, values)
     if seconds > 0:
         return total / seconds
@@ -60,7 +60,7 @@ def mean_over_time(times: Floats, values: Floats) -> float | None:
 
 
 def summarize(times: Floats, values: Floats) -> Summary | None:
-    """Mean, spread and extremes of values; None when there are none."""
+    """Return mean, spread and extremes of values; None when there are none."""
     mean = mean_over_time(times, values)
     if mean is None:
         return None
@@ -77,7 +77,7 @@ def summarize(times: Floats, values: Floats) -> Summary | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EnergyCurve:
-    """Joules that a GPU had used by each of ``times``, from the first one on; ``counted``: by the hardware's counter."""
+    """Joules that a GPU had used by each of ``times``, since the first one; ``counted``: by the hardware's counter."""
 
     times: Floats
     joules: Floats
@@ -89,7 +89,7 @@ class EnergyCurve:
         return float(self.joules[-1]) if len(self.joules) else 0.0
 
     def between(self, start: float, end: float) -> float:
-        """Joules used between two moments (Unix time)."""
+        """Return joules used between two moments (Unix time)."""
         if not len(self.times) or end <= start:
             return 0.0
         first, last = np.interp([start, end], self.times, self.joules)
@@ -97,7 +97,7 @@ class EnergyCurve:
 
 
 def energy_curve(gpu: GpuSeries) -> EnergyCurve | None:
-    """The energy of a GPU: by its counter, which begins anew when its driver does, else by integrating power."""
+    """Return the energy of a GPU: by its counter, which restarts with its driver, else by integrating power."""
     times, counter = known(gpu.times, gpu.energy_joules)
     if len(times) > 1 and counter.max() > counter.min():
         grown = np.maximum(np.diff(counter), 0.0)

@@ -1,7 +1,7 @@
-"""A run cut into equal windows of time: each GPU's means in them, how evenly the load was spread, and how fast it went.
+"""Cuts a run into equal windows of time: each GPU's means in them, the spread of the load, and the speed.
 
-Whether an uneven load goes with slow steps is a question to the data: the slope over windows has an interval, and where
-that includes 0 these data do not show it.
+Whether an uneven load goes with slow steps is estimated from the data: the slope over windows has an interval, and an
+interval that includes 0 shows no relation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUANTITIES: Final = (Quantity.UTILIZATION, Quantity.MEMORY, Quantity.POWER)
 class Windows:
     """Means of each GPU (rows) in each window (columns), and the CV across GPUs; NaN where there is none.
 
-    ``edges`` are Unix times, one more than there are windows. There is no CV for one GPU, nor while the run idles.
+    ``edges`` are Unix times, one more than there are windows. There is no CV for one GPU, nor while the run is idle.
     """
 
     edges: Floats
@@ -43,7 +43,7 @@ class Windows:
 
 
 def cut(run: Run) -> Windows | None:
-    """The run in windows of a minute or, where that makes too few or too many, of what makes a few dozen or hundred."""
+    """Cut the run into windows of a minute or, where those are too few or too many, of a length that gives a few dozen or hundred."""
     start, end = run.start, run.end
     sampled = [gpu for gpu in run.gpus if len(gpu.times)]
     if start is None or end is None or end <= start or not sampled:
@@ -76,7 +76,7 @@ def _means(gpu: GpuSeries, quantity: Quantity, edges: Floats) -> Floats:
 
 def _cvs(means: dict[Quantity, Floats]) -> dict[Quantity, Floats]:
     busy = _column_mean(means[Quantity.UTILIZATION])
-    # Files that know nothing of utilization have a spread of memory and power all the same.
+    # Files without utilization still have a spread of memory and power.
     working = (busy > IDLE_UTILIZATION) | ~np.isfinite(means[Quantity.UTILIZATION]).any()
     return {quantity: np.where(working, _cv(values), np.nan) for quantity, values in means.items()}
 
@@ -99,7 +99,7 @@ def _cv(values: Floats) -> Floats:
 
 
 def step_times(progress: Progress, edges: Floats) -> Floats:
-    """Seconds of a step in each window, by the steps done in it; NaN around a restart and where no step was done."""
+    """Return seconds of a step in each window, by the steps done in it; NaN around a restart and where no step was done."""
     found = np.full(len(edges) - 1, np.nan)
     inside = (edges[:-1] >= progress.times[0]) & (edges[1:] <= progress.times[-1])
     first = np.searchsorted(progress.times, edges[:-1], side="right") - 1
@@ -115,7 +115,7 @@ def step_times(progress: Progress, edges: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalanceAndSpeed:
-    """How step time goes with the CV of a quantity: ``gain`` is the share of a step that an even load would have saved."""
+    """The relation of step time and the CV of a quantity: ``gain`` is the share of a step that an even load would have saved."""
 
     quantity: Quantity
     windows: int
@@ -127,7 +127,7 @@ LEAST_FOR_RELATION: Final = 12
 
 
 def balance_and_speed(run: Run, windows: Windows) -> BalanceAndSpeed | None:
-    """The relation for the quantity (utilization or power) that varies more; None where there is too little to relate."""
+    """Return the relation for the quantity (utilization or power) that varies more; None where there is too little data."""
     if run.progress is None or len(run.progress.times) < 2:
         return None
     seconds = step_times(run.progress, windows.edges)

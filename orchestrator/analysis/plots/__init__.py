@@ -1,1 +1,1 @@
-"""Pictures of runs. matplotlib is imported only here, and only when a picture is drawn. Begin with ``style.py``."""
+"""Charts of runs. matplotlib is imported only here, and only when a chart is drawn. Begin with ``style.py``."""

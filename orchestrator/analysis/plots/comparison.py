@@ -1,4 +1,4 @@
-"""Runs over one another: lines along the axis that they share, and histograms."""
+"""Charts of several runs: lines along their common axis, and histograms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DASHES: Final = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), "-.")
 
 
 def _shared(runs: Sequence[Run], align: Align) -> list[tuple[Measure, list[Line]]]:
-    """The figures that all runs have, each with a line of each run."""
+    """Return the figures that all runs have, each with a line of each run."""
     places = aligned(runs, align)
     of_runs = [lines_of(place) for place in places]
     for name in measures.LOSSES:
@@ -71,7 +71,7 @@ def write_overlay(runs: Sequence[Run], align: Align, target: Path) -> Path:
 
 
 def _points(line: Line) -> tuple[Any, Any]:
-    """The line in the order of the axis, thinned to what a picture shows."""
+    """Return the line in the order of the axis, thinned to the chart's resolution."""
     usable = np.isfinite(line.places) & np.isfinite(line.amounts) & (line.weights > 0)
     order = np.argsort(line.places[usable], kind="stable")
     return thinned(line.places[usable][order], (line.amounts[usable] / line.weights[usable])[order])

@@ -1,4 +1,4 @@
-"""Pictures of one run's GPUs: memory of each, how evenly they were loaded, and everything over time."""
+"""Charts of one run's GPUs: memory of each, the spread of their load, and everything over time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_PANELS_WITH_LABELS: Final = 16
 
 
 def write_overview(run: Run, target: Path) -> Path:
-    """Utilization, memory, power, temperature and clock over time, a panel each, with the limits that are known."""
+    """Draw utilization, memory, power, temperature and clock over time, a panel each, with the known limits."""
     shown = [quantity for quantity in OVERVIEW if any(gpu.has(quantity) for gpu in run.gpus)]
     if not shown or run.start is None:
         raise PlotError(f"{run.name} holds no values of GPUs to draw")
@@ -106,7 +106,7 @@ def _range(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity, time: TimeA
 
 
 def _limits(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> None:
-    """The limit of power, memory or temperature, where the files have it; left out where it would flatten the lines."""
+    """Return the limit of power, memory or temperature, where the files have it; left out where it would flatten the lines."""
     limit, name = {
         Quantity.POWER: (max((gpu.power_limit_watts or 0.0 for gpu in gpus), default=0.0), "power limit"),
         Quantity.TEMPERATURE: (max((gpu.temperature_limit_celsius or 0.0 for gpu in gpus), default=0.0), "limit"),
@@ -142,7 +142,7 @@ def _limits(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> None:
 
 
 def write_memory_breakdown(run: Run, target: Path) -> Path:
-    """The memory of each GPU over time, in a grid with one scale; 64 GPUs have smaller panels."""
+    """Draw the memory of each GPU over time, in a grid with one scale; 64 GPUs have smaller panels."""
     gpus = [gpu for gpu in run.gpus if gpu.has(Quantity.MEMORY)]
     if not gpus or run.start is None:
         raise PlotError(f"{run.name} holds no memory of GPUs")
@@ -178,7 +178,7 @@ def write_memory_breakdown(run: Run, target: Path) -> Path:
 
 
 def write_load_balance(run: Run, windows: Windows, target: Path) -> Path:
-    """Left, what each GPU used on average; right, the CV over time within its bands."""
+    """Draw, left, each GPU's average use; right, the CV over time within its bands."""
     gpus = [gpu for gpu in run.gpus if len(gpu.times)]
     if len(gpus) < 2 or run.start is None:
         raise PlotError(f"{run.name} has one GPU: there is no balance")

@@ -1,4 +1,4 @@
-"""Pictures of several runs side by side: memory of each, memory over time, memory against accuracy."""
+"""Charts of several runs side by side: memory of each, memory over time, memory against accuracy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ IDLE: Final = 0.05
 
 
 def total_over_time(run: Run, quantity: Quantity) -> tuple[Floats, Floats]:
-    """The sum over all GPUs at common times; NaN while a GPU that has the quantity says nothing."""
+    """Return the sum over all GPUs at common times; NaN while a GPU with the quantity has no value."""
     gpus = [gpu for gpu in run.gpus if gpu.has(quantity)]
     if not gpus:
         return np.empty(0), np.empty(0)
@@ -51,7 +51,7 @@ def total_over_time(run: Run, quantity: Quantity) -> tuple[Floats, Floats]:
 
 
 def while_training(run: Run, times: Floats) -> NDArray[np.bool_]:
-    """Which of these times are in the training: from the first report to the last, else while the GPUs were busy."""
+    """Return which of these times are in the training: from the first report to the last, else while the GPUs were busy."""
     found = np.ones(len(times), dtype=np.bool_)
     if run.progress is not None and len(run.progress.times) > 1:
         bounds = run.progress.times
@@ -84,7 +84,7 @@ def _name(run: Run) -> str:
 
 
 def write_memory_comparison(runs: Sequence[Run], target: Path, *, training: bool = False) -> Path:
-    """Mean and peak memory of each run, the leanest first; ``training`` leaves out what was before and after."""
+    """Draw mean and peak memory of each run, the smallest first; ``training`` leaves out the time before and after."""
     rows: list[tuple[Run, Summary]] = []
     for run in runs:
         times, total = total_over_time(run, Quantity.MEMORY)

@@ -1,4 +1,4 @@
-"""How every picture looks: colours that colour-blind readers tell apart, axes of time, lines thinned to what a screen shows."""
+"""The style of every chart: colours for colour-blind readers, axes of time, lines thinned to the screen's resolution."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_LINES: Final = 8
 
 
 class PlotError(Exception):
-    """There is nothing to draw, or nothing to draw it with; the message says which and what to do."""
+    """There is nothing to draw, or no library to draw with; the message says which and what to do."""
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -47,12 +47,12 @@ def save(figure: Any, target: Path) -> Path:
 
 
 def colour(place: int) -> str:
-    """The colour of the line at a place."""
+    """Return the colour of the line at a position."""
     return COLOURS[place % len(COLOURS)]
 
 
 def dash(place: int) -> str:
-    """The dashes of the line at a place: the colours come again after eight."""
+    """Return the dashes of the line at a position: colours repeat after eight."""
     return DASHES[place // len(COLOURS) % len(DASHES)]
 
 
@@ -96,7 +96,7 @@ def time_axis(start: float, seconds: float) -> TimeAxis:
 
 
 def thinned(times: Floats, values: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """What a line shows: the lowest and the highest of each few values, with a break where values are missing."""
+    """Return the visible points of a line: the lowest and the highest of each few values, with a break where values are missing."""
     there = np.isfinite(values)
     times, values = times[there], values[there]
     gap = longest_gap(times)
@@ -114,7 +114,7 @@ def thinned(times: Floats, values: Floats, most: int = MOST_POINTS) -> tuple[Flo
 
 
 def grid_of(count: int) -> tuple[int, int]:
-    """Rows and columns for so many panels: 1x2, 2x2, 2x3, 2x4, then as square as it gets."""
+    """Return rows and columns for this many panels: 1x2, 2x2, 2x3, 2x4, then nearly square."""
     small = {1: (1, 1), 2: (1, 2), 3: (2, 2), 4: (2, 2), 5: (2, 3), 6: (2, 3), 7: (2, 4), 8: (2, 4)}
     if count in small:
         return small[count]

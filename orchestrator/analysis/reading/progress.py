@@ -1,6 +1,6 @@
-"""What a job reported over time, from its ``metrics.jsonl``: the lines that are what orch writes, all others passed over.
+"""Reads a job's progress over time from its ``metrics.jsonl``: lines written by orch; others are skipped.
 
-The job can write to its directory as well: every value is checked, and no more than a bound is read.
+The job can also write to its directory: every value is validated, and the size is limited.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST: Final = 2.0**53
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The progress that ``metrics.jsonl`` at ``path`` (and the older ``.1`` beside it) holds; None where there is none."""
+    """Return the progress in ``metrics.jsonl`` at ``path`` (and the older ``.1`` beside it); None where there is none."""
     rows: list[Mapping[str, Any]] = []
     for file in (path.with_name(f"{path.name}.1"), path):
         try:
@@ -49,7 +49,7 @@ def _rows(path: Path) -> list[Mapping[str, Any]]:
 
 
 def progress_of(rows: Iterable[Mapping[str, Any]]) -> Progress | None:
-    """Progress from rows with ``at``, ``step`` and what else ``metrics.jsonl`` has; None when no row can be used."""
+    """Return progress from rows with ``at``, ``step`` and other keys of ``metrics.jsonl``; None when no row is valid."""
     usable = [row for row in rows if not math.isnan(number(row.get("at"))) and not math.isnan(number(row.get("step")))]
     if not usable:
         return None
@@ -70,7 +70,7 @@ def progress_of(rows: Iterable[Mapping[str, Any]]) -> Progress | None:
 
 
 def number(value: object, least: float = 0.0) -> float:
-    """A finite number from ``least`` on; NaN for anything else."""
+    """Return a finite number from ``least`` on; NaN for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return float(value) if least <= value <= _MOST else math.nan

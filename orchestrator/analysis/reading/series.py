@@ -1,6 +1,6 @@
-"""What a run's files hold, whatever wrote them: columns of numbers by GPU, and what the training reported beside them.
+"""A run's data, from any file format: columns of numbers by GPU, and the training's reports beside them.
 
-Base units; what was not measured is NaN, never 0. Times are Unix time, in rising order.
+Base units; an unmeasured value is NaN, never 0. Times are Unix time, in rising order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 class Quantity(enum.StrEnum):
-    """What is measured of a GPU over time."""
+    """A measured quantity of a GPU over time."""
 
     UTILIZATION = "utilization"
     MEMORY = "memory"
@@ -32,7 +32,7 @@ class Quantity(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """How a quantity is shown: its name, its unit, and the factor from base units to that unit."""
+    """The display of a quantity: its name, its unit, and the factor from base units to that unit."""
 
     name: str
     unit: str
@@ -53,7 +53,7 @@ SHOWN: Final = {
 class GpuSeries:
     """One GPU: ``values`` and ``energy_joules`` (the hardware's counter) have one entry for each of ``times``.
 
-    ``label`` tells it from the run's other GPUs: GPU 3, with the beginning of its UUID where two nodes have a GPU 3.
+    ``label`` distinguishes it from the run's other GPUs: GPU 3, with a prefix of its UUID where two nodes have a GPU 3.
     """
 
     label: str
@@ -70,19 +70,19 @@ class GpuSeries:
     throttled: int = 0
 
     def shown(self, quantity: Quantity) -> Floats:
-        """The values of a quantity in the unit in which it is shown; all NaN where it was not measured."""
+        """Return the values of a quantity in its display unit; all NaN where it was not measured."""
         found = self.values.get(quantity)
         return np.full(len(self.times), np.nan) if found is None else found * SHOWN[quantity].factor
 
     def has(self, quantity: Quantity) -> bool:
-        """Whether there is any value of it."""
+        """Whether the quantity has any value."""
         found = self.values.get(quantity)
         return found is not None and bool(np.isfinite(found).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Progress:
-    """What the training reported, one entry for each of ``times``: totals so far, the mean step time, its metrics."""
+    """The training's reports, one entry for each of ``times``: totals so far, the mean step time, its metrics."""
 
     times: Floats
     attempts: Floats
@@ -96,7 +96,7 @@ class Progress:
     total_steps: int | None = None
 
     def best(self, *names: str) -> tuple[str, float] | None:
-        """The name and the largest value of the first of these metrics that was reported."""
+        """Return the name and the largest value of the first of these metrics that was reported."""
         for name in names:
             values = self.metrics.get(name)
             if values is not None and np.isfinite(values).any():
@@ -108,7 +108,7 @@ class Progress:
 class Run:
     """A job or a recording: its GPUs and its progress.
 
-    ``dropped`` counts entries that could not be used; ``repaired`` says that the end of a file was cut off and is left out.
+    ``dropped`` counts invalid entries; ``repaired`` says that a truncated end of a file was left out.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """From the first sample to the last: by their times, not by their number."""
+        """Return the time from the first sample to the last: by their times, not by their number."""
         return 0.0 if self.start is None or self.end is None else self.end - self.start
 
     def _times(self) -> list[Floats]:

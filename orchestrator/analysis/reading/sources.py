@@ -1,4 +1,4 @@
-"""From a path to a run: a job's directory, its telemetry folder, or a recording that orch or gputop wrote."""
+"""Reads a run from a path: a job's directory, its telemetry folder, or a recording of orch or gputop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SourceError(Exception):
 
 
 def read_run(path: Path, *, name: str | None = None) -> Run:
-    """The run at ``path``. Raises SourceError, with the path and what to give instead."""
+    """Return the run at ``path``. Raises SourceError, with the path and what to give instead."""
     try:
         return _read_directory(path, name) if path.is_dir() else _read_file(path, name)
     except RecordingError as error:
@@ -49,7 +49,7 @@ def _read_directory(path: Path, name: str | None) -> Run:
 
 
 def _read_file(path: Path, name: str | None) -> Run:
-    """A recording; of the two files that several GPUs have, the one with all of them."""
+    """Read a recording; of the two files for several GPUs, the one with all of them."""
     everything = path.with_name(f"{path.stem}{MULTI}{path.suffix}")
     chosen = everything if not path.stem.endswith(MULTI) and everything.is_file() else path
     recording = read_recording(chosen)
@@ -108,13 +108,13 @@ def _largest(values: Floats) -> float | None:
 
 
 def _slowdown(samples: Sequence[RecordedSample]) -> float | None:
-    """The lowest temperature at which the GPU, by its own word, slows down or is past its rating."""
+    """Return the lowest temperature at which the GPU reports to slow down or to exceed its rating."""
     told = next((sample.temperature_limits for sample in samples if sample.temperature_limits), ())
     return min((celsius for _, _, celsius in told if celsius > 0), default=None)
 
 
 def _training(samples: Sequence[RecordedSample]) -> Progress | None:
-    """Progress from what a recorded run said of itself: ``batch`` is the steps so far."""
+    """Return progress from a recorded run's labels: ``batch`` is the steps so far."""
     rows: list[dict[str, Any]] = []
     before: object = None
     for sample in samples:

@@ -1,6 +1,6 @@
-"""A job's telemetry in columns: a day of eight GPUs is 690,000 rows, too many to make an object of each.
+"""Reads a job's telemetry in columns: a day of eight GPUs is 690,000 rows, too many for an object each.
 
-The format is ``gpu/recording/job_record.py``'s. Rows that a crash cut short, and headers between rows, are skipped.
+The format is ``gpu/recording/job_record.py``'s. Rows truncated by a crash, and headers between rows, are skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMN_OF: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The numbers of whole rows, how many of the rows were throttled, and how many rows were not whole."""
+    """The numbers of complete rows, how many were throttled, and how many rows were incomplete."""
 
     numbers: Floats
     throttled: int
@@ -43,7 +43,7 @@ class _Rows:
 
 
 def read_telemetry(directory: Path) -> tuple[tuple[GpuSeries, ...], int]:
-    """The GPUs of a job's telemetry, and how many rows were not whole. Raises OSError for a file that cannot be read."""
+    """Return the GPUs of a job's telemetry, and the number of incomplete rows. Raises OSError for an unreadable file."""
     found = []
     dropped = 0
     for path in sorted(directory.glob("telemetry-*.csv")):
@@ -88,7 +88,7 @@ def _in_blocks(file: Any) -> Iterator[list[str]]:
 
 
 def _numbers(rows: Sequence[Sequence[str]]) -> Floats:
-    """The numeric columns of rows; what is no number is NaN."""
+    """Return the numeric columns of rows; NaN for an invalid number."""
     table = np.empty((len(rows), len(_NUMBERS)))
     for column in _NUMBERS:
         cells = [row[column] or "nan" for row in rows]
@@ -101,7 +101,7 @@ def _numbers(rows: Sequence[Sequence[str]]) -> Floats:
 
 
 def number_of(text: str) -> float:
-    """The number that a cell holds, NaN for anything else."""
+    """Return the number in a cell, NaN for anything else."""
     try:
         return float(text)
     except ValueError:
@@ -109,7 +109,7 @@ def number_of(text: str) -> float:
 
 
 def open_regular(path: Path) -> Any:
-    """Open a text file for reading, as long as it is a regular one: a job can put a FIFO or a link in its place."""
+    """Open a text file for reading if it is a regular one: a job can put a FIFO or a link in its place."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -152,5 +152,5 @@ def _series(identity: dict[str, Any], rows: _Rows, *, shared: bool) -> GpuSeries
 
 
 def gpu_label(index: int, uuid: str, *, shared: bool) -> str:
-    """What a GPU is called; ``shared`` says that another of the run's GPUs has its index."""
+    """Return a GPU's label; ``shared``: another of the run's GPUs has its index."""
     return f"GPU {index} ({uuid.removeprefix('GPU-')[:13]})" if shared and uuid else f"GPU {index}"

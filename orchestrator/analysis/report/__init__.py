@@ -1,1 +1,1 @@
-"""What a report consists of: text, a page, JSON, and the pictures beside them. Begin with ``writing.py``."""
+"""The parts of a report: text, a page, JSON, and charts. Begin with ``writing.py``."""

@@ -1,4 +1,4 @@
-"""A report's figures for programs: plain JSON values, null for what is not known."""
+"""A report's figures for programs: plain JSON values, null for unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HTML page with everything: figures, tables and pictures inside it, nothing loaded from elsewhere."""
+"""One HTML page with everything: embedded figures, tables and charts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes the report of one job in a process of its own: ``python -m orchestrator.analysis.report.process JOB_DIRECTORY``.
+"""Writes the report of one job in its own process: ``python -m orchestrator.analysis.report.process JOB_DIRECTORY``.
 
-The job wrote much of what is read here. A record that crashes the reader, fills the memory or never ends costs this process,
-which is bounded and yields to everything else, and not the daemon that started it. The report appears whole, by a rename.
+The job wrote much of the input. A record that crashes the reader, exhausts memory or never ends affects only this
+process, which has limits and low priority, not the daemon that started it. The report appears atomically, by a rename.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXIT_FAILED: Final = 1
 
 
 def write_job_report(job: Path) -> int:
-    """Write ``report`` in a job's directory; the exit code. What was there before stays."""
+    """Write ``report`` in a job's directory; return the exit code. An existing report stays."""
     from orchestrator.analysis.reading.sources import SourceError, read_run
     from orchestrator.analysis.report.writing import write_report
 
@@ -33,9 +33,9 @@ def write_job_report(job: Path) -> int:
     draft = job / f"{DRAFT}{os.getpid()}"
     try:
         run = read_run(job)
-        draft.mkdir()  # without its parents: a job that is being removed gets no report
+        draft.mkdir()  # without its parents: no report for a job that is being removed
         write_report([run], draft)
-        if not (job / REPORT).exists():  # the writer of an earlier daemon may have been quicker
+        if not (job / REPORT).exists():  # the writer of an earlier daemon may have been faster
             draft.rename(job / REPORT)
     except (SourceError, OSError) as error:
         print(f"the report cannot be written: {error}", file=sys.stderr)  # noqa: T201 - for the daemon's log
@@ -46,7 +46,7 @@ def write_job_report(job: Path) -> int:
 
 
 def remove_drafts(job: Path) -> None:
-    """Remove what killed writers left; not the draft of one that lives."""
+    """Remove what killed writers left; not the draft of a live one."""
     for leftover in job.glob(f"{DRAFT}*"):
         owner = leftover.name.removeprefix(DRAFT)
         if owner.isdecimal() and len(owner) < 12 and Path("/proc", owner).exists():

@@ -1,6 +1,6 @@
-"""A run's figures as text: gputop's summary, the breakdown by GPU, and what the run cost in time and energy.
+"""A run's figures as text: gputop's summary, the breakdown by GPU, and the run's time and energy.
 
-MB here are 2**20 bytes, as in the files of gputop and its relatives, which compare their text with ours.
+MB here are 2**20 bytes, as in the files of gputop and related tools, whose users compare the texts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _head(run: RunSummary) -> Iterator[str]:
 
 
 def notes(run: RunSummary) -> Iterator[str]:
-    """What is to be known of the files before their figures are used."""
+    """Return notes about the files, to read before their figures are used."""
     if run.repaired:
         yield "the end of the file is cut off; the whole entries before it are used"
     if run.dropped:
@@ -55,7 +55,7 @@ def notes(run: RunSummary) -> Iterator[str]:
 
 
 def count(number: int, one: str, several: str = "") -> str:
-    """1 GPU, 2 GPUs."""
+    """Return text such as 1 GPU, 2 GPUs."""
     return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
@@ -95,7 +95,7 @@ def balance_line(spread: Spread) -> str:
 
 
 def figures(run: RunSummary) -> Iterator[tuple[str, str]]:
-    """(name, text) of everything that is known of the run as a whole."""
+    """Return (name, text) of every known figure of the run as a whole."""
     if run.power_watts is not None:
         yield "Power", f"{run.power_watts:.1f} W on average, all GPUs together"
     if run.energy_joules is not None:
@@ -128,7 +128,7 @@ def figures(run: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def energy(joules: float) -> str:
-    """Joules, with kilowatt-hours where they are many."""
+    """Return joules, with kilowatt-hours for large values."""
     return f"{joules:.1f} J" + (f" ({joules / JOULES_PER_KWH:.3f} kWh)" if joules > JOULES_PER_KWH / 100 else "")
 
 
@@ -150,7 +150,7 @@ def _speed(speed: Speed) -> Iterator[tuple[str, str]]:
 
 
 def with_bounds(interval: Interval, *, factor: float = 1.0, unit: str = "") -> str:
-    """A figure with its bounds, where there are any: 12.3 ms (95 %: 12.1 to 12.5)."""
+    """Return a figure with its bounds, where there are any: 12.3 ms (95 %: 12.1 to 12.5)."""
     text = f"{factor * interval.value:.4g} {unit}".rstrip()
     if interval.low is None or interval.high is None:
         return f"{text} (too few readings for an interval)"
@@ -159,7 +159,7 @@ def with_bounds(interval: Interval, *, factor: float = 1.0, unit: str = "") -> s
 
 
 def relation_text(relation: BalanceAndSpeed | None) -> str:
-    """What an even load would have gained, or that these data do not show it."""
+    """Return what an even load would have gained, or that these data show no relation."""
     if relation is None:
         return "not related: too few windows of time have both a CV and step times, or neither changed"
     gain, of = relation.gain, f"{relation.windows} windows, CV of {relation.quantity}"

@@ -1,4 +1,4 @@
-"""Writes a report into a directory: text and pictures of each run, pictures of all together, the page, the figures as JSON."""
+"""Writes a report into a directory: text and charts of each run, charts of all together, the page, the figures as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What was written, in the order of writing; ``missing`` says which pictures there are not, and why."""
+    """The written files, in order; ``missing`` gives the reason for each missing chart."""
 
     directory: Path
     runs: tuple[RunSummary, ...] = ()
@@ -34,7 +34,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
     def draw(self, caption: str, draw: Callable[[Path], Path], name: str) -> None:
-        """Draw a picture; what cannot be drawn is noted."""
+        """Draw a chart; record a failure."""
         try:
             path = draw(self.directory / name)
         except PlotError as error:
@@ -76,7 +76,7 @@ def write_report(runs: Sequence[Run], directory: Path, *, price_per_kwh: float |
 
 
 def places(runs: Sequence[Run], directory: Path) -> list[Path]:
-    """Where each run's own files go: the directory itself, or a folder for each of several."""
+    """Return where each run's own files go: the directory itself, or a folder for each of several."""
     if len(runs) == 1:
         return [directory]
     return [directory / f"{number}-{file_name(run.name)}" for number, run in enumerate(runs, 1)]

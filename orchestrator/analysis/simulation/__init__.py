@@ -1,4 +1,4 @@
-"""What a simulation needs around its pure core: traces from files, synthetic ones, comparison, pictures.
+"""The surroundings of a simulation's pure core: traces from files, synthetic ones, comparison, charts.
 
-Begin with ``comparison.py``. A trace becomes ``core.simulation.trace.TraceJob`` in ``reading.py`` alone.
+Begin with ``comparison.py``. Only ``reading.py`` creates ``core.simulation.trace.TraceJob`` from a trace.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_NODES: Final = 100_000
 _PLENTY: Final = 1e9
-"""CPUs and memory of a simulated node: a trace says nothing of what its jobs need of these."""
+"""CPUs and memory of a simulated node: a trace does not contain its jobs' needs of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def compare(
     *,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> list[Result]:
-    """Play the trace under each policy."""
+    """Run the trace under each policy."""
     results = []
     for name in policies:
         if name == BOUND:

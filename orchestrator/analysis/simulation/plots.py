@@ -1,4 +1,4 @@
-"""A picture of simulated policies: waiting times, and busy GPUs and waiting jobs over time."""
+"""Draws simulated policies: waiting times, and busy GPUs and waiting jobs over time."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """The columns of a published trace. ``users``: the first of these that it has says whose a job is."""
+    """The columns of a published trace. ``users``: the first existing one of these names a job's user."""
 
     name: str
     at: str
@@ -37,7 +37,7 @@ class Format:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Columns that it must have."""
+        """The required columns."""
         return tuple(column for column in (self.at, self.seconds, self.gpus, self.ranks) if column)
 
 

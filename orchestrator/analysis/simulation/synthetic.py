@@ -1,8 +1,8 @@
 """Synthetic traces of any size and load, the same for the same seed.
 
 ``philly`` has the sizes and, for each class of size, the quantiles of durations of the 82,247 jobs of the published Philly trace
-(Jeon et al., USENIX ATC 2019, in the cleaned form of Sia's artifacts, SOSP 2023). The other families vary one thing each, to
-see what a policy depends on: ``bursty`` its arrivals, ``large`` its sizes, ``exponential`` its durations.
+(Jeon et al., USENIX ATC 2019, in the cleaned form of Sia's artifacts, SOSP 2023). The other families vary one property
+each, to show what a policy depends on: ``bursty`` its arrivals, ``large`` its sizes, ``exponential`` its durations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FAMILIES: Final = {
 
 
 def synthetic_trace(family: str, *, jobs: int, gpus: float, load: float, seed: int) -> list[TraceJob]:
-    """So many jobs, which ask for ``load`` of the time of ``gpus`` GPUs while they arrive. Larger ones are left out."""
+    """Return jobs that request ``load`` of the time of ``gpus`` GPUs while they arrive. Larger ones are left out."""
     kind = FAMILIES[family]
     choose = random.Random(seed)  # noqa: S311  # a trace, no secret
     sizes = [size for size in kind.sizes if size <= gpus] or [1]
@@ -97,5 +97,5 @@ def _bursts(choose: random.Random, jobs: int, span: float) -> list[float]:
 
 
 def _user(choose: random.Random) -> str:
-    """A few users submit most of the jobs."""
+    """Draw a user: a few users submit most of the jobs."""
     return f"user-{min(int(choose.paretovariate(1.0)), _USERS)}"

@@ -1,7 +1,6 @@
-"""What predictions amount to: the number of ranks for each batch size, why, and from which batch size more ranks pay. Pure.
+"""Derives advice from predictions: the number of ranks for each batch size, the reason, and from which batch size more ranks pay. Pure.
 
-A choice is *certain* when no other number of ranks could be faster within the intervals of both. Where it is not, the advice
-says that it cannot tell.
+A choice is *certain* when no other number of ranks could be faster within the intervals of both. Otherwise the advice says that it is uncertain.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ if TYPE_CHECKING:
 
 MOST_PAYING_BATCH: Final = 1 << 17
 _TIE: Final = 0.01
-"""Ranks that bring less than this are not worth having."""
+"""Ranks that gain less than this are not worth their GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """For one global batch: the predictions by ranks, the number to take, and whether the intervals allow to say so."""
+    """For one global batch: the predictions by ranks, the number to take, and whether the intervals make it certain."""
 
     batch: int
     predictions: tuple[Prediction, ...]
@@ -32,7 +31,7 @@ class Advice:
 
     @property
     def single(self) -> Prediction | None:
-        """The prediction for one rank, if it was asked for."""
+        """Return the prediction for one rank, if it was requested."""
         return next((one for one in self.predictions if one.cell.ranks == 1), None)
 
 
@@ -59,7 +58,7 @@ def _choose(batch: int, predictions: Sequence[Prediction]) -> Advice:
 
 
 def paying_batch(ranks: int, probe: Probe, calibration: Calibration) -> int | None:
-    """The smallest global batch (ranks times a power of two) at which so many ranks beat one; None up to a large one."""
+    """Return the smallest global batch (ranks times a power of two) at which this many ranks beat one; None up to a large one."""
     per_rank = 1
     while (batch := per_rank * ranks) <= MOST_PAYING_BATCH:
         single, several = (predict(Cell(batch=batch, ranks=n), probe, calibration) for n in (1, ranks))
@@ -77,7 +76,7 @@ def efficiency(prediction: Prediction, single: Prediction | None) -> float | Non
 
 
 def reason(advice: Advice, probe: Probe) -> str:
-    """Why the choice is what it is."""
+    """Return the reason of the choice."""
     chosen, single = advice.choice, advice.single
     megabytes = probe.gradient_bytes / 1e6
     if chosen.cell.ranks > 1:

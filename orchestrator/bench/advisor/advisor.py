@@ -1,6 +1,6 @@
 """Runs the advisor: starts ranks, probes the model on one of them, calibrates the machine, and predicts.
 
-On processors any number of ranks can be calibrated; with GPUs, as many as there are. For more it says that it cannot tell.
+On processors any number of ranks can be calibrated; with GPUs, as many as there are. For more there is no prediction.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from orchestrator.bench.plan import BenchRequest, Cell
 
 REFERENCES: Final = ((192, 2), (768, 3))
-"""Widths and layers of the models that the machine is calibrated with; none of the benchmark's own is among them."""
+"""Widths and layers of the models that calibrate the machine; none of the benchmark's own is among them."""
 LINK_BYTES: Final = (4096, 65_536, 1 << 20, 4 << 20, 16 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisorOutcome:
-    """What the advisor found. ``unknown`` are numbers of ranks that this machine cannot be calibrated for."""
+    """The advisor's result. ``unknown`` are numbers of ranks that this machine cannot be calibrated for."""
 
     device: str
     probe: Probe
@@ -43,7 +43,7 @@ class AdvisorOutcome:
 def run_advisor(
     request: BenchRequest, *, environ: Mapping[str, str], logs: Path, note: Callable[[str], None]
 ) -> AdvisorOutcome:
-    """Probe, calibrate and advise. Raises BenchError for a request that cannot be run, or a rank that failed."""
+    """Probe, calibrate and advise. Raises BenchError for an invalid request, or a rank that failed."""
     check(request)
     with RankProcesses(logs, rank_environ(environ, request.threads)) as ranks:
         machine = look_at(ranks, request)
@@ -77,7 +77,7 @@ def probe_sizes(cells: Sequence[Cell]) -> tuple[int, ...]:
 
 
 def probe_model(ranks: RankProcesses, request: BenchRequest, cells: Sequence[Cell]) -> Probe:
-    """At most 20 steps and 2 s of the model on one rank."""
+    """Run at most 20 steps and 2 s of the model on one rank."""
     (answer,) = ranks.ask(
         {
             "do": "probe",
@@ -92,7 +92,7 @@ def probe_model(ranks: RankProcesses, request: BenchRequest, cells: Sequence[Cel
 
 
 def read_probe(answer: Mapping[str, Any]) -> Probe:
-    """A probe from what a rank measured. Without time for steps through DDP, one bucket at the end of backward is assumed."""
+    """Build a probe from a rank's measurements. Without time for steps through DDP, one bucket at the end of backward is assumed."""
     points = sorted(
         (
             ProbePoint(
@@ -120,7 +120,7 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
 
 
 def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe: Probe) -> Calibration:
-    """What the machine does to each number of ranks: slowdown and waiting by two reference models, links by five sizes, overlap."""
+    """Measure each number of ranks: slowdown and waiting by two reference models, links by five sizes, overlap."""
     slowdowns: dict[int, list[tuple[int, float]]] = {n: [] for n in known}
     waits: dict[int, list[float]] = {n: [] for n in known}
     links: dict[int, Links] = {}

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from orchestrator.bench.plan import Cell
 
 MODEL_ERROR: Final = 0.03
-"""What the formula leaves out, as a share of a step: kept even where every measurement agrees."""
+"""Error of the formula, as a share of a step: kept even where every measurement agrees."""
 SEVERAL_RANKS_ERROR: Final = 0.1
-"""The same for several ranks, which get into each other's way in more ways than the calibration looks at."""
+"""The same for several ranks, which interfere in more ways than the calibration measures."""
 EXPOSED_ERROR: Final = 0.5
 """Of communication: links are calibrated when nothing else uses them."""
 _NORMAL_975: Final = 1.96
@@ -44,7 +44,7 @@ class ProbePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Gradients that are reduced together, and the share of backward after which they are there."""
+    """Gradients that are reduced together, and the share of backward after which they are ready."""
 
     ready: float
     bytes: int
@@ -52,7 +52,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What a few steps on one rank told of a model. Points ascend by batch; there is at least one."""
+    """The measurements of a few steps on one rank. Points ascend by batch; there is at least one."""
 
     parameters: int
     gradient_bytes: int
@@ -65,32 +65,32 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What so many ranks need for an all-reduce, by bytes, ascending; ``hides`` is the share that computation can hide."""
+    """Time of an all-reduce of this many ranks, by bytes, ascending; ``hides`` is the share that computation can hide."""
 
     points: tuple[tuple[int, float], ...]
     hides: float = 1.0
 
     def seconds(self, size: int) -> float:
-        """Of one all-reduce."""
+        """Return the seconds of one all-reduce."""
         return interpolate(self.points, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What a machine does to n ranks: links, slowdown by the reference models' bytes of gradients, seconds of waiting."""
+    """Measurements of n ranks on a machine: links, slowdown by the reference models' bytes of gradients, seconds of waiting."""
 
     links: Mapping[int, Links]
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]]
     waits: Mapping[int, float]
 
     def knows(self, ranks: int) -> bool:
-        """Whether so many ranks could be measured."""
+        """Whether this many ranks could be measured."""
         return ranks in self.slowdowns and (ranks == 1 or ranks in self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A configuration's throughput, and what its step is made of, in seconds."""
+    """A configuration's throughput, and the parts of its step, in seconds."""
 
     cell: Cell
     throughput: Interval
@@ -102,13 +102,13 @@ class Prediction:
 
     @property
     def margin(self) -> float:
-        """Half of the interval, as a share of the mean."""
+        """Return half of the interval, as a share of the mean."""
         assert self.throughput.low is not None
         return 1 - self.throughput.low / self.throughput.mean
 
 
 def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The value there on straight lines through the points, of which the outer ones go on; never below 0."""
+    """Return the value on straight lines through the points, extrapolated by the outer ones; never below 0."""
     if len(points) == 1:
         return points[0][1]
     upper = next((i for i in range(1, len(points) - 1) if at <= points[i][0]), len(points) - 1)
@@ -117,7 +117,7 @@ def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def predict(cell: Cell, probe: Probe, calibration: Calibration) -> Prediction:
-    """What the formula says of a configuration whose number of ranks the calibration knows."""
+    """Predict a configuration whose number of ranks the calibration knows."""
     at = cell.per_rank
     step = _positive(interpolate([(p.batch, p.step) for p in probe.points], at), probe)
     backward = min(step, interpolate([(p.batch, p.backward) for p in probe.points], at))
@@ -149,12 +149,12 @@ def predict(cell: Cell, probe: Probe, calibration: Calibration) -> Prediction:
 
 
 def _positive(step: float, probe: Probe) -> float:
-    """A line through noisy points may cross zero below the smallest batch; a step takes no less than half the fastest."""
+    """Return a positive value: a line through noisy points may cross zero; a step takes at least half the fastest."""
     return max(step, 0.5 * min(p.step for p in probe.points))
 
 
 def _slowdown(points: Sequence[tuple[int, float]], gradient_bytes: int) -> tuple[float, float]:
-    """Between the reference models by the logarithm of their bytes, not beyond them; and how far they disagree."""
+    """Interpolate between the reference models by the logarithm of their bytes; return also their disagreement."""
     if len(points) == 1:
         return points[0][1], 0.0
     ends = [math.log(size) for size, _ in points]
@@ -165,7 +165,7 @@ def _slowdown(points: Sequence[tuple[int, float]], gradient_bytes: int) -> tuple
 
 
 def exposed_seconds(buckets: Sequence[Bucket], backward: float, links: Links) -> float:
-    """What backward waits for after its own end: buckets are reduced one after the other, each once it is there."""
+    """Return how long backward waits after its own end: buckets are reduced one after the other, each once it is ready."""
     end, total = 0.0, 0.0
     for bucket in sorted(buckets, key=lambda one: one.ready):
         seconds = links.seconds(bucket.bytes)

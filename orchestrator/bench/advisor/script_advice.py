@@ -1,4 +1,4 @@
-"""Advice for a job's own script: how much faster it gets on more ranks, each with the batch that the script has.
+"""Advice for a job's own script: its speed-up on more ranks, each with the script's batch.
 
     throughput(n) / throughput(1) = n * step(1) / step(n)
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAYS: Final = 0.5
-"""From this efficiency on, more ranks are called worth their GPUs: below it, each two ranks do less than one."""
+"""From this efficiency on, more ranks are worth their GPUs: below it, each two ranks do less than one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ScriptAdvice:
     unknown: tuple[int, ...]
 
     def efficiency(self, prediction: Prediction) -> float:
-        """Its throughput per rank, as a share of one rank's."""
+        """Return its throughput per rank, as a share of one rank's."""
         return prediction.throughput.mean / self.predictions[0].throughput.mean / prediction.cell.ranks
 
     @property
@@ -51,7 +51,7 @@ class ScriptAdvice:
         return widest if widest.cell.ranks > self.choice.cell.ranks else self.choice
 
     def interval(self, prediction: Prediction) -> list[float] | None:
-        """Of its speed-up; None for one rank, whose is 1."""
+        """Return the interval of its speed-up; None for one rank, whose is 1."""
         one, ends = self.predictions[0].throughput.mean, prediction.throughput.as_json()
         return None if ends is None or prediction.cell.ranks == 1 else [end / one for end in ends]
 
@@ -70,7 +70,7 @@ def run_script_advisor(
     found = probe_script(replace(script, environ=environ), logs / "script.log")
     note(f"probe: {found.probe.steps} optimizer steps of the script in {found.probe.seconds:.2f}s, on {found.device}")
     known, calibration = _calibrated(found.probe, found.device, ranks, precision, environ, logs)
-    # Every prediction stands on the same steps of one rank: their error is no error of the ratio.
+    # All predictions use the same steps of one rank: their error cancels in the ratio.
     exact = replace(found.probe, points=tuple(replace(point, error=0.0) for point in found.probe.points))
     predictions = tuple(predict(Cell(batch=n, ranks=n), exact, calibration) for n in known)
     return advise_script(found.device, found.probe, calibration, predictions, sorted(set(ranks) - set(known)))

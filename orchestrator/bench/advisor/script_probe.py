@@ -48,14 +48,14 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptProbe:
-    """What the script's steps told: the probe (its batch is that of one rank, counted as 1), and the device of its parameters."""
+    """Measurements of the script's steps: the probe (its batch is that of one rank, counted as 1), and the device of its parameters."""
 
     probe: Probe
     device: str
 
 
 def probe_script(script: Script, log: Path, *, start_seconds: float = START_SECONDS) -> ScriptProbe:
-    """Run the script and read what it told. Raises BenchError for one that fails, makes no step, or takes too long."""
+    """Run the script and read its measurements. Raises BenchError for one that fails, makes no step, or takes too long."""
     with tempfile.TemporaryDirectory(prefix="orch-advise-") as scratch:
         work = Path(scratch, "work")
         _copy(script.directory, work)
@@ -64,7 +64,7 @@ def probe_script(script: Script, log: Path, *, start_seconds: float = START_SECO
 
 
 def _copy(directory: Path, target: Path) -> None:
-    """Raises BenchError where there is more than is sensible to copy."""
+    """Copy the directory. Raises BenchError where it is too large."""
     total = 0
     for folder, _, files in os.walk(directory):
         for name in files:
@@ -81,7 +81,7 @@ def _copy(directory: Path, target: Path) -> None:
 
 
 def _special(folder: str, names: list[str]) -> set[str]:
-    """Sockets and devices; a FIFO would be waited for."""
+    """Exclude sockets and devices; reading a FIFO would block."""
     paths = ((name, Path(folder, name)) for name in names)
     return {name for name, path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())}
 
@@ -133,7 +133,7 @@ def _run(script: Script, work: Path, checkpoints: Path, log: Path, start_seconds
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the script's session is left: data loaders are processes of their own."""
+    """End the script's session: data loaders are processes of their own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait()
@@ -152,7 +152,7 @@ def _last_line(log: Path) -> str:
 
 
 def read_script_probe(answer: Mapping[str, Any]) -> ScriptProbe:
-    """A probe from what the script's process told. Raises BenchError where it made no step that counts."""
+    """Build a probe from the script's output. Raises BenchError where it made no step that counts."""
     steps, sizes = list(answer["steps"]), [int(size) for size in answer["gradient_bytes"]]
     if not steps:
         raise BenchError(
@@ -173,9 +173,9 @@ def read_script_probe(answer: Mapping[str, Any]) -> ScriptProbe:
 
 
 def buckets_of(sizes: Sequence[int]) -> tuple[Bucket, ...]:
-    """DDP's buckets of parameters of so many bytes: filled from the last one on, each ready once its gradients are computed.
+    """Return DDP's buckets of parameters of these sizes: filled from the last one on, each ready once its gradients are computed.
 
-    The share of backward that a gradient takes is not known from outside: it is taken to follow its bytes.
+    The share of backward that a gradient takes is unknown from outside: it is assumed proportional to its bytes.
     """
     total = sum(sizes)
     found: list[Bucket] = []

@@ -1,4 +1,4 @@
-"""Advice by parameter count and batch size alone: the baseline that the cost model has to beat."""
+"""Advice by parameter count and batch size alone: the baseline for the cost model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ThresholdAdvice:
 
 
 def advise_by_thresholds(parameters: int, batch: int) -> ThresholdAdvice:
-    """What the thresholds say of a model and a global batch."""
+    """Return the thresholds' advice for a model and a global batch."""
     if parameters < SMALL_MOST_PARAMETERS:
         return ThresholdAdvice(several=False, reason=f"{parameters:,} parameters: the model is too small")
     if parameters < MEDIUM_MOST_PARAMETERS:

@@ -1,6 +1,6 @@
 """Points in time of a device's work: processor time points on a CPU, events of the current stream on a GPU.
 
-On a GPU a mark says when the device arrives there, not when Python did: nothing waits until the marks are read.
+On a GPU a mark records when the device reaches it, not when Python did: nothing waits until the marks are read.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Mark = Any
 
 
 class DeviceClock:
-    """Makes marks on one device, and tells the seconds between them."""
+    """Makes marks on one device, and computes the seconds between them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
 
     def mark(self) -> Mark:
-        """Now, in the order of the device's work."""
+        """Return a mark of now, in the order of the device's work."""
         if not self._on_gpu:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -32,12 +32,12 @@ class DeviceClock:
         return event
 
     def wait(self) -> None:
-        """Return when the device has done all that it was given."""
+        """Return when the device has completed its work."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
 
     def since(self, first: Mark, marks: Sequence[Mark]) -> list[float]:
-        """Seconds from the first mark to each of the others; all must have been reached."""
+        """Return seconds from the first mark to each of the others; all must have been reached."""
         if not self._on_gpu:
             return [float(mark - first) for mark in marks]
         return [first.elapsed_time(mark) / 1e3 for mark in marks]

@@ -28,7 +28,7 @@ _HIGH_WATER: Final = "VmHWM:"
 
 
 def describe(_place: Place, rank: int) -> dict[str, Any]:
-    """What torch sees of this machine."""
+    """Return torch's description of this machine."""
     del rank
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     nccl = torch.cuda.nccl.version() if gpus and torch.version.hip is None else None
@@ -49,7 +49,7 @@ def describe(_place: Place, rank: int) -> dict[str, Any]:
 
 
 def join(place: Place, rank: int, *, store: str, sizes: list[int], device: str, ranks: int) -> None:
-    """Find the other ranks through a file, and make the groups of the first 2, 4, ... of them."""
+    """Connect to the other ranks through a file, and create the groups of the first 2, 4, ... of them."""
     if device == "cuda":
         place.device = torch.device("cuda", rank)
         torch.cuda.set_device(place.device)
@@ -68,7 +68,7 @@ def join(place: Place, rank: int, *, store: str, sizes: list[int], device: str, 
 
 
 def load(_place: Place, rank: int, *, model: str, seed: int, batch: int) -> dict[str, int]:
-    """Make the model once and let it compute one batch on the processor: what is wrong with it is found before the others join."""
+    """Create the model once and compute one batch on the processor: errors are found before the others join."""
     del rank
     workload = make_workload(model, seed)
     try:
@@ -82,7 +82,7 @@ def load(_place: Place, rank: int, *, model: str, seed: int, batch: int) -> dict
 
 
 def limit_memory(place: Place, rank: int, *, limit_bytes: int) -> None:
-    """Let torch have no more of this rank's GPU."""
+    """Limit torch's memory on this rank's GPU."""
     del rank
     total = torch.cuda.get_device_properties(place.device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), place.device)
@@ -142,7 +142,7 @@ def measure(
 
 
 def _forget_peak(device: torch.device) -> None:
-    """Measure the peak of memory from here; the kernel's mark of a process is put back where that is allowed."""
+    """Restart the measurement of the peak memory; the kernel's mark of a process is reset where that is permitted."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -152,7 +152,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """The most memory since then: what torch allocated on a GPU, the whole process on a CPU."""
+    """Return the peak memory since then: what torch allocated on a GPU, the whole process on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with contextlib.suppress(OSError):

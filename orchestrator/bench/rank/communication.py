@@ -1,8 +1,8 @@
-"""Where the communication of a step lies: from the hook that DDP calls for each bucket of gradients.
+"""Measures the communication of a step: from the hook that DDP calls for each bucket of gradients.
 
-A bucket's all-reduce lasts from the moment at which DDP hands it over until its result is there. The last bucket is handed
-over when the rank's own gradients are complete: what communication lies after that the step waits for (*exposed*), what
-lies before is *hidden* behind the computation of further gradients.
+A bucket's all-reduce lasts from its hand-over by DDP until its result is ready. The last bucket is handed over when the
+rank's own gradients are complete: the step waits for communication after that (*exposed*); earlier communication is
+*hidden* behind the computation of further gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepMarks:
 
 
 class BucketTimer:
-    """State of the hook: notes when each bucket is handed over and when its all-reduce is done."""
+    """State of the hook: records when each bucket is handed over and when its all-reduce is done."""
 
     def __init__(self, clock: DeviceClock, group: dist.ProcessGroup | None) -> None:
         self._clock = clock
@@ -50,7 +50,7 @@ class BucketTimer:
         return self.step
 
     def reduce(self, bucket: Any) -> Any:
-        """All-reduce a bucket as DDP does by itself, with marks around it; a future of the tensor."""
+        """All-reduce a bucket as DDP does by itself, with marks around it; return a future of the tensor."""
         step, clock = self.step, self._clock
         tensor: Tensor = bucket.buffer()
         step.ready.append(clock.mark())
@@ -68,7 +68,7 @@ class BucketTimer:
 
 
 def split(clock: DeviceClock, step: StepMarks) -> tuple[float, float]:
-    """Seconds of a step's exposed and hidden communication."""
+    """Return the seconds of a step's exposed and hidden communication."""
     if not step.ready:
         return 0.0, 0.0
     ready = clock.since(step.began, step.ready)
@@ -78,7 +78,7 @@ def split(clock: DeviceClock, step: StepMarks) -> tuple[float, float]:
 
 
 def exposed_and_hidden(buckets: Sequence[tuple[float, float]], backward_end: float) -> tuple[float, float]:
-    """Seconds in which the step waited for all-reduces, and seconds of all-reduces before that.
+    """Return the seconds in which the step waited for all-reduces, and seconds of all-reduces before that.
 
     ``buckets`` are (handed over, reduced), which overlap where several are under way.
     """

@@ -1,4 +1,4 @@
-"""Where a rank is: its device, and the process groups that it is in."""
+"""A rank's place: its device and its process groups."""
 
 from __future__ import annotations
 

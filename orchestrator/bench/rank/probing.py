@@ -1,4 +1,4 @@
-"""The advisor's measurements inside a rank: a few steps of a model on one rank, and what several ranks do to each other."""
+"""The advisor's measurements inside a rank: a few steps of a model on one rank, and the interference of several ranks."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class _Budget:
         self.used, self.spent = 0, 0.0
 
     def allows(self) -> bool:
-        """Whether one more step may be made: the last ones tell how long it takes."""
+        """Whether one more step may be made, by the time of the last ones."""
         longest = self.spent / self.used if self.used else 0.0
         return self.used < self._steps and self.spent + longest <= self._seconds
 
     def step(self, stepper: Stepper, clock: DeviceClock) -> tuple[float, float, float]:
-        """Make a step; its seconds, and those of its forward and its backward."""
+        """Make a step; return its seconds, and those of its forward and its backward."""
         clock.wait()
         began = perf_counter()
         loss = stepper.forward()
@@ -108,7 +108,7 @@ def probe(
 
 
 def _buckets(stepper: Stepper, place: Place, clock: DeviceClock, budget: _Budget) -> list[tuple[float, int]]:
-    """The share of backward after which each bucket is there, and its bytes, of the last step made."""
+    """Return the share of backward after which each bucket is ready, and its bytes, of the last step."""
     timer = BucketTimer(clock, place.groups[1])
     stepper.wrap(place.groups[1], timer)
     shares: list[tuple[float, int]] = []

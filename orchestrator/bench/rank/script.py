@@ -1,4 +1,4 @@
-"""Runs a training script as it is, on one rank, for a few optimizer steps, and tells how long they took.
+"""Runs an unchanged training script on one rank, for a few optimizer steps, and reports their times.
 
 Started by ``bench/advisor/script_probe.py`` with the script's interpreter, as ``script.py FD LIMITS script|module TARGET ARGS...``; needs torch
 and the standard library alone. The script is not changed: a step ends where its first optimizer's ``step()`` returns, backward is what ``torch.autograd.backward``
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FIRST_STEPS: Final = 3
-"""Left out of the figures: memory is allocated and kernels are chosen in them."""
+"""Left out of the figures: these steps allocate memory and choose kernels."""
 
 
 class StepWatch:
@@ -80,7 +80,7 @@ class StepWatch:
             self._done(self.figures())
 
     def figures(self) -> dict[str, Any]:
-        """What was seen so far: seconds of steps and backward passes, bytes of each parameter's gradient in the optimizer's order."""
+        """Return the measurements so far: seconds of steps and backward passes, bytes of each parameter's gradient in the optimizer's order."""
         return {
             "steps": [step for step, _ in self._taken],
             "backwards": [backward for _, backward in self._taken],
@@ -100,7 +100,7 @@ class StepWatch:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script until its steps are timed; one that ends before is told with the steps that it made."""
+    """Run the script until its steps are timed; one that ends earlier is reported with its steps."""
     descriptor, limits, kind, target, *args = arguments
 
     def tell(figures: dict[str, Any]) -> None:

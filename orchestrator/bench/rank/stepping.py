@@ -1,7 +1,7 @@
 """Training steps, timed: warm-up until stable, a block of steps as a script would make them, and two controls.
 
-The block is timed as a whole, with the device waited for at both ends only; a step's own time is kept beside it. The controls
-run apart from it, so that measuring disturbs nothing: the same steps without communication, and with DDP's hook.
+The block is timed as a whole, waiting for the device at both ends only; each step's own time is recorded too. The
+controls run separately, so that measuring disturbs nothing: the same steps without communication, and with DDP's hook.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Stepper:
         return next(self.model.parameters()).device
 
     def forward(self) -> Tensor:
-        """The loss of the next batch, scaled as fp16 needs it."""
+        """Return the loss of the next batch, scaled as fp16 needs it."""
         inputs, targets = next(self._batches)
         kind, dtype = self._autocast
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
@@ -103,7 +103,7 @@ class Stepper:
         return scaled
 
     def update(self) -> None:
-        """Apply the gradients and forget them."""
+        """Apply the gradients and clear them."""
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
@@ -123,11 +123,11 @@ class Stepper:
         (loss / self._passes if self._passes > 1 else loss).backward()
 
     def without_communication(self) -> contextlib.AbstractContextManager[Any]:
-        """Steps in it keep their gradients to this rank."""
+        """In this context, steps keep their gradients to this rank."""
         return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else contextlib.nullcontext()
 
     def block(self, steps: int) -> Block:
-        """Make so many steps and time them."""
+        """Make and time this many steps."""
         clock = self._clock
         clock.wait()
         began = perf_counter()
@@ -142,7 +142,7 @@ class Stepper:
         return self._clock.mark()
 
     def hooked(self, timer: BucketTimer, steps: int) -> Iterator[StepMarks]:
-        """Make so many steps with the hook's marks."""
+        """Make this many steps with the hook's marks."""
         for _ in range(steps):
             marks = timer.begin()
             self.backward()
@@ -152,13 +152,13 @@ class Stepper:
 
 
 def together(group: dist.ProcessGroup | None, ranks: int) -> None:
-    """Return when every rank of the group is here."""
+    """Return when every rank of the group has arrived."""
     if ranks > 1:
         dist.all_reduce(torch.zeros(1), group=group)
 
 
 def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, window: int = WINDOW) -> tuple[int, bool]:
-    """Steps until the median step of a window is within 5 % of that of the window before; the steps, and whether so.
+    """Make steps until the median step of a window is within 5 % of the previous window's; return the steps, and whether so.
 
     The ranks decide together, by the least stable and the slowest of them: one that went on alone would wait for the others.
     """
