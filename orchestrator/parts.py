@@ -1,7 +1,7 @@
-"""The parts that orch is installed in: what each one brings, and the line that installs it.
+"""The installable parts of orch: the modules of each, and the command that installs it.
 
-The client is always there. Everything else is an extra of the distribution (`pyproject.toml`), and a test holds this table
-to those lists. Looking for a part imports nothing of it.
+The client is always installed. Everything else is an extra of the distribution (`pyproject.toml`), and a test compares
+this table with those lists. Checking for a part does not import it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
 }
-"""Each extra with the modules that it brings, as they are imported."""
+"""Each extra with the modules that it adds, as they are imported."""
 
 
 def missing_modules(part: str, parts: Mapping[str, tuple[str, ...]] = PARTS) -> tuple[str, ...]:
-    """The modules of this part that this interpreter does not have."""
+    """Return the modules of this part that this interpreter lacks."""
     return tuple(module for module in parts[part] if find_spec(module) is None)
 
 
 def part_of(module: str) -> str | None:
-    """The smallest part that brings this module; None for one that no part brings."""
+    """Return the smallest part with this module; None for a module of no part."""
     top = module.partition(".")[0]
     having = [part for part, modules in PARTS.items() if top in modules]
     return min(having, key=lambda part: len(PARTS[part]), default=None)

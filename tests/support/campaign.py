@@ -1,7 +1,7 @@
-"""Jobs of every kind, driven by users who insist on an answer, while the daemon or their ranks are killed at random.
+"""Jobs of every kind, driven by users who repeat requests until they are answered, while the daemon or ranks are killed at random.
 
-Each driver submits one job after the other, does to it what its kind asks for, waits for its end, and notes what should
-have come of it. ``verify`` compares that with the record, with the ledger, and with what is left in Ray.
+Each driver submits one job after the other, acts on it as its kind requires, waits for its end, and records the
+expected outcome. ``verify`` compares that with the record, with the ledger, and with what is left in Ray.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KINDS = ("plain", "gang", "crash", "killed", "pause", "cancel", "early cancel", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One job's end: what it was to be (state and number of attempts; each may be one of several), and what it was."""
+    """One job's end: expected state and number of attempts (each may be one of several), and the actual ones."""
 
     kind: str
     job: JobView
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """What is wrong with it, or nothing."""
+        """Return what is wrong with it, or nothing."""
         if self.job.state in self.states and self.job.attempt in self.attempts:
             return ""
         was = f"{self.job.state} after {self.job.attempt} attempts ({self.job.reason}; {self.job.failure})"
@@ -90,7 +90,7 @@ class Campaign:
         self._pool.shutdown(wait=True)
 
     def check_drivers(self) -> None:
-        """Raise what a driver died of."""
+        """Raise a driver's error."""
         for future in self._futures:
             if future.done():
                 future.result()
@@ -103,7 +103,7 @@ class Campaign:
     # -- what users do
 
     def insist(self, call: Callable[[], T]) -> T:
-        """The answer, however often the daemon goes away before it gives one."""
+        """Return the answer, however often the daemon restarts before it answers."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -176,10 +176,10 @@ class Campaign:
         events = [e.kind for e in self.insist(lambda: self.stack.client.events(job_id))]
         return f"{job.state}, {job.reason}, {events}"
 
-    # -- what came of it
+    # -- outcomes
 
     def verify(self) -> None:
-        """Every accepted job is there once and ended as it should; the ledger is clean; nothing is left anywhere."""
+        """Check that every accepted job exists once and ended as expected, that the ledger is clean, and that nothing is left."""
         self.check_drivers()
         problems = [outcome.problem for outcome in self.outcomes if outcome.problem]
         accepted = {outcome.job.id for outcome in self.outcomes}
@@ -205,7 +205,7 @@ print(json.dumps(groups + [name for name in list_named_actors() if name.startswi
 
 
 def left_in_ray(stack: Stack) -> list[str]:
-    """Placement groups and rank actors that are in Ray although no job is alive."""
+    """Return placement groups and rank actors that are in Ray although no job is alive."""
     environ = {**stack.environ, **ray_environment(stack.settings.paths.ray / "token")}
     command = [sys.executable, "-c", _LEFT, stack.client.health().ray_address, namespace(stack.home)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
@@ -214,14 +214,14 @@ def left_in_ray(stack: Stack) -> list[str]:
 
 
 class RecordWatch:
-    """Reads the record that a dead daemon left: rows equal the fold of their events, and nothing is held twice."""
+    """Verifies the record of a dead daemon: rows equal the fold of their events, and nothing is held twice."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._settled = 0  # jobs up to here had ended when they were last looked at
 
     def problems(self) -> list[str]:
-        """What is wrong with every job that is live, or was at the last look, or is new."""
+        """Return what is wrong with every job that is live, or was at the last call, or is new."""
         with contextlib.closing(connect(self._path, read_only=True)) as connection:
             found = verification.problems(connection, after=self._settled)
             live = Reader(connection).live()
@@ -273,7 +273,7 @@ def kill_daemon_at_random(
 
 
 def wait_ready(stack: Stack, daemon: subprocess.Popen[bytes], seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait until the daemon, a child, takes and places jobs."""
+    """Wait until the daemon, a child, accepts and places jobs."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert daemon.poll() is None, f"the daemon ended with {daemon.returncode}: {stack.serve_log()}"

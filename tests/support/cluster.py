@@ -1,7 +1,7 @@
-"""A real Ray cluster of several nodes on this machine: a head without CPUs, and workers, each a raylet of its own.
+"""A real Ray cluster of several nodes on this machine: a head without CPUs, and workers, each with its own raylet.
 
-All nodes share one host name and one address, so nothing but the node id tells them apart; everything listens on the
-loopback address alone. ``python -m tests.support.cluster '{json}'`` starts one worker node and exits; the node lives on.
+All nodes share one host name and one address, so they differ only in the node id; everything listens on the loopback
+address only. ``python -m tests.support.cluster '{json}'`` starts one worker node and exits; the node continues to run.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class RayNode:
     raylet: int
 
     def kill(self) -> None:
-        """SIGKILL to the raylet: what ran there ends with it."""
+        """Send SIGKILL to the raylet: its processes end with it."""
         os.kill(self.raylet, signal.SIGKILL)
         wait_until("the raylet is dead", lambda: process_gone(self.raylet))
 
     def freeze(self) -> None:
-        """The raylet stops answering while everything else on the node runs on."""
+        """Stop the raylet while everything else on the node continues."""
         os.kill(self.raylet, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """The raylet answers again."""
+        """Continue the raylet."""
         os.kill(self.raylet, signal.SIGCONT)
 
 

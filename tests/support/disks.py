@@ -1,4 +1,4 @@
-"""A small file system of one's own, to be filled."""
+"""A small file system for tests that fill a disk."""
 
 from __future__ import annotations
 

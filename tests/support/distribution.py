@@ -1,7 +1,7 @@
-"""How the files of a suite are spread over the processes of pytest-xdist: the longest first, a daemon where it is.
+"""Distributes a suite's files over the processes of pytest-xdist: the longest first, daemons reused.
 
-A file's tests stay together. The daemons of ``stack`` and ``breakable`` live as long as their process, so a process goes on
-with files of the daemon that it has, and starts another's only when nothing else is left.
+A file's tests stay together. The daemons of ``stack`` and ``breakable`` live as long as their process, so a process
+continues with files that use its daemon, and starts another only when no other file is left.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SECONDS: Final = {
     "test_rank_remains.py": 20,
     "test_training_process.py": 20,
 }
-"""What the long files take, about, on two idle cores; the others take less than ten. A wrong number costs balance only."""
+"""Approximate seconds of the long files, on two idle cores; the others take less than ten. A wrong number only costs balance."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a failure shows of the daemons that a test had: the ends of their logs, and what their processes do."""
+"""Evidence of a failure about a test's daemons: the ends of their logs, and their processes' activity."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def python_processes(stack: Stack) -> list[psutil.Process]:
 
 
 def stacks(pid: int) -> str:
-    """Where each of its threads is, as py-spy sees it; where that cannot be had, why, and what the kernel says."""
+    """Return the stack of each of its threads, by py-spy; where that fails, the reason, and the kernel's state."""
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=False)

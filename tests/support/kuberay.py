@@ -1,4 +1,4 @@
-"""What KubeRay's API (`ray.io/v1`) says of a RayCluster, as a JSON Schema.
+"""KubeRay's API (`ray.io/v1`) of a RayCluster, as a JSON Schema.
 
 Its custom resource definition is in no package registry, so names, types and what is required are written down here from
 KubeRay's Go types (`RayClusterSpec`, `HeadGroupSpec`, `WorkerGroupSpec`), as of release 1.1, and were held against the

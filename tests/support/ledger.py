@@ -1,4 +1,4 @@
-"""The ledger of the fault tests: what every rank of every attempt really did, and the promises it must bear out.
+"""The ledger of the fault tests: what every rank of every attempt really did, and the rules that it must satisfy.
 
 Jobs append to it themselves (``ledger_job.py``), each line in one write to a file opened with O_APPEND, with the
 machine's monotonic clock. Nothing of orch is between a job and its ledger, so the ledger is the witness.
@@ -21,7 +21,7 @@ TINY = {"gpu": 0, "cpu": 0.1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that a rank did. ``at`` is seconds of the monotonic clock."""
+    """One action of a rank. ``at`` is seconds of the monotonic clock."""
 
     job: str
     attempt: int
@@ -84,7 +84,7 @@ class Ledger:
         return {line.rank: line.pid for line in self.lines(job) if line.attempt == attempt}
 
     def problems(self, job: str) -> list[str]:
-        """What the ledger holds against orch: nothing, when an attempt was launched once and only after the one before."""
+        """Return violations in the ledger: an attempt must be launched once and only after the previous one."""
         lines = self.lines(job)
         return [*_launches(lines), *_overlaps(lines), *_steps(lines)]
 

@@ -1,4 +1,4 @@
-"""A training job that keeps a ledger of all it does; the fault tests submit this file as their train.py.
+"""A training job that records everything it does in a ledger; the fault tests submit this file as their train.py.
 
 Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
 file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf``
@@ -121,7 +121,7 @@ class Job:
             self.write("saved", step)
 
     def suffer(self, step: int) -> None:
-        """The fault that the schedule has for this rank, attempt and step."""
+        """Inject the scheduled fault of this rank, attempt and step."""
         for fault in self.options.get("faults", []):
             if (fault.get("rank", 0), fault.get("attempt", 1)) != (self.ctx.rank, self.ctx.attempt):
                 continue

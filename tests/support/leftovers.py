@@ -1,7 +1,7 @@
-"""What a test session has left behind: processes, and files of theirs in the temporary directory and shared memory.
+"""Finds what a test session has left behind: processes, and their files in the temporary directory and shared memory.
 
-A session has a temporary directory of its own, which all that it starts inherits. Several sessions may run on a machine at
-once, and only what carries the session's own directory, in its environment, command line or working directory, is its.
+A session has its own temporary directory, which all its processes inherit. Several sessions may run on a machine at
+once; only processes with the session's directory in their environment, command line or working directory belong to it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def describe(process: psutil.Process) -> str:
 
 
 def end(directory: Path, seconds: float = 20.0) -> list[str]:
-    """Name what was left behind, and clear it away; processes have ``seconds`` to come to their end."""
+    """Report what was left behind, and remove it; processes have ``seconds`` to end."""
     psutil.wait_procs(processes(directory), timeout=seconds)
     living = processes(directory)
     left = [*map(describe, living), *map(str, files(directory))]

@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, with what the client needs and nothing else, without a download."""
+"""The wheel in a separate environment with only the client's dependencies, without a download."""
 
 from __future__ import annotations
 

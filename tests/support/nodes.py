@@ -1,4 +1,4 @@
-"""What a node's agent says, for tests that need only a part of it."""
+"""Reports of a node's agent, for tests that need only a part of one."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ _PLAIN = NodeReport(
 
 
 def node_report(*uuids: str, **fields: Any) -> NodeReport:
-    """The report of node ``a``, with GPUs of these UUIDs, but for ``fields``."""
+    """Return the report of node ``a``, with GPUs of these UUIDs, except for ``fields``."""
     gpus = tuple(NodeGpu(index=i, uuid=uuid, model="H100", simulated=False) for i, uuid in enumerate(uuids))
     return replace(_PLAIN, gpus=gpus, **fields)

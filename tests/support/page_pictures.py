@@ -1,7 +1,7 @@
 """Takes the pictures of the page in docs/pictures: ``make pictures``. Needs chromium, and no daemon.
 
-Beside them lies a digest of what they show: templates, style and the story. A test compares it, so that pictures are taken
-again when one of these changes.
+A digest of their content lies beside them: templates, style and the story. A test compares it, so that the pictures are
+taken again when one of these changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second HTTP client, from the standard library, that shares no code with ours: it plays curl, browsers, attackers."""
+"""An independent HTTP client from the standard library, which plays curl, browsers and attackers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     body: bytes | Iterable[bytes] | None = None,
 ) -> Answer:
-    """One request exactly as told; an iterable body goes out in chunks."""
+    """Send one request exactly as given; an iterable body is sent in chunks."""
     connection = (
         UnixConnection(endpoint.socket_path)
         if endpoint.socket_path

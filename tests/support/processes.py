@@ -1,4 +1,4 @@
-"""Finds processes of a home, and watches them go."""
+"""Finds processes of a home, and waits for their ends."""
 
 from __future__ import annotations
 
