@@ -20,7 +20,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def let_threads_finish() -> None:
-    """Give torch's threads time to finish, if this process has destroyed or left a process group."""
+    """Give torch's threads time to finish, if this process still has a process group."""
     distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if distributed is not None and distributed.is_initialized():
         time.sleep(_PAUSE_SECONDS)
