@@ -157,3 +157,15 @@ class MultiGPUConfig(TrainingSettings):
                 **changes,
             }
         )
+
+
+def _refuse_change(config: MultiGPUConfig, name: str, value: object) -> None:
+    """All that depends on a setting was checked and filled in with it: a change makes another configuration."""
+    del config
+    raise dataclasses.FrozenInstanceError(
+        f"a MultiGPUConfig does not change: write config = config.replace({name}={value!r})"
+    )
+
+
+# After the decorator, which has put its own there, whose message is only the name.
+MultiGPUConfig.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]

@@ -262,6 +262,29 @@ def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iter
         yield about("precision", says=says, hint="set precision to auto")
 
 
+_OF_THE_LOADER = {
+    "batch_size": 32,
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "persistent_workers": None,
+    "pin_memory": None,
+    "shuffle": True,
+}
+
+
+def without_effect(config: TrainingSettings, *, on_cuda: bool, world_size: int, own_loader: bool) -> Iterator[Finding]:
+    """Settings that are right, and do nothing here: for a line at the start, because elsewhere they do."""
+    if own_loader:
+        for name, default in _OF_THE_LOADER.items():
+            if getattr(config, name) != default:
+                says = f"{name} has no effect with a loader of your own"
+                yield about(name, says=says, hint="set it where the loader is made, or pass the dataset")
+    elif config.pin_memory and not on_cuda:
+        yield about("pin_memory", says="pin_memory has no effect without a GPU", hint="leave it out")
+    if config.sync_bn and world_size == 1:
+        yield about("sync_bn", says="sync_bn has no effect with one rank", hint="leave it out, or start more ranks")
+
+
 def _unequal_conflicts(config: TrainingSettings, world_size: int) -> Iterator[Finding]:
     if world_size == 1:
         says = "balance has nothing to share with one rank"

@@ -11,6 +11,8 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.train.trainer.config.rules import names_of, sentence, without_effect
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -32,6 +34,7 @@ class Reporter:
     def __init__(self, ctx: Context, config: MultiGPUConfig, place: RankGroup, metrics: MetricsCollector) -> None:
         self._ctx = ctx
         self._metrics = metrics
+        self._settings = (config, place)
         self._log_every = config.log_interval.total_seconds()
         self._speaks = place.is_main
         self._wants_bar = config.progress_bar
@@ -92,6 +95,13 @@ class Reporter:
         """Write one line to the log, from rank 0."""
         if self._speaks:
             log_event(name, **values)
+
+    def tell_without_effect(self, *, own_loader: bool) -> None:
+        """One line in the log for each setting that does nothing here."""
+        config, place = self._settings
+        on_cuda = place.device.type == "cuda"
+        for found in without_effect(config, on_cuda=on_cuda, world_size=place.world_size, own_loader=own_loader):
+            self.event("train.no_effect", setting=names_of(found)[0], advice=sentence(found))
 
     def close(self) -> None:
         """End the progress bar."""

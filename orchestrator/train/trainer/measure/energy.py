@@ -25,6 +25,8 @@ class EnergyMeter:
         self._every_seconds = every_seconds
         self._first: float | None = None
         self._newest: float | None = None
+        self.utilization: float | None = None
+        """The GPU's load when it was read last, as a ratio; None where the driver does not tell."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="energy meter", daemon=True)
         self._thread.start()
@@ -45,14 +47,14 @@ class EnergyMeter:
     def _follow(self) -> None:
         while True:
             try:
-                energy = self._reader.read().energy_joules
+                sample = self._reader.read()
             except GpuReadError:
                 return
-            if energy is None:
+            self.utilization = sample.utilization
+            if sample.energy_joules is None and sample.utilization is None:
                 return
-            if self._first is None:
-                self._first = energy
-            self._newest = energy
+            self._first = sample.energy_joules if self._first is None else self._first
+            self._newest = sample.energy_joules if self._newest is None else (sample.energy_joules or self._newest)
             if self._closed.wait(self._every_seconds):
                 return
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer, StepResult
     from orchestrator.train.trainer.measure.energy import EnergyMeter
 
+GIB = 2**30
 KEPT_STEPS = 10_000
 """Durations kept for `step_seconds_list`; older ones are dropped."""
 
@@ -51,6 +52,15 @@ class LateNumber:
         return self._value
 
 
+class Reading(NamedTuple):
+    """What was known about once a second: the optimizer step, seconds of training until then, loss, the GPU's load in percent."""
+
+    step: int
+    training_time: float
+    loss: float | None
+    gpu_utilization: float | None
+
+
 class MetricsCollector:
     """Accumulates the steps of one rank. Values are this rank's, except rates, which are of all ranks together."""
 
@@ -66,6 +76,10 @@ class MetricsCollector:
         self.last: StepResult | None = None
         self.step_seconds_list: deque[float] = deque(maxlen=KEPT_STEPS)
         """Seconds from the end of one step to the end of the next, without what came between epochs."""
+        self.training_time = 0.0
+        """Seconds of all steps together, without what came between them."""
+        self.history: deque[Reading] = deque(maxlen=KEPT_STEPS)
+        """Loss and load over time; older ones are forgotten."""
         self._loss_sum: float | Tensor = 0.0 if self._on_cpu else torch.zeros((), device=place.device)
         self._loss_samples = 0
         self._ended_at: float | None = None
@@ -93,6 +107,7 @@ class MetricsCollector:
         now = perf_counter()
         if self._ended_at is not None:
             self.step_seconds_list.append(now - self._ended_at)
+            self.training_time += now - self._ended_at
         self._ended_at = now
         return now
 
@@ -140,6 +155,9 @@ class MetricsCollector:
         if steps == 0 or seconds <= 0:
             return {}
         rate, ranks = samples / seconds, self._trainer.ranks_worth
+        self.history.append(
+            Reading(self.steps, self.training_time, self.current().get("loss"), self._utilization_percent())
+        )
         values = {"step_seconds": seconds / steps, "samples_per_second": rate * ranks}
         if tokens:
             values["tokens_per_second"] = tokens / seconds * ranks
@@ -168,6 +186,23 @@ class MetricsCollector:
             low, high = interval
             values |= {"samples_per_second_low": samples / high, "samples_per_second_high": samples / low}
         return values
+
+    def collected(self) -> dict[str, float | list[float] | None]:
+        """What this rank has measured so far, under the names that multi-GPU training scripts use.
+
+        Seconds, samples per second of all ranks, GiB at most, percent, and the losses about once a second.
+        """
+        return {
+            "training_time": self.training_time,
+            "throughput": self.throughput().get("samples_per_second"),
+            "memory_usage": peak_memory_bytes(self._trainer.place.device) / GIB,
+            "gpu_utilization": self._utilization_percent(),
+            "loss_history": [one.loss for one in self.history if one.loss is not None],
+        }
+
+    def _utilization_percent(self) -> float | None:
+        load = None if self._energy is None else self._energy.utilization
+        return None if load is None else 100.0 * load
 
     def _parts(self) -> dict[str, float]:
         parts = self._trainer.clock.take()

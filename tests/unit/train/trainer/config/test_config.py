@@ -232,9 +232,33 @@ def test_replace_fills_in_anew() -> None:
     assert config.replace(batch_size=8).fp16_compression is True
 
 
-def test_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        MultiGPUConfig().batch_size = 2  # type: ignore[misc]
+def test_a_change_says_what_to_write() -> None:
+    config = MultiGPUConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"config = config\.replace\(use_mixed_precision=True\)"):
+        config.use_mixed_precision = True  # type: ignore[misc]
+    assert config.replace(use_mixed_precision=True).precision == "auto"
+    assert config.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("given", "own_loader", "on_cuda", "ranks", "told"),
+    [
+        ({"pin_memory": True}, False, False, 2, ["pin_memory"]),
+        ({"pin_memory": True}, False, True, 2, []),
+        ({"sync_bn": True}, False, True, 1, ["sync_bn"]),
+        ({"sync_bn": True}, False, True, 2, []),
+        ({"batch_size": 8, "shuffle": False}, True, True, 2, ["batch_size", "shuffle"]),
+        ({"batch_size": 8, "shuffle": False}, False, True, 2, []),
+        ({}, True, False, 1, []),
+    ],
+)
+def test_settings_that_do_nothing_here_are_named(
+    given: dict[str, Any], own_loader: bool, on_cuda: bool, ranks: int, told: list[str]
+) -> None:
+    found = config_rules.without_effect(
+        MultiGPUConfig(**given), on_cuda=on_cuda, world_size=ranks, own_loader=own_loader
+    )
+    assert [config_rules.names_of(one)[0] for one in found] == told
 
 
 def test_presets_are_valid_and_can_be_changed() -> None:

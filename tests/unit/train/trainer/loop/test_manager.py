@@ -469,6 +469,16 @@ def test_stopped_in_an_epoch_and_gone_on_is_as_if_never_stopped(
             assert mine[name] == theirs[name]
 
 
+def test_a_setting_without_effect_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loader = DataLoader(a_dataset(), batch_size=8)
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=4, sync_bn=True), ctx=a_context(tmp_path)) as manager:
+        manager.setup_training(a_model(), loader, loss_fn=cross_entropy, optimizer=sgd)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = {one["setting"]: one["advice"] for one in said if one["event"] == "train.no_effect"}
+    assert told.keys() == {"batch_size", "sync_bn"}
+    assert told["batch_size"].startswith("batch_size has no effect with a loader of your own: ")
+
+
 def test_a_finished_run_is_not_repeated_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, first = run_to(tmp_path, 2)
     assert "nothing_left" not in capsys.readouterr().out

@@ -21,11 +21,11 @@ from orchestrator.train.trainer.data.batches import compute_loss, count, map_ten
 from orchestrator.train.trainer.engine.memory import keep_freed_memory
 from orchestrator.train.trainer.engine.step_clock import CpuClock, Part
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
-from orchestrator.train.trainer.measure import energy
+from orchestrator.train.trainer.measure import energy, peaks
 from orchestrator.train.trainer.measure.flops import count_flops, device_peak
 from orchestrator.train.trainer.measure.metrics import LateNumber, MetricsCollector
 from orchestrator.train.trainer.measure.monitor import PerformanceMonitor
-from orchestrator.train.trainer.measure.peaks import peak_flops
+from orchestrator.train.trainer.measure.peaks import peak_flops, peak_source
 from orchestrator.train.trainer.measure.run_comparison import comparison_report
 from orchestrator.train.trainer.measure.statistics import mean_interval
 from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, sgd
@@ -45,12 +45,39 @@ CPU = torch.device("cpu")
         ("AMD Instinct MI300X", "bf16", 1307.4),
         ("Tesla V100-SXM2-16GB", "bf16", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
-        ("NVIDIA A10G", "bf16", None),
+        ("NVIDIA A10X", "bf16", None),
         ("NVIDIA H300", "bf16", None),
     ],
 )
 def test_peaks_are_known_or_unknown_never_guessed(name: str, precision: str, teraflops: float | None) -> None:
     assert peak_flops(name, precision) == (None if teraflops is None else teraflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "teraflops"),
+    [
+        ("NVIDIA A10G", "bf16", 70),
+        ("AMD Radeon PRO W7900", "fp16", 122.6),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "bf16", 88.2),
+        ("NVIDIA GeForce RTX 4070 Ti", "bf16", 80.2),
+        ("NVIDIA GeForce RTX 5090", "fp8", 419.2),
+        ("NVIDIA GB300", "bf16", 2500),
+        ("AMD Instinct MI355X", "fp8", 5033.2),
+    ],
+)
+def test_every_peak_says_where_it_stands(name: str, precision: str, teraflops: float) -> None:
+    assert peak_flops(name, precision) == pytest.approx(teraflops * 1e12)
+    assert peak_source(name)
+    assert peak_source(f"{name} MIG 1g.10gb") is peak_source("a GPU of tomorrow") is None
+
+
+def test_the_table_has_one_entry_for_a_name_and_rates_in_order() -> None:
+    for pattern, rates, source in peaks._TABLE:
+        assert source
+        assert all(0 < rate < 1e4 for rate in rates.values()), pattern
+        known = [rates[name] for name in ("fp32", "tf32", "bf16", "fp8") if name in rates]
+        assert known == sorted(known), pattern
+    assert len({pattern for pattern, _, _ in peaks._TABLE}) == len(peaks._TABLE)
 
 
 def test_a_cpu_has_no_documented_peak() -> None:
@@ -96,11 +123,33 @@ def test_mfu_is_rate_times_work_over_peak() -> None:
     assert metrics.take() == {}, "nothing has happened since"
 
 
+def test_the_collector_has_the_names_that_training_scripts_use() -> None:
+    trainer = DistributedDataParallelTrainer(MultiGPUConfig(batch_size=4), alone())
+    trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
+    metrics = MetricsCollector(trainer)
+    assert metrics.collected()["loss_history"] == []
+    batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
+    for _ in range(3):
+        metrics.step_done(trainer.train_step(batch))
+        metrics.take()
+    found = metrics.collected()
+    assert found.keys() == {"training_time", "throughput", "memory_usage", "gpu_utilization", "loss_history"}
+    losses = found["loss_history"]
+    assert isinstance(losses, list)
+    assert losses == sorted(losses, reverse=True)
+    assert [one.step for one in metrics.history] == [1, 2, 3]
+    assert found["training_time"] == metrics.history[-1].training_time == sum(metrics.step_seconds_list)
+    assert found["throughput"] == metrics.throughput()["samples_per_second"]
+    assert isinstance(found["memory_usage"], float)
+    assert found["memory_usage"] > 0
+    assert found["gpu_utilization"] is None
+
+
 def test_every_accumulated_batch_is_counted() -> None:
     config = MultiGPUConfig(peak_flops=1e9, flops_per_sample=500.0, batch_size=4, gradient_accumulation_steps=4)
     trainer = DistributedDataParallelTrainer(config, alone())
     trainer.prepare(a_model(), loss_fn=cross_entropy, optimizer=sgd)
-    metrics = MetricsCollector(trainer, energy=SimpleNamespace(joules=64.0))  # type: ignore[arg-type]
+    metrics = MetricsCollector(trainer, energy=SimpleNamespace(joules=64.0, utilization=0.5))  # type: ignore[arg-type]
     losses = []
     for number in range(8):
         result = trainer.train_step((torch.randn(4 - number % 2, 8), torch.zeros(4 - number % 2, dtype=torch.long)))
