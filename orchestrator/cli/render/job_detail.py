@@ -48,11 +48,15 @@ def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
     return lines
 
 
+SILENT_SECONDS = 30.0
+"""A job that has run for so long and has told no step is shown with what to do about it."""
+
+
 def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
     workers = _workers(job)
     wants = ", ".join(f"{name} {_wanted(name, value)}" for name, value in per_worker(job).items() if value is not None)
     return [
-        ("progress", _progress(console, job)),
+        ("progress", _progress(console, job) or _unknown_progress(job, now)),
         ("speed", _speed(job)),
         ("metrics", _metrics(job)),
         ("balance", _balance(console, job)),
@@ -151,6 +155,13 @@ def _progress(console: Console, job: JobView) -> str:
     if progress.steps_per_second:
         parts.append(f"{progress.steps_per_second:.3g} steps/s")
     return "  ".join(part for part in parts if part)
+
+
+def _unknown_progress(job: JobView, now: float) -> str:
+    """What makes progress known, for a job that has run for a while and told nothing."""
+    if job.state != "RUNNING" or job.started_at is None or now - job.started_at < SILENT_SECONDS:
+        return ""
+    return "unknown: this script reports no steps; name them in health.progress, or report them in 3 lines (docs/recipes.md)"
 
 
 def _speed(job: JobView) -> str:

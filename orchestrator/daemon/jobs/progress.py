@@ -146,7 +146,8 @@ class ProgressBook:
             book.attempt, book.ranks, book.previous_step = attempt, {}, book.highest_step
             book.waited_seconds, book.left_out = 0.0, 0
         book.ranks[rank] = snapshot
-        book.highest_step = max(book.highest_step, snapshot.max_step or 0)
+        if not snapshot.guessed:
+            book.highest_step = max(book.highest_step, snapshot.max_step or 0)
         self._write_metrics(book, path, job=job)
         notes = [
             *_unusable(job, book, rank, snapshot),

@@ -75,7 +75,7 @@ class Metering:
 
     def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
         """Count a rank's report."""
-        if rank == 0 and snapshot.step is not None and snapshot.last_report_at is not None:
+        if rank == 0 and snapshot.step is not None and snapshot.last_report_at is not None and not snapshot.guessed:
             self._ledger.progress(
                 job.id,
                 attempt=attempt,

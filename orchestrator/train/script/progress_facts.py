@@ -53,7 +53,8 @@ class ProgressSnapshot:
     processor for. ``saving_since`` is set while a save to storage stalls the training loop.
     ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
     stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
-    they have the wrong type, are not finite, or are out of range.
+    they have the wrong type, are not finite, or are out of range. ``guessed``: the script reports nothing, and its steps were
+    recognised in what it prints.
     """
 
     writer_pid: int | None = None
@@ -85,6 +86,7 @@ class ProgressSnapshot:
     stop_requested: bool = False
     stop_seen: bool = False
     unusable: tuple[str, ...] = ()
+    guessed: bool = False
 
 
 def create_page(target: Path) -> int:

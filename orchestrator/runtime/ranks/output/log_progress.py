@@ -2,7 +2,7 @@
 
 The pattern is the user's, and a regular expression can take for ever. Lines are therefore searched in batches in
 another process, which ends at one that takes too long: the job then counts as one without reports. Without a pattern,
-nothing runs.
+the lines of common trainers are looked for (known_lines.py), which is a guess, and marked as one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.runtime.ranks.output.known_lines import known_step, may_tell
 from orchestrator.train.script.progress import STEP_SECONDS_WEIGHT
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import RECENT_STEPS
@@ -67,15 +68,21 @@ class LogProgress:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._task: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._given_up = not pattern
+        self._given_up = False
+        self._kind = ""
 
     def feed(self, line: str) -> None:
         """Add a printed line. Called in the event loop's thread."""
-        if self._given_up:
+        if self._given_up or (not self._pattern and not may_tell(line)):
             return
         self._lines.append(line[:MOST_CHARACTERS])
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._search())
+
+    @property
+    def guessed(self) -> bool:
+        """Whether what was found is a guess, for want of a pattern."""
+        return not self._pattern
 
     def over(self, snapshot: ProgressSnapshot) -> ProgressSnapshot:
         """Return the progress, with the steps found in the output where the script has reported none."""
@@ -101,6 +108,10 @@ class LogProgress:
         while self._lines and not self._given_up:
             batch = list(self._lines)
             self._lines.clear()
+            if not self._pattern:
+                self._recognise(batch)
+                await asyncio.sleep(BATCH_SECONDS)
+                continue
             try:
                 async with asyncio.timeout(self._deadline_seconds):
                     found = await self._ask(batch)
@@ -114,6 +125,16 @@ class LogProgress:
                 if found is not None:
                     self._take(*found)
                 await asyncio.sleep(BATCH_SECONDS)
+
+    def _recognise(self, batch: list[str]) -> None:
+        """Take the newest known line; of a bar or counter of another kind than the first, none: that is an evaluation's."""
+        for line in reversed(batch):
+            found = known_step(line)
+            if found is None or found.kind != (self._kind or found.kind):
+                continue
+            self._kind = found.kind
+            self._take(found.step, found.total)
+            return
 
     async def _ask(self, batch: list[str]) -> tuple[int, int | None] | None:
         process = self._process
@@ -140,7 +161,8 @@ class LogProgress:
             self._recent.append(newest)
             seconds = newest if seconds is None else seconds + STEP_SECONDS_WEIGHT * (newest - seconds)
         advanced = step > highest
-        new = before.new_step is None and step > self._previous
+        # An attempt's first step is a fact of its history: no guess.
+        new = before.new_step is None and step > self._previous and not self.guessed
         self._clock = clock
         self._found = replace(
             before,
@@ -152,9 +174,11 @@ class LogProgress:
             new_step_at=now if new else before.new_step_at,
             last_step_at=now if advanced else before.last_step_at,
             last_report_at=now,
-            steps_reported=before.steps_reported + advanced,
+            # Diagnosis goes by what was reported; a guess is shown, with its pace.
+            steps_reported=0 if self.guessed else before.steps_reported + advanced,
             step_seconds=seconds,
-            recent_step_seconds=tuple(self._recent),
+            recent_step_seconds=() if self.guessed else tuple(self._recent),
+            guessed=self.guessed,
         )
 
     async def _give_up(self, why: str) -> None:

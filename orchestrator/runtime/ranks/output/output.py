@@ -62,9 +62,9 @@ class RankOutput:
         return self._progress.over(snapshot)
 
     async def last_progress(self) -> ProgressSnapshot:
-        """Return the last printed step, once all lines have been searched; later lines are not searched."""
+        """Return the last printed step, once all lines have been searched; later lines are not searched. A guess is none."""
         await self._progress.close()
-        return self._progress.over(ProgressSnapshot())
+        return ProgressSnapshot() if self._progress.guessed else self._progress.over(ProgressSnapshot())
 
     def listen(self, stdout: int, stderr: int) -> None:
         """Read from these non-blocking pipes until their ends."""

@@ -1,0 +1,81 @@
+"""Accelerate: two lines in a loop of your own.
+
+run = resume(accelerator)                      # back to the newest whole state, if there is one
+for step in range(run.step, total):
+    ...
+    run.step_done(total_steps=total, loss=loss.item())   # reports; saves each 500 steps; ends when the job is asked to stop
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.train.errors import StopTraining
+from orchestrator.train.integrations.folders import DRAFT, keep_newest, newest, publish, remove
+from orchestrator.train.script.training_context import current_context
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from orchestrator.train.script.training_context import Context
+
+STATE = r"step-(\d+)"
+FOLDER = "accelerate-states"
+KEEP = 2
+SAVE_EVERY = 500
+"""Optimizer steps."""
+
+
+class AcceleratedRun:
+    """How far a run is. ``step`` counts the optimizer steps that are done, also those of earlier starts."""
+
+    def __init__(self, accelerator: Accelerator, folder: Path, ctx: Context, *, save_every: int, keep: int) -> None:
+        self._accelerator, self._folder, self._ctx = accelerator, folder, ctx
+        self._save_every, self._keep = save_every, keep
+        self.step = 0
+
+    def step_done(self, *, total_steps: int | None = None, epoch: float | None = None, **metrics: Any) -> None:
+        """An optimizer step is done, on every rank: report it, and save each `save_every`.
+
+        Asked to stop, saves and raises StopTraining, which ends the process with 143.
+        """
+        self.step += 1
+        self._ctx.report(step=self.step, total_steps=total_steps, epoch=epoch, phase="train", **metrics)
+        stopping = self._ctx.should_stop()
+        if stopping or self.step % self._save_every == 0:
+            self.save()
+        if stopping:
+            raise StopTraining(self.step)
+
+    def save(self) -> None:
+        """Save the state of all that was prepared or registered, on every rank; whole, or not at all."""
+        accelerator = self._accelerator
+        draft, target = self._folder / f"{DRAFT}{self.step}", self._folder / f"step-{self.step}"
+        if accelerator.is_main_process:
+            remove(draft)
+        accelerator.wait_for_everyone()
+        accelerator.save_state(str(draft))
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            publish(draft, target)
+            keep_newest(self._folder, STATE, self._keep)
+        accelerator.wait_for_everyone()
+
+
+def resume(
+    accelerator: Accelerator,
+    folder: str | Path = FOLDER,
+    *,
+    save_every: int = SAVE_EVERY,
+    keep: int = KEEP,
+    ctx: Context | None = None,
+) -> AcceleratedRun:
+    """Load the newest state in ``folder``, after ``accelerator.prepare``; the run, at its step."""
+    ctx = current_context() if ctx is None else ctx
+    run = AcceleratedRun(accelerator, Path(folder), ctx, save_every=save_every, keep=keep)
+    found = newest(Path(folder), STATE)
+    if found is not None:
+        accelerator.load_state(str(found))
+        run.step = int(found.name.removeprefix("step-"))
+    return run

@@ -1,0 +1,95 @@
+"""Hugging Face's Trainer: ``train(trainer)`` in place of ``trainer.train()``.
+
+It reports each step and what the Trainer logs, has the Trainer save when the job is asked to stop, ends the process then, and goes on
+from the newest whole checkpoint in ``output_dir``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from orchestrator.train.errors import StopTraining
+from orchestrator.train.integrations.folders import newest
+from orchestrator.train.script.training_context import current_context
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+    from orchestrator.train.script.training_context import Context
+
+CHECKPOINT = r"checkpoint-(\d+)"
+
+
+class OrchCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
+    """Reports, and stops at a saved checkpoint when asked to. ``ctx`` stands in for ``context()`` in tests."""
+
+    def __init__(self, ctx: Context | None = None) -> None:
+        self._ctx = current_context() if ctx is None else ctx
+        self._stopping = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Report the step; when asked to stop, have it saved, and the loop left."""
+        del args
+        total = state.max_steps if state.max_steps > 0 else None
+        self._ctx.report(step=state.global_step, total_steps=total, epoch=state.epoch, phase="train")
+        if self._ctx.should_stop():
+            self._stopping = True
+            control.should_save = control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Report the numbers that the Trainer logs."""
+        del args, control
+        values = {name: value for name, value in (logs or {}).items() if _is_metric(name, value)}
+        self._ctx.report(step=state.global_step or None, **values)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """An evaluation is a pause between steps, not a hang."""
+        del args, state, control
+        self._ctx.report(phase="evaluate")
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """End the process of a job that was asked to stop: its checkpoint is saved."""
+        del args, control
+        if self._stopping:
+            raise StopTraining(state.global_step)
+
+
+def train(trainer: Trainer, *, ctx: Context | None = None, **arguments: Any) -> Any:
+    """As ``trainer.train()``, under orch: with the callback, from the newest whole checkpoint in ``args.output_dir``.
+
+    A ``resume_from_checkpoint`` of your own is used where there is no such checkpoint yet.
+    """
+    trainer.add_callback(OrchCallback(ctx))
+    found = newest(Path(trainer.args.output_dir), CHECKPOINT, _is_whole)
+    if found is not None:
+        arguments["resume_from_checkpoint"] = str(found)
+    return trainer.train(**arguments)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether the Trainer has written it to its end: the state is the last of its files that rank 0 writes."""
+    try:
+        state = json.loads((checkpoint / "trainer_state.json").read_bytes())
+        return isinstance(state, dict) and checkpoint.name == f"checkpoint-{state['global_step']}"
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _is_metric(name: str, value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or name in ("epoch", "step", "total_flos"):
+        return False
+    return name not in ("total_steps", "phase", "samples", "tokens") and not math.isinf(value)
