@@ -41,6 +41,7 @@ class Places:
     log_limits: LogLimits
     previous_step: int
     simulated: bool
+    vendor: str = ""
     resume_from: str | None = None
     watch: WatchSettings | None = None
     umask: int | None = None
@@ -114,6 +115,7 @@ class _NodePlans:
             restart_count=self._attempt - 1,
             max_restarts=job.spec.retry.max_restarts.infra,
             visible_gpus=() if places.simulated else group.gpu_ids,
+            vendor="" if places.simulated else places.vendor,
             checkpoint_dir=checkpoint_dir(job, places.paths),
             resume_from=places.resume_from,
             previous_step=places.previous_step,

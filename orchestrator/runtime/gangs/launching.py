@@ -157,5 +157,7 @@ class Launcher:
             log_limits=settings.log_limits,
             previous_step=previous_step,
             simulated=any(g.simulated for g in report.gpus),
+            # Ray has GPUs of one vendor on a node.
+            vendor=next((g.vendor for g in report.gpus), ""),
             umask=settings.umask,
         )

@@ -55,6 +55,7 @@ class NodeGpu:
     uuid: str
     model: str
     simulated: bool
+    vendor: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ class NodeAgent:
         found = survey(simulate=self._simulate, node=self._simulated_node() if self._simulate else None)
         try:
             gpus = tuple(
-                NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated)
+                NodeGpu(index=index, uuid=gpu.uuid, model=gpu.model, simulated=gpu.simulated, vendor=gpu.vendor.value)
                 for index, gpu in enumerate(g for g in found.gpus if g.placeable)
             )
             return gpus, found.problems

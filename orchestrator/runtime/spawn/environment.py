@@ -64,6 +64,21 @@ def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def visibility(vendor: str, gpus: Sequence[str]) -> dict[str, str]:
+    """The variables by which runtimes of this vendor (``amd``, ``intel``, else NVIDIA) see these GPUs of the node alone.
+
+    ROCm counts in two layers: HIP's numbers, and CUDA's, which it also reads, count what ROCR lets through.
+    """
+    listed = ",".join(gpus)
+    found = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": listed}
+    if vendor == "amd":
+        behind = ",".join(str(number) for number in range(len(gpus)))
+        found |= {"CUDA_VISIBLE_DEVICES": behind, "HIP_VISIBLE_DEVICES": behind, "ROCR_VISIBLE_DEVICES": listed}
+    elif vendor == "intel":
+        found |= {"ZE_AFFINITY_MASK": listed}
+    return found
+
+
 def node_environment(
     *,
     base: Mapping[str, str],
@@ -84,6 +99,7 @@ def node_environment(
     previous_step: int | None = None,
     working_dir: str | None = None,
     error_file: str = "",
+    vendor: str = "",
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return what the environments of all of an attempt's ranks on one node have in common.
@@ -115,8 +131,7 @@ def node_environment(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus),
+        **visibility(vendor, visible_gpus),
         "ORCH_JOB_ID": job_id,
         "ORCH_ATTEMPT": str(attempt),
         "ORCH_CHECKPOINT_DIR": checkpoint_dir,

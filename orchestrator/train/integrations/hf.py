@@ -11,14 +11,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from orchestrator.train.errors import StopTraining
 from orchestrator.train.integrations.folders import newest
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerControl, TrainingArguments
 
     from orchestrator.train.script.training_context import Context
 
@@ -71,13 +71,29 @@ class OrchCallback(TrainerCallback):  # type: ignore[misc]  # transformers has n
 def train(trainer: Trainer, *, ctx: Context | None = None, **arguments: Any) -> Any:
     """As ``trainer.train()``, under orch: with the callback, from the newest whole checkpoint in ``args.output_dir``.
 
-    A ``resume_from_checkpoint`` of your own is used where there is no such checkpoint yet.
+    What an earlier start has finished is not repeated: weights and state are loaded, and None is returned. A ``resume_from_checkpoint`` of your own is used where there is no such checkpoint yet.
     """
     trainer.add_callback(OrchCallback(ctx))
     found = newest(Path(trainer.args.output_dir), CHECKPOINT, _is_whole)
+    if found is not None and _is_done(trainer, found):
+        return None
     if found is not None:
         arguments["resume_from_checkpoint"] = str(found)
     return trainer.train(**arguments)
+
+
+def _is_done(trainer: Trainer, checkpoint: Path) -> bool:
+    """Whether an earlier start has done all of it; its weights and state are loaded then. The Trainer would do one step more."""
+    state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    wanted = trainer.args
+    more = (
+        wanted.max_steps > state.max_steps if wanted.max_steps > 0 else wanted.num_train_epochs > state.num_train_epochs
+    )
+    if more or not 0 < state.max_steps <= state.global_step:
+        return False
+    trainer._load_from_checkpoint(str(checkpoint))  # noqa: SLF001 - what `train` itself calls; there is no other way
+    trainer.state = state
+    return True
 
 
 def _is_whole(checkpoint: Path) -> bool:

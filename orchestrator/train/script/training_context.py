@@ -107,7 +107,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank: ``cuda:LOCAL_RANK`` where CUDA is usable, else the CPU. Imports torch."""
+        """The device of this rank: ``cuda:LOCAL_RANK`` (or ``xpu``) where there is a GPU, else the CPU. Imports torch."""
         if self._device is None:
             self._device = _choose_device(self._environment)
         return self._device
@@ -293,9 +293,20 @@ def _choose_device(environment: RankEnvironment) -> torch.device:
 
     if environment.device is not None:
         return torch.device(environment.device)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = _accelerator()
+    count = torch.accelerator.device_count() if kind else 0
     # Ranks that share a device (gpu: 0.5) outnumber the devices that they see.
-    return torch.device("cuda", environment.local_rank % count) if count else torch.device("cpu")
+    return torch.device(kind, environment.local_rank % count) if count else torch.device("cpu")
+
+
+def _accelerator() -> str:
+    """What torch calls this machine's GPUs: cuda (NVIDIA, AMD) or xpu (Intel); empty without any that ranks can share work on."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        return ""
+    found = torch.accelerator.current_accelerator()
+    return found.type if found is not None and found.type in ("cuda", "xpu") else ""
 
 
 def _whole(name: str, value: Any, call: str = "report") -> int:

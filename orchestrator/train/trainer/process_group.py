@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _BF16_CAPABILITY = (8, 0)
 _FP8_CAPABILITY = (8, 9)
+_BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundin
 def _join(config: MultiGPUConfig, device: torch.device) -> tuple[Store, bool]:
     if dist.is_initialized():  # the script has initialised it
         return PrefixStore("orch", dist.distributed_c10d._get_default_store()), False  # noqa: SLF001 - torch has no public function for it
-    backend = config.backend or ("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = config.backend or _BACKENDS.get(device.type, "gloo")
     try:
         store, rank, world_size = next(rendezvous("env://", timeout=config.recovery_timeout))
         _wait_for_all(store, rank, world_size, "start", config.recovery_timeout)

@@ -105,3 +105,15 @@ def test_breakpoint_of_ray_is_shed_and_the_users_kept() -> None:
     rays = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
     mine = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
     assert (inheritable_environment(rays), inheritable_environment(mine)) == ({}, mine)
+
+
+def test_each_vendors_runtime_sees_the_jobs_gpus_alone() -> None:
+    amd, intel = environment(vendor="amd"), environment(vendor="intel")
+    assert (amd["ROCR_VISIBLE_DEVICES"], amd["HIP_VISIBLE_DEVICES"], amd["CUDA_VISIBLE_DEVICES"]) == (
+        "4,6",
+        "0,1",
+        "0,1",
+    )
+    assert intel["ZE_AFFINITY_MASK"] == "4,6"
+    assert not {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"} & environment(vendor="nvidia").keys()
+    assert environment(vendor="amd", visible_gpus=())["HIP_VISIBLE_DEVICES"] == ""

@@ -127,6 +127,10 @@ def test_hf_reports_stops_and_goes_on(tmp_path: Path, page: ProgressPage) -> Non
     hf.train(again, ctx=context(tmp_path))
     assert again.state.global_step == STEPS
     assert torch.equal(again.model.layer.weight, whole.model.layer.weight)
+    finished = hf_trainer(tmp_path / "out")
+    assert hf.train(finished, ctx=context(tmp_path)) is None
+    assert finished.state.global_step == STEPS
+    assert torch.equal(finished.model.layer.weight, whole.model.layer.weight)
 
 
 # Lightning

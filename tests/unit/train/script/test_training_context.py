@@ -60,16 +60,26 @@ def test_a_context_knows_its_place(make):
 
 
 def test_the_device_is_the_cpu_without_cuda_and_the_environments_choice_when_it_has_one(make, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert make().device == torch.device("cpu")
     assert make(ORCH_DEVICE="cuda:3").device == torch.device("cuda:3")
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 @pytest.mark.parametrize(("local_rank", "index"), [(0, 0), (1, 1), (2, 0)])
-def test_ranks_take_the_device_of_their_local_rank_and_share_when_there_are_fewer(make, monkeypatch, local_rank, index):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert make(RANK=str(local_rank), LOCAL_RANK=str(local_rank), WORLD_SIZE="4").device == torch.device("cuda", index)
+def test_ranks_take_the_device_of_their_local_rank_and_share_when_there_are_fewer(
+    make, monkeypatch, kind, local_rank, index
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert make(RANK=str(local_rank), LOCAL_RANK=str(local_rank), WORLD_SIZE="4").device == torch.device(kind, index)
+
+
+def test_an_accelerator_that_ranks_cannot_train_on_together_is_left_alone(make, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert make().device == torch.device("cpu")
 
 
 def test_a_report_reaches_the_page(make, page):

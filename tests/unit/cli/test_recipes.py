@@ -1,0 +1,104 @@
+"""docs/recipes.md: each script runs and goes on, each job file is one, each command runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from orchestrator.cli.registry import ENTRIES
+from orchestrator.spec.job import parse_job
+from orchestrator.spec.reader.reading import all_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from orchestrator.api.server.testing import ServedFake
+    from tests.unit.cli.conftest import Outcome
+
+    Orch = Callable[..., Outcome]
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "recipes.md").read_text(encoding="utf-8")
+SCRIPTS = dict(re.findall(r"```python title=(\S+)\n(.*?)```", PAGE, re.DOTALL))
+JOBS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+NEEDS = {"hf.py": "transformers", "lit.py": "lightning", "acc.py": "accelerate"}
+SHOWN = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+INLINE = [c for line in PAGE.splitlines() if line.startswith("| ") for c in re.findall(r"`(orch [^`]+)`", line)]
+STARTS_A_DAEMON = ("orch up", "orch port-forward")
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_the_script_runs_and_a_second_start_has_nothing_left_to_do(tmp_path: Path, name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
+    (tmp_path / name).write_text(SCRIPTS[name])
+    steps = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        steps.append(done.stdout.splitlines()[-1])
+    assert steps == ["step 12", "step 12"]
+
+
+@pytest.mark.parametrize("text", JOBS, ids=range(len(JOBS)))
+def test_each_job_file_is_one_and_names_a_script_of_the_page(text: str) -> None:
+    spec = parse_job(text)
+    script = spec.entrypoint.split()[-1]
+    assert script in SCRIPTS or script == "train.py"
+
+
+def test_what_a_job_file_watches_is_what_its_script_writes() -> None:
+    from orchestrator.train.integrations import accelerate, lightning
+
+    watched = {parse_job(text).name: parse_job(text).checkpoint.watch or "" for text in JOBS}
+    assert watched["lit"].partition("/")[0] == lightning.FOLDER
+    assert watched["acc"].partition("/")[0] == accelerate.FOLDER
+    assert watched["gpt"] in SCRIPTS["gpt.py"]
+
+
+@pytest.mark.parametrize("line", [line for line in (*SHOWN, *INLINE) if not line.startswith(STARTS_A_DAEMON)])
+def test_the_command_runs(
+    orch: Orch, served: ServedFake, home: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    words = shlex.split(line)[1:]
+    monkeypatch.chdir(home)
+    (home / "job.yaml").write_text("name: digits\nentrypoint: python train.py\n")
+    (home / "train.sbatch").write_text("#!/bin/bash\n#SBATCH -n 2\nsrun python train.py\n")
+    state = {"rerun": "SUCCEEDED", "hold": "PENDING", "release": "PENDING"}.get(words[0], "RUNNING")
+    served.do(lambda service: service.add("digits", state=state, num_workers=2, attempt=1))
+    done = orch(*words)
+    assert done.code in ((0, 3) if words[:2] == ["nodes", "drain"] else (0,)), done.err
+
+
+@pytest.mark.parametrize("line", [line for line in SHOWN if line.startswith(STARTS_A_DAEMON)])
+def test_the_options_of_what_starts_or_forwards_exist(orch: Orch, line: str) -> None:
+    words = shlex.split(line)[1:]
+    assert words[0] in {entry.name for entry in ENTRIES}
+    shown = orch(words[0], "--help").out
+    assert all(word in shown for word in words if word.startswith("--"))
+
+
+def test_keys_of_the_phrase_book_are_keys_of_job_yaml() -> None:
+    keys = {path.partition(".")[0] for path in all_keys()}
+    named = re.findall(r"`([a-z_]+):", PAGE.partition("## From Slurm")[2])
+    assert named
+    assert set(named) <= keys | {"resources_per_worker"}
+
+
+def test_what_a_job_sees_names_real_variables_and_the_page_is_listed() -> None:
+    page = (DOCS / "environment.md").read_text(encoding="utf-8")
+    from orchestrator.runtime.spawn.environment import visibility
+
+    for vendor in ("nvidia", "amd", "intel"):
+        assert all(f"`{name}" in page for name in visibility(vendor, ("0",)))
+    listed = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert "(recipes.md)" in listed
+    assert "(environment.md)" in listed
+    assert json.dumps(sorted(SCRIPTS)) == '["acc.py", "gpt.py", "hf.py", "lit.py", "three.py"]'
