@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
 from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
-from orchestrator.api.tracker_view import TrackerView
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 

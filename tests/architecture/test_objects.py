@@ -58,7 +58,9 @@ ATTRIBUTES: dict[str, int] = {
     "train/script/save_schedule.py:SaveSchedule": 14,
     "train/script/saving.py:Saver": 14,
     "train/trainer/loop/manager.py:MultiGPUTrainingManager": 18,
-    "train/trainer/measure/metrics.py:MetricsCollector": 20,
+    "runtime/ranks/output/log_progress.py:LogProgress": 13,
+    "train/trainer/loop/reporting.py:Reporter": 13,
+    "train/trainer/measure/metrics.py:MetricsCollector": 21,
 }
 LINES: dict[str, int] = {
     "api/server/testing.py": 481,

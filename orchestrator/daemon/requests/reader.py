@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from orchestrator.analysis.report.names import PAGE as PAGE_FILE
 from orchestrator.analysis.report.names import REPORT
 from orchestrator.analysis.trackers import journal
+from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
-from orchestrator.api.tracker_view import TrackerView
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs.event_views import event_view

@@ -4,8 +4,7 @@
         manager.setup_training(model, dataset, val_dataset, loss_fn=loss_fn)
         manager.fit(epochs=10)
 
-Owns the order of operations; trainer.py implements a step, recovery.py the handling of faults. The same script runs as
-`python`, under torchrun and under orch, and continues where it stopped.
+Owns the order of operations; trainer.py implements a step, recovery.py the handling of faults. The same script runs as `python`, under torchrun and under orch, and continues where it stopped.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from orchestrator.api.tracker_view import TrackerView
+from orchestrator.api.curve_views import TrackerView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
