@@ -124,17 +124,12 @@ class ForkServerClient:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(_checked(self._path))
-                self._refuse_others(sock)
-                pid, _, _ = _CREDENTIALS.unpack(
-                    sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                )
-                process = os.pidfd_open(pid)
+                process = os.pidfd_open(self._refuse_others(sock))
             except (OSError, ForkServerError):
                 return
         try:
-            asker = ForkServerClient(self._path, deadline=timedelta(seconds=seconds), protocol=self._protocol)
             with contextlib.suppress(ForkServerError):
-                asker.shutdown_sync()
+                ForkServerClient(self._path, deadline=timedelta(seconds=seconds)).shutdown_sync()
             if not select.select([process], [], [], seconds)[0]:
                 signal.pidfd_send_signal(process, signal.SIGKILL)
                 select.select([process], [], [], seconds)
@@ -240,13 +235,14 @@ class ForkServerClient:
                 raise self._missing(error) from error
         return _accepted(body)
 
-    def _refuse_others(self, sock: socket.socket) -> None:
-        """Raise for a server of another user: the request carries a job's environment, secrets included."""
-        _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    def _refuse_others(self, sock: socket.socket) -> int:
+        """Return the server's process id. Raises for another user's: the request carries a job's environment and secrets."""
+        pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid():
             raise ForkServerForeignError(
                 f"what listens on {self._path} belongs to user {uid}, not to user {os.geteuid()}; remove that file"
             )
+        return int(pid)
 
     def _timed_out(self) -> ForkServerTimeoutError:
         return ForkServerTimeoutError(
