@@ -24,10 +24,8 @@ USAGE_SECONDS = 600.0
 """Every event of every job of the time is read."""
 
 
-class SpecQuestions(ABC):
-    """Queries about what was submitted, differences of submissions, shares of queues, and sessions beside ranks."""
-
-    endpoint: Endpoint
+class QueueQuestions(ABC):
+    """Queries about queues and when jobs start, and changes of queues."""
 
     @abstractmethod
     def _call(
@@ -40,6 +38,43 @@ class SpecQuestions(ABC):
         seconds: float = 0.0,
     ) -> Any:
         """Return the daemon's answer; implemented by the client."""
+
+    def queue_shares(self) -> QueueShares:
+        """Return the order of waiting jobs, and the shares of queues and users."""
+        from orchestrator.api.queue_views import QueueShares
+
+        return QueueShares.from_json(self._call("GET", "/queues"))
+
+    def outlook(self, ref: str = "") -> OutlookView:
+        """Return when a job is expected to start, and what it waits for; without a reference, when the first of the queue are."""
+        from urllib.parse import urlencode
+
+        from orchestrator.api.queue_views import OutlookView
+
+        return OutlookView.from_json(self._call("GET", f"/outlook?{urlencode({'job': ref})}"))
+
+    def set_queue(
+        self,
+        name: str,
+        *,
+        guaranteed: int | None = None,
+        maximum: int | None = None,
+        unbounded: bool = False,
+        weight: float | None = None,
+        parent: str | None = None,
+    ) -> QueueView:
+        """Change or create a queue; None leaves a value, ``unbounded`` removes its maximum."""
+        from orchestrator.api.queue_views import QueueView
+
+        terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
+        body = {"unbounded": unbounded} | {key: value for key, value in terms.items() if value is not None}
+        return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
+
+
+class SpecQuestions(QueueQuestions):
+    """Queries about what was submitted, differences of submissions, shares of queues, and sessions beside ranks."""
+
+    endpoint: Endpoint
 
     def spec(self, ref: str) -> SpecView:
         """Return what the job runs: its spec as resolved, interpreter, command, environment, archive, git commit."""
@@ -98,20 +133,6 @@ class SpecQuestions(ABC):
 
         return PageLinkView.from_json(self._call("POST", "/page/link", body={}))
 
-    def queue_shares(self) -> QueueShares:
-        """Return the order of waiting jobs, and the shares of queues and users."""
-        from orchestrator.api.queue_views import QueueShares
-
-        return QueueShares.from_json(self._call("GET", "/queues"))
-
-    def outlook(self, ref: str = "") -> OutlookView:
-        """When a job is expected to start, and what it waits for; without a reference, when the first of the queue are."""
-        from urllib.parse import urlencode
-
-        from orchestrator.api.queue_views import OutlookView
-
-        return OutlookView.from_json(self._call("GET", f"/outlook?{urlencode({'job': ref})}"))
-
     def matrix(self, ref: str) -> MatrixView:
         """Return a matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""
         from orchestrator.api.matrix_views import MatrixView
@@ -151,23 +172,6 @@ class SpecQuestions(ABC):
         from orchestrator.api.usage_views import EstimateQualityView
 
         return EstimateQualityView.from_json(self._call("GET", "/estimates"))
-
-    def set_queue(
-        self,
-        name: str,
-        *,
-        guaranteed: int | None = None,
-        maximum: int | None = None,
-        unbounded: bool = False,
-        weight: float | None = None,
-        parent: str | None = None,
-    ) -> QueueView:
-        """Change or create a queue; None leaves a value, ``unbounded`` removes its maximum."""
-        from orchestrator.api.queue_views import QueueView
-
-        terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
-        body = {"unbounded": unbounded} | {key: value for key, value in terms.items() if value is not None}
-        return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
 
     def diff(self, before: str, after: str) -> SpecDiff:
         """Return the differences of the job ``after`` from the job ``before``."""
