@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz soak dashboards pictures format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -50,7 +50,7 @@ layers: $(STAMP)
 
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools
@@ -82,6 +82,11 @@ DISTURBANCES ?= 10000
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
+
+# Seeded bugs of the fold, the loop, the stores, the gangs and the scheduler, each in a copy, and what catches it: an hour. Those that
+# tests/mutants/caught.json has are not tried again, unless with python -m tests.mutants --again.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 # Instruction counts of the hot paths against the newest committed ones; some minutes with valgrind.
 instructions: $(STAMP)

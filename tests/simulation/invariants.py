@@ -150,6 +150,10 @@ def _gang_is_whole_or_absent(job: Job) -> None:
     assert len(job.nodes) == (job.num_workers if job.gang_open else 0), f"{job.id}: {job.nodes}"
     assert len(job.seats) in (0, job.num_workers), f"{job.id} has {len(job.seats)} seats"
     assert job.state.may_hold_gang or not job.gang_open, f"{job.id} is {job.state} and holds a gang"
+    if job.gang_open:
+        strategy, different = job.spec.resources.placement_strategy, len(set(job.nodes))
+        assert strategy != "STRICT_PACK" or different == 1, f"{job.id} is to be on one node, and is on {job.nodes}"
+        assert strategy != "STRICT_SPREAD" or different == len(job.nodes), f"{job.id} shares nodes: {job.nodes}"
 
 
 def _checkpoint_is_a_real_one(world: World, job: Job) -> None:
@@ -199,6 +203,8 @@ def _events_agree_with_the_record(world: World, job: Job) -> None:
     assert len(ends) == 1, f"{job.id} ended {len(ends)} times"
     restarts = Counter(e.failure.failure_class.value for e in events if isinstance(e, ev.AttemptFailed) and e.retry)
     assert restarts == Counter(job.restarts), f"{job.id}: restarts {dict(job.restarts)}, by its events {dict(restarts)}"
+    _progress_is_asked_for(job, events)
+    _waits_are_kept(job, events)
     started = [e.attempt for e in events if isinstance(e, ev.AttemptStarted)]
     assert started == list(range(1, job.attempt_number + 1)), f"{job.id} started the attempts {started}"
     stopped = any(isinstance(e, ev.StopRequested) and e.purpose is StopPurpose.CANCEL for e in events)
@@ -206,3 +212,32 @@ def _events_agree_with_the_record(world: World, job: Job) -> None:
         assert stopped or any(isinstance(e, ev.JobSuspended | ev.JobRequeued) for e in events), (
             f"{job.id} was not asked"
         )
+
+
+def _progress_is_asked_for(job: Job, events: Iterable[ev.Event]) -> None:
+    """No more restarts in a row without any checkpoint than the job allows, by its events alone."""
+    in_a_row, most = 0, job.spec.retry.max_no_progress
+    for event in events:
+        if isinstance(event, ev.CheckpointSaved):
+            in_a_row = 0
+        elif isinstance(event, ev.AttemptFailed) and event.retry:
+            in_a_row += event.failure.failure_class is not FailureClass.PREEMPTION
+        assert in_a_row <= most, f"{job.id} was restarted {in_a_row} times in a row without a checkpoint, not {most}"
+
+
+def _waits_are_kept(job: Job, events: Iterable[ev.Event]) -> None:
+    """No attempt begins in its back-off, nor while a node that was cut off may still run the last."""
+    back_off = fence = 0.0
+    for event in events:
+        match event:
+            case ev.AttemptFailed():
+                back_off = event.not_before
+            case ev.GangLost():
+                fence = max(fence, event.not_before)
+            case ev.StopRequested() | ev.JobResumed():  # what a user asks for waits for no back-off
+                back_off = 0.0
+            case ev.AttemptStarted():
+                assert event.at >= back_off, f"attempt {event.attempt} of {job.id} began in its back-off"
+                assert event.at >= fence, f"attempt {event.attempt} of {job.id} began before its fence"
+            case _:
+                pass

@@ -157,7 +157,9 @@ class SteppedDaemon:
         return Service(
             submissions=submissions,
             reader=reader,
-            desks=Desks(specs=_unused, sharing=_unused, matrices=_unused, usage=_unused),
+            desks=Desks(
+                specs=_unused, sharing=_unused, matrices=_unused, usage=_unused, estimates=_unused, pool=_unused
+            ),
             curves=_unused,
             actions=JobActions(self.loop, reader, submissions, settings),
             changes=Changes(0),

@@ -1,0 +1,293 @@
+"""The seeded bugs: in each, one text of one file stands for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """``old`` stands once in the file below ``orchestrator``; ``new`` is the bug that ``name`` tells."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+FOLD: Final = "core/lifecycle/fold.py"
+ADVANCE: Final = "core/lifecycle/advance.py"
+FAILURE: Final = "core/lifecycle/failure.py"
+SAVED: Final = "core/lifecycle/checkpoint_fold.py"
+EFFECTS: Final = "core/lifecycle/effects.py"
+LOOP: Final = "daemon/loop.py"
+MEMORY: Final = "store/memory.py"
+SQL: Final = "store/sql/work.py"
+GANGS: Final = "runtime/memory/gangs.py"
+SCHEDULER: Final = "core/scheduler/scheduler.py"
+PLACEMENT: Final = "core/scheduler/placement.py"
+PREEMPTION: Final = "core/scheduler/preemption.py"
+OCCUPANCY: Final = "core/scheduler/occupancy.py"
+
+TESTS: Final = {
+    "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job"),
+    "core/scheduler": ("tests/unit/core/scheduler",),
+    "daemon": ("tests/unit/daemon/jobs", "tests/unit/daemon/requests"),
+    "store": ("tests/unit/store",),
+    "runtime/memory": ("tests/contract/test_memory.py", "tests/unit/runtime/memory"),
+}
+"""The tests of the part that a file belongs to."""
+
+MUTANTS: Final = (
+    # -- the fold
+    Mutant(
+        "a job that has ended goes on with a late fact",
+        FOLD,
+        "if job.state.is_terminal and not isinstance(event, ev.JobNoted):",
+        "if job.state.is_terminal and isinstance(event, ev.JobNoted):",
+    ),
+    Mutant("a version is left out", FOLD, "version=job.version + 1", "version=job.version + 2"),
+    Mutant("an attempt is started twice", FOLD, "if event.attempt <= job.attempt_number:", "if event.attempt < job.attempt_number:"),
+    Mutant("a restart is charged to no budget", FOLD, "restarts.get(failure_class.value, 0) + 1", "restarts.get(failure_class.value, 0)"),
+    Mutant(
+        "restarts without progress are not counted",
+        FOLD,
+        "no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),",
+        "no_progress=0 if progressed else job.no_progress,",
+    ),
+    Mutant("a job that is given up is tried again", FOLD, "if not event.retry:", "if not event.retry and event.keep_gang:"),
+    Mutant(
+        "the exit of an earlier attempt ends this one",
+        FOLD,
+        "phase.gang is None or not _current(job, event.attempt):",
+        "phase.gang is None:",
+    ),
+    Mutant("the exit of a rank is taken twice", FOLD, "if phase.exits.has(event.exit.rank):", "if phase.exits.has(-1):"),
+    Mutant(
+        "a weaker stop takes the place of a stronger one",
+        FOLD,
+        "if not event.purpose.overrides(before.purpose):",
+        "if event.purpose.overrides(before.purpose):",
+    ),
+    Mutant(
+        "a job that has succeeded is stopped",
+        FOLD,
+        "if job.succeeded or isinstance(job.phase, GivingUp):",
+        "if isinstance(job.phase, GivingUp):",
+    ),
+    Mutant(
+        "the release of an earlier gang releases this one",
+        FOLD,
+        "if event.gang != job.gang or not job.gang_open:",
+        "if not job.gang_open:",
+    ),
+    Mutant(
+        "a checkpoint in the memory of dead actors counts",
+        FOLD,
+        "checkpoints=job.checkpoints.without_memory)",
+        "checkpoints=job.checkpoints)",
+    ),
+    Mutant(
+        "a job goes back to the queue in spite of its fence",
+        FOLD,
+        "phase = Pending(not_before=max(event.not_before, job.fenced_until), failure=job.failure)",
+        "phase = Pending(not_before=event.not_before, failure=job.failure)",
+    ),
+    Mutant(
+        "a new gang is made in spite of the fence",
+        FOLD,
+        "not_before = max(event.not_before, fenced_until)\n    if not event.retry",
+        "not_before = event.not_before\n    if not event.retry",
+    ),
+    Mutant("ranks that succeeded have processes", FOLD, "replace(phase.gang, pids=None)\n    if isinstance(phase, Draining)", "phase.gang\n    if isinstance(phase, Draining)"),
+    Mutant(
+        "the loss of an earlier gang loses this one",
+        FOLD,
+        "phase.gang is None or event.gang != job.gang:\n        return job\n    known",
+        "phase.gang is None:\n        return job\n    known",
+    ),
+    Mutant("an attempt restarts in a gang that is lost", FOLD, "if event.keep_gang and isinstance(gang, Gang):", "if event.keep_gang and gang is not None:"),
+    # -- what follows from a record
+    Mutant("a job succeeds with its first rank", ADVANCE, "phase.ended_well(job.num_workers)", "phase.ended_well(min(1, job.num_workers))"),
+    Mutant(
+        "an attempt restarts beside processes of the last",
+        ADVANCE,
+        "if phase.gang.pids is not None:\n        return _NOTHING\n    if now",
+        "if phase.gang.pids is not None and now < 0:\n        return _NOTHING\n    if now",
+    ),
+    Mutant("a restart does not wait for its time", ADVANCE, "if now < phase.not_before:", "if now < phase.not_before - 3600:"),
+    Mutant(
+        "a stopped job ends before its gang is gone",
+        ADVANCE,
+        "if phase.gang is not None:\n        return _NOTHING\n    if job.succeeded:",
+        "if phase.gang is not None and job.succeeded:\n        return _NOTHING\n    if job.succeeded:",
+    ),
+    Mutant(
+        "a failed job ends before its gang is gone",
+        ADVANCE,
+        "if phase.gang is not None or returns(job, now):",
+        "if returns(job, now):",
+    ),
+    Mutant(
+        "a paused job goes back to the queue",
+        ADVANCE,
+        "case StopPurpose.PAUSE:\n            return ev.JobSuspended(job_id=job.id, at=now, by=by)",
+        "case StopPurpose.PAUSE:\n            return ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=0.0)",
+    ),
+    Mutant(
+        "ranks that exit with 0 when they are stopped have succeeded",
+        ADVANCE,
+        "return job.ended_well and job.attempts[-1].failure is None and all(e.at <= stop_at for e in job.exits)",
+        "return bool(job.exits) and all(e.exit_code == 0 or e.at <= stop_at for e in job.exits)",
+    ),
+    Mutant(
+        "max_duration is never reached",
+        ADVANCE,
+        "if now >= limit:\n            return Step(tuple(request_stop(",
+        "if now >= limit + 1e9:\n            return Step(tuple(request_stop(",
+    ),
+    Mutant("startup_timeout is never reached", ADVANCE, "if now >= limit:\n            failure", "if now >= limit + 1e9:\n            failure"),
+    Mutant(
+        "nothing wakes the loop for max_duration",
+        ADVANCE,
+        "wake_at = _sooner(wake_at, limit)\n    return",
+        "limit = 0.0\n    return",
+    ),
+    Mutant(
+        "a waiting job is not cancelled",
+        ADVANCE,
+        "return [ev.JobFinished(job_id=job.id, at=now, state=JobState.CANCELLED, reason=Cancelled(by=by))]",
+        "return []",
+    ),
+    # -- failures
+    Mutant("one restart more than the budget", FAILURE, "budget is not None and used >= budget:", "budget is not None and used > budget:"),
+    Mutant(
+        "one restart more without progress",
+        FAILURE,
+        "without_progress >= job.spec.retry.max_no_progress:",
+        "without_progress > job.spec.retry.max_no_progress:",
+    ),
+    Mutant("hangs are charged to another budget", FAILURE, "return limits.hang", "return limits.infra"),
+    Mutant(
+        "a survivor's error hides the rank that failed first",
+        FAILURE,
+        "key=lambda e: (is_collateral(e), e.failed_at)",
+        "key=lambda e: (not is_collateral(e), e.failed_at)",
+    ),
+    Mutant("a collateral error is judged at once", FAILURE, "if now < settled_at:", "if now < settled_at - 60:"),
+    Mutant("ranks that were asked to leave are not looked at", FAILURE, "if left and not any(", "if left and now < 0 and not any("),
+    # -- checkpoints
+    Mutant("an earlier attempt's checkpoint counts", SAVED, "if event.attempt != job.attempt_number:", "if event.attempt > job.attempt_number:"),
+    Mutant("an older checkpoint takes the place of a newer", SAVED, "event.step <= before.newest.step:", "event.step < 0:"),
+    Mutant(
+        "an older durable checkpoint takes the place of a newer",
+        SAVED,
+        "(known is not None and event.step <= known.step)",
+        "(known is not None and event.step < 0)",
+    ),
+    Mutant(
+        "a checkpoint in memory counts without its gang",
+        SAVED,
+        "if not event.path and not job.gang_open:",
+        "if not event.path and job.attempt_number < 0:",
+    ),
+    # -- effects
+    Mutant("ranks are killed before they can save", EFFECTS, "p.Draining: {**_ENDING, Hold.PROCESSES: StopRanks}", "p.Draining: _ENDING"),
+    Mutant("failed ranks are not killed", EFFECTS, "p.Restarting: {Hold.PROCESSES: KillRanks,", "p.Restarting: {Hold.PROCESSES: Ensure,"),
+    Mutant("a lost gang is never released", EFFECTS, "    Hold.LOST: ReleaseGang,\n}\n\nEFFECTS", "    Hold.LOST: None,\n}\n\nEFFECTS"),
+    # -- the loop
+    Mutant(
+        "effects are ordered before they are written",
+        LOOP,
+        "        wake_at = self._decide(batch)\n        if batch:",
+        "        wake_at = self._decide(batch)\n        runtime = self._runtime()\n"
+        "        for job in self.decided.active.values():\n            runtime and runtime.apply(job, desired_effect(job))\n        if batch:",
+    ),
+    Mutant("what a full disk did not take is forgotten", LOOP, "await self._pause(WRITE_RETRY_SECONDS)", "return"),
+    Mutant("jobs that have ended stay", LOOP, "del self.jobs[job_id], self.decided[job_id]", "del self.jobs[job_id]"),
+    Mutant("only jobs that change have their effects", LOOP, "for job_id in {**before, **self.decided.active}:", "for job_id in before:"),
+    Mutant("facts are not checked", LOOP, "unusable = misfits(event)", "unusable: tuple[str, ...] = ()"),
+    Mutant("the nodes are looked at once", LOOP, "if nodes != self.nodes:", "if not self.nodes:"),
+    Mutant(
+        "a fact is folded from what is written, not from what was decided",
+        LOOP,
+        "job = self.decided.get(event.job_id)\n        if job is None:\n            return\n        change",
+        "job = self.jobs.get(event.job_id)\n        if job is None:\n            return\n        change",
+    ),
+    # -- the stores
+    Mutant("a repeated request submits twice (memory)", MEMORY, "found = one_submission(events, known)", "found = one_submission(events, [None for _ in known])"),
+    Mutant(
+        "a repeated request submits twice (SQLite)",
+        SQL,
+        "found = one_submission(self._events, known)",
+        "found = one_submission(self._events, [None for _ in known])",
+    ),
+    Mutant("a write over another's is taken", MEMORY, "if stored.version != of_job.before.version:", "if stored.version < 0:"),
+    Mutant("the last event is not kept (memory)", MEMORY, "for c in of_job.changes]\n            self._note", "for c in of_job.changes[:-1]]\n            self._note"),
+    Mutant("the first event is not kept (SQLite)", SQL, "for c in of_job.changes]\n            connection", "for c in of_job.changes[1:]]\n            connection"),
+    Mutant("jobs that ended are not tidied (SQLite)", SQL, 'connection.execute(STATEMENTS["insert_untidied"], (after.submission.sequence,))', "pass"),
+    Mutant(
+        "an end is counted twice (SQLite)",
+        SQL,
+        'connection.execute(STATEMENTS["count_finished"], totals)',
+        'connection.executemany(STATEMENTS["count_finished"], [totals, totals])',
+    ),
+    # -- gangs
+    Mutant("a node that was cut off needs no fence", GANGS, "not_before = now + FENCE_SECONDS if lost.node_lost else 0.0", "not_before = 0.0"),
+    Mutant(
+        "a gang is released before its processes are gone",
+        GANGS,
+        "if gang is None or len(gang.gone) < job.num_workers:",
+        "if gang is not None and len(gang.gone) < 0:",
+    ),
+    Mutant("ranks are launched again after a restart of the daemon", GANGS, "if greeting.launched < attempt", "if greeting.launched <= attempt"),
+    Mutant(
+        "a rank that has ended is run again",
+        GANGS,
+        "_refuse_to_repeat(job.attempt_number, waiting, self._cluster.processes.records.get(job.id, {}))",
+        "pass",
+    ),
+    Mutant("an answer that comes twice is followed twice", GANGS, "if gang.cursors.get(actor.rank, 0) == cursor:", "if cursor >= 0:"),
+    Mutant(
+        "a job runs with its first rank",
+        GANGS,
+        "if len(gang.started) == len(gang.actors):\n                    pids = tuple(gang.started[r] for r in range(len(gang.actors)))",
+        "if gang.started:\n                    pids = tuple(gang.started.values())",
+    ),
+    Mutant("an attempt is gone with its first rank", GANGS, "if len(gang.gone) == len(gang.actors):", "if gang.gone:"),
+    Mutant("an earlier gang is taken for the job's", GANGS, "if gang is None or gang.number != job.gang:", "if gang is None:"),
+    Mutant("the last words of ranks are lost", GANGS, "self._post([*self._last_words(job_id, attempt, ranks), event])", "self._post([event])"),
+    # -- the scheduler
+    Mutant(
+        "the GPUs of a starting gang are free",
+        PLACEMENT,
+        "[job for job in jobs if job.gang_open]",
+        "[job for job in jobs if job.gang_open and job.seats]",
+    ),
+    Mutant(
+        "STRICT_SPREAD puts two ranks on a node",
+        PLACEMENT,
+        "return tuple(order[:ranks]) if len(order) >= ranks else None",
+        "return _round_robin(order, ranks, slots)",
+    ),
+    Mutant("STRICT_PACK takes two nodes", PLACEMENT, 'if strategy == "STRICT_PACK":', 'if strategy == "PACKED":'),
+    Mutant("a shared GPU is taken for another", PLACEMENT, "free[node_id].take(*size, gpu=gpu)\n    return free", "free[node_id].take(*size)\n    return free"),
+    Mutant(
+        "what an ended job held is never free",
+        OCCUPANCY,
+        "self._changed.update(job.nodes)\n        if self._accounts is not None:\n            self._accounts.count(job, -1)",
+        "if self._accounts is not None:\n            self._accounts.count(job, -1)",
+    ),
+    Mutant("a gang's first record is kept", OCCUPANCY, "if before.held is job.held and before.attempts is job.attempts:", "if before.attempts is job.attempts:"),
+    Mutant(
+        "jobs that must not be preempted are",
+        PREEMPTION,
+        "job.state is JobState.RUNNING and job.spec.preemptible and not job.degraded and rule.gives_way(job)",
+        "job.state is JobState.RUNNING and rule.gives_way(job)",
+    ),
+    Mutant("a back-off is not waited for", SCHEDULER, "if job.not_before > now:\n        commands.ask_again(job.not_before)", "if job.not_before > now + 1e9:\n        commands.ask_again(job.not_before)"),
+    Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, where, nodes)", "full = where is None"),
+    Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.gang + 1, nodes=larger", "gang=job.gang, nodes=larger"),
+    Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due())", "jobs.next_due()"),
+)  # fmt: skip
