@@ -139,7 +139,8 @@ class Client(SpecQuestions):
         from orchestrator.api.views import PlanReply
 
         body = self._body(text, source, cwd, overrides=overrides, resume_from=resume_from, after=after)
-        return PlanReply.from_json(self._call("POST", "/plan", body=body))
+        plan = submission.plan(self.endpoint, body, deadline_seconds=self._deadline_seconds)
+        return PlanReply.from_json(plan)
 
     def _body(
         self,

@@ -118,6 +118,14 @@ class SecretMissingError(OrchError):
     exit_code = EXIT_BAD_INPUT
 
 
+class WorkdirNeededError(OrchError):
+    """The job's working directory is on the submitter's machine. Upload it (`orch submit` does) and submit again."""
+
+    code = "workdir_needed"
+    http_status = 409
+    exit_code = EXIT_REFUSED
+
+
 class MediaTypeError(OrchError):
     """The request body is not declared as JSON. Send ``Content-Type: application/json``."""
 
@@ -234,7 +242,7 @@ class MissingPartError(OrchError):
     """A part of orch that the command needs is not installed here. Type the line that the hint gives."""
 
     code = "missing_part"
-    http_status = 500
+    http_status = 409
     exit_code = EXIT_REFUSED
 
 

@@ -42,6 +42,13 @@ class FileDigest(View):
     sha256: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPieces(View):
+    """The pieces of an upload that have to be sent, by their SHA-256, in the order of the question."""
+
+    missing: tuple[str, ...] = ()
+
+
 NESTED.update({FileList: {"files": FileView}})
 
 

@@ -19,6 +19,13 @@ MAX_YAML_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""
 
+MAX_PIECE_BYTES = 2 * 1024 * 1024
+"""A file of an uploaded working directory is sent in pieces of so many bytes, the last one shorter."""
+
+MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+MAX_ASKED_PIECES = 10_000
+"""How many pieces one question after what is missing names."""
+
 MAX_WAIT_SECONDS = 60.0
 """Longest time one long poll is held; a client that wants to wait longer repeats it."""
 

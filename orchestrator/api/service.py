@@ -62,7 +62,8 @@ class SubmitRequest:
     ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
     interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
     earlier reply asked for. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
-    ``JOB:success``, ``:failure``, ``:any``.
+    ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was typed on another machine, and only ``upload``, the pieces of
+    the uploaded working directory's manifest, says what its files are.
     """
 
     yaml: str
@@ -75,6 +76,8 @@ class SubmitRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str | None = None
     after: tuple[str, ...] = ()
+    upload: tuple[str, ...] = ()
+    remote: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +216,14 @@ class JobService(Protocol):
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> PlanReply:
         """Check a submission and say where and when it would run; store nothing. Raises InvalidSpecError."""
+        ...
+
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
+        """Which pieces of an upload of ``size_bytes`` have to be sent. Raises RefusedError for one over the limit."""
+        ...
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
+        """Keep a piece of an upload. Raises BadRequestError for another content, RefusedError beyond the user's limit."""
         ...
 
     async def jobs(self, query: JobFilter) -> Sequence[JobView]:

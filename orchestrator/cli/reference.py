@@ -23,7 +23,7 @@ Beyond those: 70 is a bug of orch, 130 Ctrl-C, 141 a closed pipe. With `--json`,
 | variable | meaning |
 |---|---|
 | `ORCH_HOME` | where all state lives, and which daemon is meant; default `~/.orch` |
-| `ORCH_ADDRESS`, `ORCH_TOKEN` | a daemon over TCP (`http://host:port`) and its token, instead of the Unix socket |
+| `ORCH_ADDRESS`, `ORCH_TOKEN` | a daemon over TCP (`http://host:port`) and its token, instead of the Unix socket; they go before `orch login` |
 | `NO_COLOR`, `FORCE_COLOR` | colour never, colour always; otherwise on a terminal |
 | `COLUMNS` | the width of tables |
 

@@ -12,13 +12,14 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, BadRequestError, DaemonUnreachableError
-from orchestrator.api.protocol import API_PREFIX
-from orchestrator.api.transport import submission, wire
+from orchestrator.api.transport import submission
 from orchestrator.cli.session import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from orchestrator.api.transport.upload import Uploaded
+    from orchestrator.cli.render.transfer import Bar
     from orchestrator.cli.session import Session
 
 PLAN_SECONDS = 120.0
@@ -140,11 +141,47 @@ def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> 
         console.note(f"note: {note}")
 
 
+class UploadBar:
+    """How far an upload is; imported and shown only where there is one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._bar: Bar | None = None
+
+    def sent(self, done: int, total: int) -> None:
+        """So many of so many bytes are with the daemon."""
+        from orchestrator.cli.render.transfer import Bar
+
+        self._bar = self._bar or Bar(self._session, total)
+        self._bar.at(done, "upload of working_dir")
+
+    def ended(self, uploaded: Uploaded) -> None:
+        """Say what was uploaded, and what ignore files left out."""
+        from orchestrator.cli.render.units import size
+
+        if self._bar is not None:
+            self._bar.end()
+        told = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
+        if uploaded.sent_bytes < uploaded.size_bytes:
+            told += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
+        self._session.console.note(told)
+        if uploaded.left_out is not None:
+            found = uploaded.left_out
+            more = "at least " if found.more else ""
+            self._session.console.note(
+                f"note: not uploaded, by {', '.join(found.by)}: {more}{_files(found.files)} ({size(found.size_bytes)})"
+            )
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
 def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
     """Submit; where no daemon runs, start one and submit then, with the same key."""
 
     def send() -> dict[str, Any]:
-        return submission.submit(session.endpoint, body, environ=session.environ)
+        return submission.submit(session.endpoint, body, environ=session.environ, watch=UploadBar(session))
 
     return with_daemon(session, send)
 
@@ -171,10 +208,8 @@ def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int
         body = _body(session, item, options)
 
         def send(body: dict[str, Any] = body) -> dict[str, Any]:
-            reply: dict[str, Any] = wire.call(
-                session.endpoint, "POST", f"{API_PREFIX}/plan", body=body, deadline_seconds=PLAN_SECONDS
-            )
-            return reply
+            watch = UploadBar(session)
+            return submission.plan(session.endpoint, body, deadline_seconds=PLAN_SECONDS, watch=watch)
 
         plans.append(with_daemon(session, send))
     code = EXIT_REFUSED if any(plan.get("starts") == "never" for plan in plans) else EXIT_OK

@@ -80,6 +80,14 @@ class Service(UsageService, SessionService, CurveService):
         """Return what a submission would do; store nothing."""
         return await self._submissions.plan(request, caller)
 
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
+        """Which pieces of an upload have to be sent."""
+        return await self._submissions.missing_pieces(digests, size_bytes, caller)
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
+        """Keep a piece of an upload."""
+        await self._submissions.put_piece(digest, data, caller)
+
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Return the jobs that match the filter, newest first."""
         return await self._reader.jobs(query)

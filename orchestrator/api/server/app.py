@@ -46,6 +46,7 @@ from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
 from orchestrator.api.server.queue_routes import add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
+from orchestrator.api.server.upload_routes import add_upload_routes
 from orchestrator.api.server.usage_routes import add_usage_routes
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb
 from orchestrator.api.spec_views import SpecDiff, SpecView
@@ -111,6 +112,7 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_looking_routes(app, service, closing)
     add_file_routes(app, service, caller_of, answer)
     add_session_routes(app, service, closing)
+    add_upload_routes(app, service, caller_of, answer)
     add_matrix_routes(app, service, _own_job, caller_of, answer)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)

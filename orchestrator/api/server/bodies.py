@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Problem, RequestTooLargeError
-from orchestrator.api.protocol import MAX_YAML_BYTES
+from orchestrator.api.protocol import MAX_ASKED_PIECES, MAX_MANIFEST_BYTES, MAX_PIECE_BYTES, MAX_YAML_BYTES
 from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
 from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
 
@@ -40,6 +40,9 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]
 Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{8,128}$")]
 
 
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Body(BaseModel):
     """Base of all bodies: no conversion of types, no unknown keys, no value in an error."""
 
@@ -60,6 +63,8 @@ class SubmitBody(Body):
     resume_from: Annotated[str, StringConstraints(max_length=300)] | None = None
     after: list[Annotated[str, StringConstraints(max_length=300)]] = Field(default_factory=list, max_length=MAX_AFTER)
 
+    upload: list[Digest] = Field(default_factory=list, max_length=MAX_MANIFEST_BYTES // MAX_PIECE_BYTES)
+
     def request(self) -> SubmitRequest:
         """The service's record. Raises RequestTooLargeError for a text over the bound."""
         if len(self.yaml.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
@@ -78,7 +83,15 @@ class SubmitBody(Body):
             secrets=dict(self.secrets),
             resume_from=self.resume_from,
             after=tuple(self.after),
+            upload=tuple(self.upload),
         )
+
+
+class MissingPiecesBody(Body):
+    """Pieces of a working directory of ``size_bytes``, by their SHA-256."""
+
+    digests: list[Digest] = Field(max_length=MAX_ASKED_PIECES)
+    size_bytes: int = Field(ge=0, le=2**53)
 
 
 class ActionBody(Body):

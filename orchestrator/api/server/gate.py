@@ -40,6 +40,9 @@ log = structlog.get_logger("orch.api")
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
 STOPPING = "the daemon is shutting down"
+_MEDIA_TYPES = frozenset({"application/json", "application/octet-stream"})
+"""A page of another site cannot send either without asking first."""
+
 _NO_BODY = frozenset({"GET", "HEAD"})
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 
@@ -156,7 +159,7 @@ class Gate:
             return receive
         headers = Headers(scope)
         media_type = (headers.one("content-type") or "").partition(";")[0].strip().lower()
-        if media_type != "application/json":
+        if media_type not in _MEDIA_TYPES:
             raise MediaTypeError(f"a body of type {media_type or 'unknown'} is refused")
         limit = self._policy.max_body_bytes
         declared = headers.one("content-length")

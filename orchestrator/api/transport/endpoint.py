@@ -121,21 +121,70 @@ def may_serve(socket_path: str, uid: int) -> bool:
 
 
 def endpoint_from(environ: Mapping[str, str], *, shared: str = SHARED_DIRECTORY) -> Endpoint:
-    """Return the daemon that ``environ`` names: ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``, else the socket of ``$ORCH_HOME``.
+    """The daemon that ``environ`` points at.
+
+    That is ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``; else the one of `orch login`, whose token ``$ORCH_ADDRESS`` has, too, where it
+    is the same; else the socket of ``$ORCH_HOME``.
 
     Raises BadRequestError for an address that is not ``http://host:port``, or a relative home; NotPermittedError for a
     socket in another user's directory.
     """
-    address = environ.get("ORCH_ADDRESS", "")
+    address, token = environ.get("ORCH_ADDRESS", ""), environ.get("ORCH_TOKEN", "")
+    known = None if address and token else read_login(environ)
+    if known is not None and (not address or tcp_endpoint(address)[1:3] == tcp_endpoint(known[0])[1:3]):
+        address, token = known
     if not address:
         path = control_socket(environ, os.getuid(), shared=shared)
         if path.startswith(f"{shared}/orch-"):
             _refuse_a_trap(path)
         return Endpoint(socket_path=path)
+    return tcp_endpoint(address, token)
+
+
+def tcp_endpoint(address: str, token: str = "") -> Endpoint:
+    """The daemon at ``http://host:port``. Raises BadRequestError for another text."""
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise BadRequestError(
-            f"ORCH_ADDRESS={address!r} is not an address",
-            hint="write http://host:port, or unset it to use the Unix socket of ORCH_HOME",
+            f"{address!r} is not the address of a daemon",
+            hint="write http://host:port (ORCH_ADDRESS, `orch login`), or unset ORCH_ADDRESS to use the socket of ORCH_HOME",
         )
-    return Endpoint(host=host.strip("[]"), port=int(port), token=environ.get("ORCH_TOKEN", ""))
+    return Endpoint(host=host.strip("[]"), port=int(port), token=token)
+
+
+LOGIN_FILE = "login"
+MAX_LOGIN_BYTES = 8192
+
+
+def login_path(environ: Mapping[str, str]) -> str:
+    """The file in which `orch login` keeps an address and its token."""
+    return f"{orch_home(environ).rstrip('/')}/{LOGIN_FILE}"
+
+
+def read_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Address and token of `orch login`; None where there is no login.
+
+    Raises NotPermittedError for a file that other users could have read or written, BadRequestError for one that is damaged.
+    """
+    path = login_path(environ)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NotPermittedError(
+            f"{path} cannot be read: {error.strerror}", hint="remove it and `orch login` again"
+        ) from error
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise NotPermittedError(
+                f"{path} is not a file of this user alone",
+                hint="remove it, have a new token made, and `orch login` again",
+            )
+        lines = os.read(handle, MAX_LOGIN_BYTES).decode("utf-8", "replace").split("\n")
+    finally:
+        os.close(handle)
+    if len(lines) < 2 or not lines[0] or not lines[1]:
+        raise BadRequestError(f"{path} is damaged", hint="`orch login ADDRESS` writes it anew")
+    return lines[0], lines[1]

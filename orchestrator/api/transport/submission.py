@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.api.errors import (
     BadRequestError,
@@ -18,6 +18,7 @@ from orchestrator.api.errors import (
     InternalError,
     Problem,
     SecretMissingError,
+    WorkdirNeededError,
 )
 from orchestrator.api.protocol import API_PREFIX, MAX_YAML_BYTES
 from orchestrator.api.transport import wire
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.api.transport.endpoint import Endpoint
+    from orchestrator.api.transport.upload import Uploaded
 
 DEADLINE_SECONDS = 180.0
 """A submission may wait for Ray to come up and for a large working directory to be copied."""
@@ -102,8 +104,52 @@ def request_body(
     }
 
 
+class UploadWatch(Protocol):
+    """What is told of an upload while it goes on."""
+
+    def sent(self, done: int, total: int) -> None:
+        """So many of so many bytes are with the daemon."""
+        ...
+
+    def ended(self, uploaded: Uploaded) -> None:
+        """The directory is with the daemon."""
+        ...
+
+
+def with_upload(endpoint: Endpoint, body: dict[str, Any], watch: UploadWatch | None = None) -> dict[str, Any]:
+    """The body, with the working directory that it names uploaded: read here, from the text that is sent.
+
+    The daemon is not asked which directory that is: it must not choose what leaves this machine.
+    """
+    from pathlib import Path
+
+    from orchestrator.api.errors import invalid_spec
+    from orchestrator.api.transport.upload import Uploader
+    from orchestrator.spec.job import parse_jobs
+    from orchestrator.spec.problems import SpecError
+
+    try:
+        file = parse_jobs(body["yaml"], source=body["source"], overrides=body["overrides"])
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    directory = file.jobs[0][1].working_dir
+    if directory is None:
+        return body
+    uploaded = Uploader(endpoint, watch.sent if watch else lambda _done, _total: None).upload(
+        Path(body["cwd"], directory)
+    )
+    if watch:
+        watch.ended(uploaded)
+    return {**body, "upload": list(uploaded.manifest)}
+
+
 def submit(
-    endpoint: Endpoint, body: dict[str, Any], *, environ: Mapping[str, str], deadline_seconds: float = DEADLINE_SECONDS
+    endpoint: Endpoint,
+    body: dict[str, Any],
+    *,
+    environ: Mapping[str, str],
+    deadline_seconds: float = DEADLINE_SECONDS,
+    watch: UploadWatch | None = None,
 ) -> dict[str, Any]:
     """Send a submission until its answer is known; the idempotency key makes that safe. Returns the reply's JSON.
 
@@ -111,13 +157,34 @@ def submit(
     again until ``deadline_seconds``. Raises SecretMissingError for a name that ``environ`` lacks.
     """
     deadline = time.monotonic() + deadline_seconds
-    reply = _deliver(endpoint, body, deadline)
+    try:
+        reply = _deliver(endpoint, body, deadline)
+    except WorkdirNeededError:
+        body = with_upload(endpoint, body, watch)
+        deadline = time.monotonic() + deadline_seconds
+        reply = _deliver(endpoint, body, deadline)
     if wanted := reply.get("needs_secrets"):
         body = {**body, "secrets": _secrets(wanted, environ)}
         reply = _deliver(endpoint, body, deadline)
         if reply.get("needs_secrets"):
             raise InternalError(f"the daemon asked again for secrets that it was given: {', '.join(wanted)}")
     return reply
+
+
+def plan(
+    endpoint: Endpoint, body: dict[str, Any], *, deadline_seconds: float, watch: UploadWatch | None = None
+) -> dict[str, Any]:
+    """What a submission would do. Raises the daemon's errors."""
+
+    def ask(body: dict[str, Any]) -> dict[str, Any]:
+        path = f"{API_PREFIX}/plan"
+        reply: dict[str, Any] = wire.call(endpoint, "POST", path, body=body, deadline_seconds=deadline_seconds)
+        return reply
+
+    try:
+        return ask(body)
+    except WorkdirNeededError:
+        return ask(with_upload(endpoint, body, watch))
 
 
 def _secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

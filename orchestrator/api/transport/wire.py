@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.transport.endpoint import Endpoint
 
+JSON, BYTES = "application/json", "application/octet-stream"
 MAX_HEAD_BYTES = 64 * 1024
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 RECEIVE_BYTES = 64 * 1024
@@ -186,7 +187,7 @@ def _connect_unix(sock: socket.socket, path: str, deadline: float) -> None:
             time.sleep(BUSY_RETRY_SECONDS)
 
 
-def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> bytes:
+def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None, media_type: str = JSON) -> bytes:
     host = "localhost" if endpoint.socket_path else host_header(endpoint)
     lines = [
         f"{method} {path} HTTP/1.1",
@@ -197,7 +198,7 @@ def _request(endpoint: Endpoint, method: str, path: str, body: bytes | None) -> 
     if endpoint.token:
         lines.append(f"Authorization: Bearer {endpoint.token}")
     if body is not None:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        lines += [f"Content-Type: {media_type}", f"Content-Length: {len(body)}"]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b"")
 
 
@@ -208,13 +209,13 @@ def host_header(endpoint: Endpoint) -> str:
 
 
 def _open(
-    endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline: float
+    endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline: float, media_type: str = JSON
 ) -> tuple[socket.socket, _Stream, int, dict[str, str]]:
     sock = connect(endpoint, deadline)
     try:
         try:
             sock.settimeout(max(0.001, min(deadline - time.monotonic(), endpoint.connect_seconds)))
-            sock.sendall(_request(endpoint, method, path, body))
+            sock.sendall(_request(endpoint, method, path, body, media_type))
         except TimeoutError as error:
             check_running(sock, endpoint.label)
             raise DeadlineError(f"the daemon at {endpoint.label} did not take the request in time") from error
@@ -240,14 +241,20 @@ def check_protocol(headers: dict[str, str], endpoint: Endpoint) -> None:
 
 
 def exchange(
-    endpoint: Endpoint, method: str, path: str, *, body: bytes | None = None, deadline_seconds: float = 10.0
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    *,
+    body: bytes | None = None,
+    deadline_seconds: float = 10.0,
+    media_type: str = JSON,
 ) -> Reply:
     """Send one request and return its whole answer within ``deadline_seconds``.
 
     Raises DaemonUnreachableError where nothing was sent, ConnectionLostError where the answer was lost, DeadlineError,
     ProtocolMismatchError. The status is not checked here.
     """
-    sock, stream, status, headers = _open(endpoint, method, path, body, time.monotonic() + deadline_seconds)
+    sock, stream, status, headers = _open(endpoint, method, path, body, time.monotonic() + deadline_seconds, media_type)
     with sock:
         return Reply(status, headers, b"".join(stream.chunks(headers)))
 
@@ -268,6 +275,13 @@ def fetch(endpoint: Endpoint, method: str, path: str, *, body: object = None, de
     if reply.status >= 400:
         raise _error_of(reply, endpoint)
     return reply.body
+
+
+def send(endpoint: Endpoint, path: str, data: bytes, *, deadline_seconds: float) -> None:
+    """Post bytes that are no JSON. An answer of 400 and up is raised as the error it describes."""
+    reply = exchange(endpoint, "POST", path, body=data, deadline_seconds=deadline_seconds, media_type=BYTES)
+    if reply.status >= 400:
+        raise _error_of(reply, endpoint)
 
 
 def _encoded(body: object) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -19,10 +21,11 @@ from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.daemon.sharing.admission import check_queue
 from orchestrator.daemon.submitting import checking, submission
+from orchestrator.daemon.submitting.uploads import Uploads
 from orchestrator.store import errors as store_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core import events as ev
@@ -92,15 +95,45 @@ class Submissions:
         self._blind_to = blind_to
         self._resume_path = resume_path
         self._pool = pool
+        self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
 
     def files_of(self, caller: Caller) -> Share:
         """Return the threads for the files of this user's submissions."""
         return self._pool.of(caller.uid)
 
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
+        """Which pieces of an upload have to be sent."""
+        self.refuse_when_full()
+        return await self.files_of(caller).run(self._uploads.missing, caller.uid, digests, size_bytes, self._loop.now())
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
+        """Keep a piece of an upload."""
+        self.refuse_when_full()
+        await self.files_of(caller).run(self._uploads.put, caller.uid, digest, data)
+
+    @contextlib.asynccontextmanager
+    async def _with_files(self, request: SubmitRequest, caller: Caller) -> AsyncGenerator[SubmitRequest, None]:
+        """The request as it is checked: one from another machine has what was uploaded for its directory, for so long."""
+        if caller.channel == "tcp" or request.upload:
+            request = replace(request, remote=True, path=os.environ.get("PATH", os.defpath))
+        if not request.upload:
+            yield request
+            return
+        files = self.files_of(caller)
+        directory = await files.run(self._uploads.lay_out, caller.uid, request.upload)
+        try:
+            yield replace(request, cwd=str(directory))
+        finally:
+            await files.run(self._uploads.remove, directory)
+
     async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         """Accept a job; durable once this returns."""
-        began = time.perf_counter()
         self._admission.refuse()
+        async with self._with_files(request, caller) as asked:
+            return await self._submit(asked, caller)
+
+    async def _submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
+        began = time.perf_counter()
         checked = await self.files_of(caller).run(checking.check, request)
         first = checked[0]
         missing = tuple(name for name in first.spec.secrets if name not in request.secrets)
@@ -183,7 +216,11 @@ class Submissions:
             raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._settings.home}")
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Return what a submission would do; store nothing."""
+        """Say what a submission would do; store nothing."""
+        async with self._with_files(request, caller) as asked:
+            return await self._plan(asked, caller)
+
+    async def _plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         look = self.files_of(caller)
         every = await look.run(checking.check, request)
         checked = every[0]
@@ -200,7 +237,7 @@ class Submissions:
             "name": checked.spec.name,
             "queue": checked.spec.queue,
             "python": checked.python,
-            "working_dir": str(checked.directory or ""),
+            "working_dir": (checked.spec.working_dir or "") if request.upload else str(checked.directory or ""),
             "snapshot_files": files,
             "snapshot_bytes": size,
             "left_out": told,

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.trackers.names import TRACKERS
-from orchestrator.api.errors import InvalidSpecError, Problem, invalid_spec
+from orchestrator.api.errors import InvalidSpecError, Problem, WorkdirNeededError, invalid_spec
+from orchestrator.api.transport.submission import find_python
 from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
 from orchestrator.daemon.jobs.interpreter import interpreter_of
@@ -83,23 +84,39 @@ def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, int
         spec = replace(spec, depends_on=with_after(spec, request.after))
     entry = parse_entrypoint(spec.entrypoint)
     python = _interpreter(request, entry, interpreters)
-    directory = None if spec.working_dir is None else Path(request.cwd, spec.working_dir)
+    directory = _directory(request, spec)
     if directory is not None and not _is_directory(request, directory):
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
     if entry.kind == "script" and directory is not None:
         script = directory / entry.target
         if (trouble := _file_trouble(script)) is not None:
             hint = "the path is relative to working_dir"
-            raise _one(request, "entrypoint", f"{script} {trouble}", hint)
+            shown = entry.target if request.upload else script
+            raise _one(request, "entrypoint", f"{shown} {trouble}", hint)
     modules = _modules(request, spec, directory or Path(request.cwd))
     _check_pip(request, spec, python or sys.executable)
     check_trackers(request, spec)
     return Checked(spec=spec, python=python or sys.executable, directory=directory, modules=modules, cell=cell)
 
 
+def _directory(request: SubmitRequest, spec: JobSpec) -> Path | None:
+    """The working directory; of another machine's submission what it uploaded. Raises WorkdirNeededError."""
+    if spec.working_dir is None:
+        return None
+    if not request.remote:
+        return Path(request.cwd, spec.working_dir)
+    if not request.upload:
+        raise WorkdirNeededError(
+            f"working_dir {spec.working_dir} is on the submitter's machine",
+            hint="a version of orch that uploads it sends it along",
+            problems=[Problem(message=spec.working_dir, path="working_dir", source=request.source)],
+        )
+    return Path(request.cwd)
+
+
 def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str]) -> str | None:
-    """Return the interpreter of the command; ``known`` are those of other jobs of the file."""
-    python = entry.interpreter(request.python)
+    """The interpreter that the command means; ``known`` are those that other jobs of the file mean."""
+    python = entry.interpreter(_own_python() if request.remote else request.python)
     if entry.python is not None and python is None:
         raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
     if python is None or python in known:
@@ -110,6 +127,11 @@ def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str
         raise _one(request, "entrypoint", f"{python} {trouble}", "name an interpreter of this machine")
     known[python] = interpreter_of(python)
     return known[python]
+
+
+def _own_python() -> str:
+    """What ``python`` means to a submission from another machine, whose PATH says nothing of this one."""
+    return find_python(os.environ.get("PATH", os.defpath)) or sys.executable
 
 
 def _file_trouble(path: Path) -> str | None:
@@ -147,6 +169,9 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
     found: list[Path] = []
     for index, entry in enumerate(spec.runtime_env.py_modules):
         where, path = f"runtime_env.py_modules[{index}]", Path(os.path.realpath(Path(base, entry)))
+        if request.remote and not path.is_relative_to(os.path.realpath(base)):
+            hint = "put it into working_dir, or into the interpreter's environment on the daemon's machine"
+            raise _one(request, where, f"{entry} is not uploaded: it lies outside of working_dir", hint)
         if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_trouble(path) is None)):  # noqa: PTH112 - never raises
             hint = "name a package's directory or a wheel; a relative path counts from working_dir"
             raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)

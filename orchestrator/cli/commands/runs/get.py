@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, EXIT_PARTLY, NotFoundError
 from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
+from orchestrator.cli.render.transfer import Bar
 from orchestrator.cli.render.units import size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
@@ -71,7 +71,7 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadRequestError(f"{target} cannot be made: {error.strerror}", hint="name another --output-dir") from error
-    bar = _Bar(session, sum(file.size_bytes for file in files.files))
+    bar = Bar(session, sum(file.size_bytes for file in files.files))
     downloader = Downloader(session.client(), files.job_id, target.resolve(), bar.add)
     done, failed = [], []
     for file in files.files:
@@ -94,31 +94,3 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
         count = f"{len(done)} file{'s' if len(done) != 1 else ''}"
         session.console.print(f"{count} in {target}, {size(received)} received")
     return EXIT_PARTLY if failed else EXIT_OK
-
-
-class _Bar:
-    """A progress bar on one line of a terminal; nothing elsewhere."""
-
-    def __init__(self, session: Session, total: int) -> None:
-        self._shown = sys.stderr.isatty() and not session.console.quiet
-        self._session, self._total, self._done, self._name = session, total, 0, ""
-
-    def show(self, name: str) -> None:
-        """Show the next file."""
-        self._name = name
-        self.add(0)
-
-    def add(self, count: int) -> None:
-        """Add received bytes."""
-        self._done += count
-        if self._shown:
-            share = min(1.0, self._done / self._total) if self._total else 1.0
-            text = f"{share:4.0%} of {size(self._total)}  {clean(self._name)}"
-            sys.stderr.write(f"\r\x1b[K{text[: max(20, min(self._session.console.width, 200) - 1)]}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

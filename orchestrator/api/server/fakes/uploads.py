@@ -1,0 +1,27 @@
+# ruff: noqa: D102 - JobService documents the methods
+"""The part of the service in memory that keeps pieces of uploads; see ``testing.py``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.service import Caller
+
+
+class FakeUploads:
+    """Keeps every piece; a test reads what came."""
+
+    @cached_property
+    def pieces(self) -> dict[str, bytes]:
+        """What was sent, by its digest."""
+        return {}
+
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:  # noqa: ARG002
+        return [digest for digest in digests if digest not in self.pieces]
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:  # noqa: ARG002
+        self.pieces[digest] = data
