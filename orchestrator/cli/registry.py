@@ -54,7 +54,7 @@ ENTRIES = (
     Entry("serve", "machine", MACHINE),
     Entry("doctor", "machine", MACHINE),
     Entry("demo", "machine", MACHINE),
-    Entry("login", "login", MACHINE),
+    Entry("login", "sessions.login", MACHINE),
     Entry("ui", "machine", MACHINE),
     Entry("nodes", "nodes", MACHINE),
     Entry("gpus", "gpu", MACHINE),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api.protocol import PAGE
 from orchestrator.daemon.curves.desk import CurveService
 from orchestrator.daemon.requests.sessions import SessionService
+from orchestrator.daemon.requests.submissions import Submissions, UploadService
 from orchestrator.daemon.requests.usage import UsageService
 
 if TYPE_CHECKING:
@@ -33,12 +34,11 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.pruning import Pruning
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.sessions import JobSessions
-    from orchestrator.daemon.requests.submissions import Submissions
     from orchestrator.daemon.requests.usage import Desks
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(UsageService, SessionService, CurveService):
+class Service(UsageService, SessionService, CurveService, UploadService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -60,6 +60,7 @@ class Service(UsageService, SessionService, CurveService):
     ) -> None:
         UsageService.__init__(self, desks)
         CurveService.__init__(self, curves)
+        UploadService.__init__(self, submissions)
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection
@@ -79,14 +80,6 @@ class Service(UsageService, SessionService, CurveService):
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         """Return what a submission would do; store nothing."""
         return await self._submissions.plan(request, caller)
-
-    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
-        """Which pieces of an upload have to be sent."""
-        return await self._submissions.missing_pieces(digests, size_bytes, caller)
-
-    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
-        """Keep a piece of an upload."""
-        await self._submissions.put_piece(digest, data, caller)
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Return the jobs that match the filter, newest first."""

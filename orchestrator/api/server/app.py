@@ -39,14 +39,13 @@ from orchestrator.api.server.bodies import (
     SubmitBody,
     bad_request,
 )
-from orchestrator.api.server.file_routes import add_file_routes
+from orchestrator.api.server.file_routes import add_file_routes, add_upload_routes
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.matrix_routes import add_matrix_routes
 from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
 from orchestrator.api.server.queue_routes import add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
-from orchestrator.api.server.upload_routes import add_upload_routes
 from orchestrator.api.server.usage_routes import add_usage_routes
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb
 from orchestrator.api.spec_views import SpecDiff, SpecView

@@ -24,7 +24,6 @@ from orchestrator.api.errors import (
     NoSuchNodeError,
     Problem,
     RefusedError,
-    WorkdirNeededError,
 )
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
 from orchestrator.api.server.app import control_routes
@@ -34,7 +33,6 @@ from orchestrator.api.server.fakes.matrices import FakeMatrices
 from orchestrator.api.server.fakes.queues import FakeQueues
 from orchestrator.api.server.fakes.sessions import FakeSessions
 from orchestrator.api.server.fakes.specs import FakeSpecs
-from orchestrator.api.server.fakes.uploads import FakeUploads
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import ApiServer, Deadlines, address_of, bind_tcp, host_names
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
@@ -88,7 +86,7 @@ OUTCOMES = {
 }
 
 
-class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices, FakeUploads):
+class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:
@@ -173,9 +171,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices,
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> SubmitReply:
         self.requests.append(request)
-        spec = self._spec(request)
-        if caller.channel == "tcp" and not request.upload:
-            raise WorkdirNeededError("working_dir . is on the submitter's machine")
+        spec = self._spec(self.with_files(request, caller))
         known = self.accepted.get((caller.uid, request.idempotency_key))
         if known is not None:
             if known[0] != request.yaml:

@@ -286,6 +286,21 @@ class Submissions:
             )
 
 
+class UploadService:
+    """The part of the service that takes uploads."""
+
+    def __init__(self, submissions: Submissions) -> None:
+        self._taker = submissions
+
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
+        """Which pieces of an upload have to be sent."""
+        return await self._taker.missing_pieces(digests, size_bytes, caller)
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
+        """Keep a piece of an upload."""
+        await self._taker.put_piece(digest, data, caller)
+
+
 def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:
     first, cell = jobs[0], jobs[0].submission.matrix
     return v.SubmitReply(

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from orchestrator.api.page_links import PageLinkView
+from orchestrator.api.server.fakes.uploads import FakeUploads
 from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ PYTHON = "/usr/bin/python3"
 PAGE = "http://127.0.0.1:8270/"
 
 
-class FakeSpecs:
+class FakeSpecs(FakeUploads):
     """Every job runs ``train.py``; two of them differ in their name alone."""
 
     _jobs: dict[JobId, JobView]

@@ -6,10 +6,12 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from orchestrator.api.errors import WorkdirNeededError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.api.service import Caller
+    from orchestrator.api.service import Caller, SubmitRequest
 
 
 class FakeUploads:
@@ -25,3 +27,9 @@ class FakeUploads:
 
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:  # noqa: ARG002
         self.pieces[digest] = data
+
+    def with_files(self, request: SubmitRequest, caller: Caller) -> SubmitRequest:
+        """The request, unless its files are on another machine."""
+        if caller.channel == "tcp" and not request.upload:
+            raise WorkdirNeededError("working_dir . is on the submitter's machine")
+        return request
