@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - the routes read the annotations
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from orchestrator.api.view import NESTED, View
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
