@@ -5,21 +5,32 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.analysis.matrices.plots import by_configuration
 from orchestrator.analysis.matrices.summary import REPEATS, Configuration, MatrixRun, Score, configurations
+from orchestrator.analysis.measure.run_summary import ACCURACIES
+from orchestrator.analysis.plots.runs import (
+    write_memory_against_accuracy,
+    write_memory_comparison,
+    write_memory_timeline,
+)
 from orchestrator.analysis.plots.style import PlotError
 from orchestrator.analysis.report.as_json import plain
+from orchestrator.analysis.report.names import REPORT
 from orchestrator.analysis.report.writing import file_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
 GRAPHS: Final = "graphs"
-COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1")
+COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1", REPORT)
+LONGEST_LABEL: Final = 40
+MOST_TOGETHER: Final = 12
+"""Runs in one picture; more cannot be told apart."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +66,40 @@ def write_results(
     graphs = directory / GRAPHS
     graphs.mkdir(exist_ok=True)
     for quantity in _quantities(results.configurations):
-        try:
-            picture = by_configuration(results.configurations, quantity, graphs / f"{file_name(quantity)}.png")
-            results.files.append(picture)
-        except PlotError as error:
-            results.missing.append(str(error))
+        _draw(
+            results, partial(by_configuration, results.configurations, quantity), graphs / f"{file_name(quantity)}.png"
+        )
+    _together(results, runs, graphs)
     return results
+
+
+def _draw(results: Results, draw: Callable[[Path], Path], target: Path) -> None:
+    try:
+        results.files.append(draw(target))
+    except PlotError as error:
+        if str(error) not in results.missing:
+            results.missing.append(str(error))
+
+
+def _together(results: Results, runs: Sequence[MatrixRun], graphs: Path) -> None:
+    """Pictures with a line or a bar for each run, under the names that `orch report` gives them."""
+    sampled = [(one, one.run) for one in runs if one.run is not None and any(gpu.times.size for gpu in one.run.gpus)]
+    if not sampled:
+        return
+    shown = [replace(run, name=f"{_label(one.values)} [{one.job_id}]") for one, run in sampled[:MOST_TOGETHER]]
+    if len(shown) < len(sampled):
+        results.missing.append(f"pictures of runs side by side show the first {len(shown)} of {len(sampled)}")
+    _draw(results, partial(write_memory_timeline, shown), graphs / "gpu_memory_timeline.png")
+    _draw(results, partial(write_memory_comparison, shown), graphs / "gpu_memory_comparison.png")
+    training = partial(write_memory_comparison, shown, training=True)
+    _draw(results, training, graphs / "training_memory_comparison.png")
+    if any(run.progress is not None and run.progress.best(*ACCURACIES) for run in shown):
+        _draw(results, partial(write_memory_against_accuracy, shown), graphs / "memory_vs_accuracy_scatter.png")
+
+
+def _label(values: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{name}={value}" for name, value in values.items())
+    return text if len(text) <= LONGEST_LABEL else f"{text[: LONGEST_LABEL - 3]}..."
 
 
 def _quantities(found: Sequence[Configuration]) -> list[str]:

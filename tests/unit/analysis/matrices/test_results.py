@@ -71,6 +71,21 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/graphs").iterdir())) >= 4
 
 
+def test_runs_are_drawn_side_by_side_and_their_reports_copied(tmp_path: Path) -> None:
+    runs = [made(tmp_path, f"job-{number}", lr=number) for number in range(14)]
+    report = tmp_path / "job-0" / "report"
+    report.mkdir()
+    (report / "job-0_summary.txt").write_text("GPU 0")
+    (report / "elsewhere.txt").symlink_to("/etc/passwd")
+    results = write_results(runs, tmp_path / "out", LOSS)
+    graphs = {path.name for path in (tmp_path / "out/graphs").iterdir()}
+    assert {"gpu_memory_timeline.png", "gpu_memory_comparison.png", "training_memory_comparison.png"} <= graphs
+    assert "memory_vs_accuracy_scatter.png" not in graphs, "no run has reported an accuracy"
+    assert results.missing == ["pictures of runs side by side show the first 12 of 14"]
+    assert (tmp_path / "out/runs/job-0/report/job-0_summary.txt").read_text() == "GPU 0"
+    assert (tmp_path / "out/runs/job-0/report/elsewhere.txt").is_symlink(), "a link is not followed out of the job"
+
+
 times = st.lists(st.floats(0, 1e4), max_size=12)
 
 
