@@ -61,7 +61,7 @@ class SubmitRequest:
     ``source`` names the file for messages. ``overrides`` are ``key.path=value`` texts in the order of ``--set``.
     ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
     interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
-    earlier reply asked for. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
+    earlier reply asked for, ``passed`` the submitter's variables that ``env: {pass: [...]}`` takes. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
     ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was typed on another machine, and only ``upload``, the pieces of
     the uploaded working directory's manifest, says what its files are.
     """
@@ -74,6 +74,7 @@ class SubmitRequest:
     python: str | None = None
     overrides: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    passed: Mapping[str, str] = field(default_factory=dict, repr=False)
     resume_from: str | None = None
     after: tuple[str, ...] = ()
     upload: tuple[str, ...] = ()

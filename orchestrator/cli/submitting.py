@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, BadRequestError, DaemonUnreachableError
 from orchestrator.api.transport import submission
+from orchestrator.cli.console import clean
 from orchestrator.cli.session import print_json
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, 
         overrides=options.overrides,
         resume_from=options.resume_from,
         after=options.after,
+        note=lambda text: session.console.note(f"note: {clean(text)}"),
     )
 
 

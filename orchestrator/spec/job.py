@@ -6,7 +6,7 @@ Pure; reading the file itself is `spec.source`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ from orchestrator.spec.problems import BadValueError, Finding, Path, Problem, Sp
 from orchestrator.spec.reader.checks import NOT_YET, cross_checks, not_yet
 from orchestrator.spec.reader.document import compose
 from orchestrator.spec.reader.overrides import apply_overrides
+from orchestrator.spec.reader.passing import Passed, PassRequest, select, split_request, with_variables
 from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, schema, write_spec
 from orchestrator.spec.reader.template import init_text
 
@@ -84,6 +85,7 @@ __all__ = [
     "job_schema",
     "parse_job",
     "parse_jobs",
+    "passed_variables",
     "prepare",
     "spec_yaml",
     "to_dict",
@@ -95,11 +97,13 @@ class JobFile:
     """The jobs of a job file: one, or with `matrix` one for each combination, in order.
 
     `name` is that of the whole matrix. The specs are those of the single jobs: none has a matrix, or a placeholder.
+    `unset` are the entries of `env: {pass: [...]}` that found no variable.
     """
 
     name: str
     matrix: MatrixSpec | None
     jobs: tuple[tuple[Combination | None, JobSpec], ...]
+    unset: tuple[str, ...] = ()
 
 
 def prepare() -> None:
@@ -114,22 +118,58 @@ def parse_job(
     overrides: Sequence[str] = (),
     rules: Rules = (),
     refused: Mapping[str, str] = NOT_YET,
+    environ: Mapping[str, str] | None = None,
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
 
     `rules` find other errors: those of packages that this one does not know. `refused` are the keys whose feature is not built yet.
+    `environ` has the variables that `env: {pass: [...]}` may take.
 
     Raises:
         SpecError: with every problem, each with its line and column, in the order of the file.
 
     """
     problems: list[Problem] = []
-    root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
-    root = apply_overrides(root, overrides, problems)
+    root, request = _tree(text, source, overrides, problems)
+    root = with_variables(root, request, _passed(request, environ or {}, problems).values)
     spec = _checked(root, problems, rules, refused)
     if problems:
         raise SpecError(_in_order(problems, source))
     return spec
+
+
+def passed_variables(text: str, *, source: str, overrides: Sequence[str], environ: Mapping[str, str]) -> Passed:
+    """Return what `env: {pass: [...]}` takes of an environment; nothing of a file that is wrong otherwise.
+
+    Raises:
+        SpecError: it takes too much.
+
+    """
+    problems: list[Problem] = []
+    try:
+        _, request = _tree(text, source, overrides, problems)
+    except SpecError:
+        return Passed()
+    if problems:
+        return Passed()
+    passed = _passed(request, environ, problems)
+    if problems:
+        raise SpecError(problems)
+    return passed
+
+
+def _passed(request: PassRequest, environ: Mapping[str, str], problems: list[Problem]) -> Passed:
+    try:
+        return select(request, environ)
+    except BadValueError as error:
+        problems.append(problem_at(error, request.mark, ("env", "pass")))
+        return Passed()
+
+
+def _tree(text: str, source: str, overrides: Sequence[str], problems: list[Problem]) -> tuple[MapNode, PassRequest]:
+    """The file's tree with its overrides, and the variables that it asks for, which are no part of it."""
+    root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
+    return split_request(apply_overrides(root, overrides, problems), problems)
 
 
 def parse_jobs(
@@ -139,6 +179,7 @@ def parse_jobs(
     overrides: Sequence[str] = (),
     rules: Rules = (),
     refused: Mapping[str, str] = NOT_YET,
+    environ: Mapping[str, str] | None = None,
 ) -> JobFile:
     """Read a job file that may have a matrix; the arguments are those of `parse_job`.
 
@@ -147,20 +188,25 @@ def parse_jobs(
 
     """
     problems: list[Problem] = []
-    root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
-    root = apply_overrides(root, overrides, problems)
+    root, request = _tree(text, source, overrides, problems)
+    values = _passed(request, environ or {}, problems).values
+
+    def checked(tree: MapNode, found: list[Problem]) -> JobSpec:
+        # Placeholders in a passed value are plain text: it comes in after those of the file are filled.
+        return _checked(with_variables(tree, request, values), found, rules, refused)
+
     if is_null(root.get("matrix")) or root.get("matrix") is None:
         problems += [problem_at(error, scalar.mark, path) for path, scalar, error in template_faults(root, ())]
-        jobs: list[tuple[Combination | None, JobSpec]] = [(None, _checked(root, problems, rules, refused))]
-        found = JobFile(name=jobs[0][1].name, matrix=None, jobs=tuple(jobs))
+        spec = checked(root, problems)
+        found = JobFile(name=spec.name, matrix=None, jobs=((None, spec),))
     else:
-        found = _expanded(root, problems, rules, refused)
+        found = _expanded(root, problems, checked)
     if problems:
         raise SpecError(_in_order(problems, source))
-    return found
+    return replace(found, unset=request.idle(values))
 
 
-def _expanded(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapping[str, str]) -> JobFile:
+def _expanded(root: MapNode, problems: list[Problem], checked: Callable[[MapNode, list[Problem]], JobSpec]) -> JobFile:
     matrix = _matrix_of(root, problems)
     name = root.get("name")
     template = name.text if isinstance(name, ScalarNode) else ""
@@ -169,7 +215,7 @@ def _expanded(root: MapNode, problems: list[Problem], rules: Rules, refused: Map
     for combination in wanted:
         seen = {(problem.line, problem.column, problem.path, problem.message) for problem in problems}
         own: list[Problem] = []
-        spec = _checked(filled(root, combination.values), own, rules, refused)
+        spec = checked(filled(root, combination.values), own)
         problems += [p for p in own if (p.line, p.column, p.path, p.message) not in seen]
         jobs.append((combination, spec))
     return JobFile(name=unit_name(template), matrix=matrix, jobs=tuple(jobs))
@@ -243,7 +289,14 @@ def change_spec(spec: JobSpec, overrides: Sequence[str], *, rules: Rules = ()) -
     problems: list[Problem] = []
     root = plain_node(to_dict(spec), "the job's spec")
     assert isinstance(root, MapNode)
-    changed = _checked(apply_overrides(root, overrides, problems), problems, rules, NOT_YET)
+    root, request = split_request(apply_overrides(root, overrides, problems), problems)
+    changed = _checked(root, problems, rules, NOT_YET)
+    if request.patterns:
+        hint = "set the variable: --set env.NAME=value"
+        where = "env.pass"
+        problems.append(
+            Problem(line=0, column=0, path=where, message="is resolved when a file is submitted", hint=hint)
+        )
     if changed.matrix is not None:
         problems.append(
             Problem(line=0, column=0, path="matrix", message="one job has no matrix", hint="submit the file")

@@ -42,6 +42,7 @@ from orchestrator.spec.fields.rules import (
     watched,
     web_address,
 )
+from orchestrator.spec.sections.env import Variables
 from orchestrator.spec.sections.matrix import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
 from orchestrator.spec.sections.workers import MAX_WORKERS
 from orchestrator.spec.sections.workers import AutoWorkers as AutoWorkers  # noqa: PLC0414
@@ -345,8 +346,8 @@ class JobSpec(Record):
     outputs: Annotated[Items[Glob], Doc("files to bring back from the ranks' nodes, as globs in working_dir")] = ()
     env: Annotated[
         Mapping[Variable, Annotated[str, Text("a value", empty=True, max_length=131_072)]],
-        Keyed(),
-        Doc("variables of every rank; values are text"),
+        Variables(),
+        Doc("variables of every rank; values are text; pass: [HF_HOME, WANDB_*] takes the submitter's"),
     ] = field(default_factory=dict)
     secrets: Annotated[
         Distinct[Variable],

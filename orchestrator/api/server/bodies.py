@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Problem, RequestTooLargeError
 from orchestrator.api.protocol import MAX_ASKED_PIECES, MAX_MANIFEST_BYTES, MAX_PIECE_BYTES, MAX_YAML_BYTES
 from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
+from orchestrator.spec.reader.passing import MOST_VARIABLES
 from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200
@@ -60,6 +61,7 @@ class SubmitBody(Body):
     python: AbsolutePath | None = None
     overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
     secrets: dict[VariableName, LongText] = Field(default_factory=dict, max_length=MAX_SECRETS, repr=False)
+    passed: dict[VariableName, LongText] = Field(default_factory=dict, max_length=MOST_VARIABLES, repr=False)
     resume_from: Annotated[str, StringConstraints(max_length=300)] | None = None
     after: list[Annotated[str, StringConstraints(max_length=300)]] = Field(default_factory=list, max_length=MAX_AFTER)
 
@@ -81,6 +83,7 @@ class SubmitBody(Body):
             python=self.python,
             overrides=tuple(self.overrides),
             secrets=dict(self.secrets),
+            passed=dict(self.passed),
             resume_from=self.resume_from,
             after=tuple(self.after),
             upload=tuple(self.upload),

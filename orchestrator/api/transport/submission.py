@@ -24,7 +24,7 @@ from orchestrator.api.protocol import API_PREFIX, MAX_YAML_BYTES
 from orchestrator.api.transport import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.upload import Uploaded
@@ -87,9 +87,14 @@ def request_body(
     resume_from: str | None = None,
     after: Sequence[str] = (),
     key: str = "",
+    note: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Any]:
-    """Return the JSON body of a submission or a plan: the text, and where it was typed."""
+    """Return the JSON body of a submission or a plan: the text, where it was typed, and the variables that it passes.
+
+    ``note`` is told of variables that match ``env: {pass: [...]}`` and stay here. Raises InvalidSpecError.
+    """
     path = environ.get("PATH", os.defpath)
+    passed = _passed(text, source, overrides, environ, note)
     return {
         "yaml": text,
         "source": source,
@@ -101,7 +106,30 @@ def request_body(
         "secrets": {},
         "resume_from": resume_from,
         "after": list(after),
+        **({"passed": passed} if passed else {}),
     }
+
+
+def _passed(
+    text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
+) -> dict[str, str]:
+    """The variables that the text takes from this environment: read here, since the daemon must not choose what leaves it."""
+    if "pass" not in text and not any("pass" in override for override in overrides):
+        return {}
+    from orchestrator.api.errors import invalid_spec
+    from orchestrator.spec.job import passed_variables
+    from orchestrator.spec.problems import SpecError
+
+    try:
+        found = passed_variables(text, source=source, overrides=overrides, environ=environ)
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    if found.secret:
+        remedy = f"`secrets: [{', '.join(found.secret)}]` passes what looks like a secret"
+        note(f"env.pass leaves out {', '.join(found.secret)}; {remedy}")
+    if found.unusable:
+        note(f"env.pass leaves out {', '.join(found.unusable)}: not UTF-8, or over the limit of 65,536 characters")
+    return dict(found.values)
 
 
 class UploadWatch(Protocol):

@@ -73,6 +73,8 @@ def submit(
 ) -> int:
     """Submit jobs; prints the id of each, of a file with `matrix:` that of the matrix. Starts the daemon where none is running.
 
+    `env: {pass: [NAME, "PREFIX_*"]}` in FILE takes those variables of this environment; no others go along but the secrets it names.
+
     With --json: one object for one FILE, an array for several.
     """
     options = SubmitOptions(

@@ -152,7 +152,7 @@ class Submissions:
         reply = await self.accept(events)
         notes = await self.files_of(caller).run(torch_notes, first.spec, first.python, first.directory, request.source)
         self._counter.submitted(time.perf_counter() - began)
-        return replace(reply, notes=(*reply.notes, *notes))
+        return replace(reply, notes=(*reply.notes, *first.notes, *notes))
 
     async def _prepare(
         self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller
@@ -231,6 +231,7 @@ class Submissions:
         told = left_out_view(left_out)
         notes = (
             *left_out_notes(told),
+            *checked.notes,
             *await look.run(torch_notes, checked.spec, checked.python, checked.directory, request.source),
         )
         reply: dict[str, Any] = {

@@ -42,7 +42,7 @@ TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 class Checked:
     """A checked submission: its spec, interpreter and working directory (None: an empty one).
 
-    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` is its place in a matrix.
+    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` is its place in a matrix. ``notes`` are for the submitter.
     """
 
     spec: JobSpec
@@ -50,19 +50,36 @@ class Checked:
     directory: Path | None
     modules: tuple[Path, ...] = ()
     cell: MatrixCell | None = None
+    notes: tuple[str, ...] = ()
 
 
 def check(request: SubmitRequest) -> tuple[Checked, ...]:
     """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error."""
     try:
-        file = parse_jobs(request.yaml, source=request.source, overrides=request.overrides, rules=(trainer_findings,))
+        file = parse_jobs(
+            request.yaml,
+            source=request.source,
+            overrides=request.overrides,
+            rules=(trainer_findings,),
+            environ=request.passed,
+        )
     except SpecError as error:
         raise invalid_spec(error) from error
     matrix_id = job_id(file.name, random.randbits(64))
     interpreters: dict[str, str] = {}
+    notes = _env_notes(file)
     return tuple(
-        _checked(request, spec, _cell(file, combination, matrix_id), interpreters) for combination, spec in file.jobs
+        replace(_checked(request, spec, _cell(file, combination, matrix_id), interpreters), notes=notes)
+        for combination, spec in file.jobs
     )
+
+
+def _env_notes(file: JobFile) -> tuple[str, ...]:
+    """What the submitter may have meant otherwise in ``env``."""
+    notes = [f"env.pass: no variable of the submitter's environment is passed for {name}" for name in file.unset]
+    if "pass" in file.jobs[0][1].env:
+        notes.append("env.pass is a text, and so a variable called pass; a list passes variables: pass: [NAME]")
+    return tuple(notes)
 
 
 def _cell(file: JobFile, combination: Combination | None, matrix_id: str) -> MatrixCell | None:

@@ -57,6 +57,36 @@ def test_what_is_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
     assert request.source == str(job_file)
 
 
+def test_variables_that_the_file_names_are_sent_and_no_others(
+    orch: Orch, served: ServedFake, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "HF_HOME"):
+        monkeypatch.setenv(name, f"my {name}")
+    job_file.write_text(JOB + "env: {pass: ['WANDB_*']}\n")
+    done = orch("submit", str(job_file))
+    assert "note: env.pass leaves out WANDB_API_KEY; `secrets: [WANDB_API_KEY]`" in done.err
+    orch("submit", str(job_file), "--set", "env.pass=[HF_HOME]")
+    orch("submit", str(job_file), "--set", "env.pass=none")
+    requests = served.do(lambda service: service.requests)
+    assert [dict(request.passed) for request in requests] == [
+        {"WANDB_MODE": "my WANDB_MODE"},
+        {"HF_HOME": "my HF_HOME"},
+        {},
+    ]
+
+
+def test_too_many_variables_are_an_error_before_anything_is_sent(
+    orch: Orch, served: ServedFake, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIG_ONE", "x" * 40_000)
+    monkeypatch.setenv("BIG_TWO", "x" * 40_000)
+    job_file.write_text(JOB + "env: {pass: ['BIG_*']}\n")
+    done = orch("submit", str(job_file))
+    assert done.code == 2
+    assert "env.pass: the variables of env.pass have 80000 characters" in done.err
+    assert served.do(lambda service: service.requests) == []
+
+
 def test_dependencies_are_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
     orch("submit", str(job_file), "--after", "prepare", "--after=clean:any")
     orch("submit", str(job_file))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
 from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.service import SubmitRequest
-from orchestrator.daemon.submitting.checking import check_trackers
+from orchestrator.daemon.submitting.checking import check, check_trackers
 from orchestrator.spec.job import parse_job
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
@@ -48,3 +49,22 @@ def test_a_tracker_gets_its_own_variables_and_those_of_the_network() -> None:
     assert settings_of("wandb", given) == {"WANDB_API_KEY": "k", "HTTPS_PROXY": "p"}
     assert settings_of("mlflow", given) == {"MLFLOW_TRACKING_URI": "u", "HTTPS_PROXY": "p"}
     assert settings_of("tensorboard", given) == {"HTTPS_PROXY": "p"}
+
+
+def checked(env: str, passed: dict[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    text = f"name: digits\nentrypoint: /bin/true\nworking_dir: null\nenv: {env}\n"
+    (found,) = check(replace(request(), yaml=text, passed=passed))
+    return dict(found.spec.env), found.notes
+
+
+def test_what_a_client_passes_counts_only_as_far_as_the_file_asks_for_it() -> None:
+    given = {"HF_HOME": "/hf", "LD_PRELOAD": "x.so", "HF_TOKEN": "t", "A": "theirs"}
+    env, notes = checked("{pass: ['HF_*', A, 'WANDB_*'], A: own}", given)
+    assert env == {"A": "own", "HF_HOME": "/hf"}
+    assert notes == ("env.pass: no variable of the submitter's environment is passed for WANDB_*",)
+
+
+def test_pass_as_a_text_is_a_variable_and_that_is_told() -> None:
+    env, notes = checked("{pass: HF_HOME}", {})
+    assert env == {"pass": "HF_HOME"}
+    assert "a list passes variables" in notes[0]
