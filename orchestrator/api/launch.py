@@ -26,7 +26,7 @@ class ServeOptions:
 
     ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
     opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
-    turns that off, port 0 picks one. ``page_listen`` likewise for the page, on a loopback address; port 0 takes the one of
+    turns that off, port 0 picks one; unless it is ``read_fixed``, any free port does where that one is taken. ``page_listen`` likewise for the page, on a loopback address; port 0 takes the one of
     the last time where it is free.
     """
 
@@ -38,6 +38,7 @@ class ServeOptions:
     read_listen: str = DEFAULT_READ_LISTEN
     token_file: str = ""
     page_listen: str = DEFAULT_PAGE_LISTEN
+    read_fixed: bool = False
 
     def read_token(self) -> str:
         """Read the token in ``token_file``; empty where there is none. Raises RefusedError for an unreadable file."""
@@ -60,7 +61,8 @@ def serve_arguments(options: ServeOptions) -> list[str]:
     default = ServeOptions()
     for flag, name in _FLAGS:
         value = getattr(options, name)
-        if value == getattr(default, name):
+        chosen = name == "read_listen" and options.read_fixed
+        if value == getattr(default, name) and not chosen:
             continue
         arguments += [flag] if value is True else [flag, str(value)]
     return arguments

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.api.launch import ServeOptions
+from orchestrator.api.launch import DEFAULT_READ_LISTEN, ServeOptions
 from orchestrator.cli.outcome import require
 
 if TYPE_CHECKING:
@@ -24,18 +24,20 @@ def _settings(session: Session) -> Settings:
     return load_settings(session.environ)
 
 
-def read_listen(session: Session, given: str | None) -> str:
-    """Return where metrics are read: from the command line, else from the settings."""
+def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
+    """Return where metrics are read, from the command line, else from the settings, and whether one of them says so."""
     if given is not None:
-        return given
+        return given, True
     settings = _settings(session)
     host = settings.metrics_address
-    return f"[{host}]:{settings.metrics_port}" if ":" in host else f"{host}:{settings.metrics_port}"
+    listen = f"[{host}]:{settings.metrics_port}" if ":" in host else f"{host}:{settings.metrics_port}"
+    return listen, listen != DEFAULT_READ_LISTEN
 
 
 def start_daemon(session: Session) -> UpReply:
     """Start the daemon as plain `orch up` does, and wait until it accepts jobs."""
-    return up(session, ServeOptions(read_listen=read_listen(session, None)))
+    listen, fixed = read_listen(session, None)
+    return up(session, ServeOptions(read_listen=listen, read_fixed=fixed))
 
 
 def up(session: Session, options: ServeOptions) -> UpReply:

@@ -76,6 +76,16 @@ def bind_page(listen: str, files: PageFiles) -> socket.socket:
 
     Raises BadRequestError for an address that other machines reach, RefusedError for a port that is in use.
     """
+    host, port = page_place(listen)
+    if port:
+        return bind_tcp(host, port, option="--page-listen")
+    sock = _bind_again(host, files)
+    _remember(sock, files)
+    return sock
+
+
+def page_place(listen: str) -> tuple[str, int]:
+    """Return host and port of the page's address. Raises BadRequestError for one that other machines reach."""
     host, _, text = listen.rpartition(":")
     if not (host and text.isascii() and text.isdecimal() and int(text) < 2**16):
         raise BadRequestError(f"{listen!r} is not an address for the page", hint="write one like 127.0.0.1:8265")
@@ -84,11 +94,7 @@ def bind_page(listen: str, files: PageFiles) -> socket.socket:
             f"the page on {host} would be sent over the network in plain text",
             hint="leave it on 127.0.0.1, and reach it from elsewhere with `ssh -L PORT:127.0.0.1:PORT HOST`",
         )
-    if int(text):
-        return bind_tcp(host, int(text), option="--page-listen")
-    sock = _bind_again(host, files)
-    _remember(sock, files)
-    return sock
+    return host, int(text)
 
 
 def _bind_again(host: str, files: PageFiles) -> socket.socket:

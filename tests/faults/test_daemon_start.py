@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -89,6 +91,57 @@ def test_a_failed_up_says_why_first_and_leaves_no_process(stack: Stack) -> None:
     assert "Event loop is closed" not in log
     assert left_of(stack) == []
     assert not stack.node_root.exists()
+
+
+def test_a_second_daemon_on_the_machine_takes_a_free_port_for_its_metrics(stack: Stack) -> None:
+    with contextlib.closing(socket.socket()) as other, contextlib.suppress(OSError):
+        other.bind(("127.0.0.1", 9476))  # as another daemon does, unless one is there already
+        other.listen()
+        try:
+            done = stack.orch("up", "--json")
+            assert done.returncode == 0, done.stderr
+            address = json.loads(done.stdout)["read_address"]
+            assert address != "127.0.0.1:9476"
+            with urllib.request.urlopen(f"http://{address}/healthz") as answer:
+                assert answer.status == 200
+            assert "metrics.port_taken" in stack.daemon_log()
+        finally:
+            stack.orch("down")
+
+
+@pytest.mark.parametrize(
+    ("option", "first"),
+    [
+        ("--read-listen", "cannot listen on"),
+        ("--page-listen", "cannot listen on"),
+        ("--ray-address", "no Ray cluster at"),
+        ("--listen", "control over TCP needs a token"),
+        ("--token-file", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_the_options_is_said_first_and_no_process_is_started(
+    stack: Stack, option: str, first: str
+) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        if option == "--ray-address":
+            taken.close()
+        done = stack.orch("up", option, address)
+    assert done.returncode == 5
+    assert first in done.stderr.splitlines()[0]
+    assert "Traceback" not in done.stderr
+    assert not stack.settings.paths.daemon_log.exists()
+    assert left_of(stack) == []
+
+
+def test_serve_says_that_nothing_is_at_the_address_of_ray(stack: Stack) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    done = stack.orch("serve", "--ray-address", address)
+    assert done.returncode == 5
+    assert f"no Ray cluster at {address}" in done.stderr
+    assert "ray start --head" in done.stderr
+    assert left_of(stack) == []
 
 
 def test_a_store_that_cannot_be_opened_is_the_first_thing_said(stack: Stack) -> None:

@@ -45,7 +45,7 @@ ReadListen = Annotated[
     typer.Option(
         "--read-listen",
         metavar="HOST:PORT",
-        help="Where metrics are read (default 127.0.0.1:9476); empty turns it off.",
+        help="Where metrics are read (default 127.0.0.1:9476, or a free port where that is taken); empty turns it off.",
     ),
 ]
 TokenFile = Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file with the token for --listen.")]
@@ -75,13 +75,15 @@ def up(
 ) -> int:
     """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
     session = Session(quiet=quiet)
+    read_at, fixed = local.read_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
         with_prometheus=with_prometheus,
         group=group,
         listen=listen,
-        read_listen=local.read_listen(session, read_listen),
+        read_listen=read_at,
+        read_fixed=fixed,
         token_file=token_file,
         page_listen=page_listen,
     )
@@ -96,7 +98,9 @@ def up(
     if reply.page_address:
         session.console.note(f"page: {reply.page_address} (`orch ui` opens it)")
     if reply.read_address:
-        session.console.note(f"metrics: http://{reply.read_address}/metrics")
+        moved = reply.started and not fixed and reply.read_address != read_at
+        why = f" ({read_at} is in use; --read-listen chooses)" if moved else ""
+        session.console.note(f"metrics: http://{reply.read_address}/metrics{why}")
     if reply.prometheus_url:
         session.console.note(f"Prometheus: {reply.prometheus_url}")
     if reply.alertmanager_url:
@@ -117,13 +121,15 @@ def serve(
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
     session = Session()
+    read_at, fixed = local.read_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
         with_prometheus=with_prometheus,
         group=group,
         listen=listen,
-        read_listen=local.read_listen(session, read_listen),
+        read_listen=read_at,
+        read_fixed=fixed,
         token_file=token_file,
         page_listen=page_listen,
     )

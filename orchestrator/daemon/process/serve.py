@@ -30,7 +30,7 @@ from orchestrator.daemon.bootstrap import build
 from orchestrator.daemon.metrics.local_prometheus import LocalPrometheus
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
-from orchestrator.gpu.exporter.http import is_loopback
+from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.signal_handlers import disarm_abort
@@ -69,7 +69,7 @@ def serve(settings: Settings, options: ServeOptions) -> int:
 
 
 def _run(settings: Settings, options: ServeOptions) -> None:
-    _check_exporters(settings, options)
+    check_options(settings, options)
     raise_file_limit()
     prepare_home(settings, traversable=bool(options.group))
     environ = dict(os.environ)
@@ -84,14 +84,6 @@ def _run(settings: Settings, options: ServeOptions) -> None:
         raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
     except (StoreError, ClusterError) as error:
         raise RefusedError(str(error), hint="`orch doctor` looks for the reason") from error
-
-
-def _check_exporters(settings: Settings, options: ServeOptions) -> None:
-    if not is_loopback(settings.exporter_address) and not options.token_file:
-        raise RefusedError(
-            f"exporters on {settings.exporter_address} would be open to the network",
-            hint="pass --token-file FILE, or leave ORCH_EXPORTER_ADDRESS out: they listen on 127.0.0.1 then",
-        )
 
 
 async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, str], rank_umask: int) -> None:
@@ -134,7 +126,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
         servers.append(server)
     servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock], sessions=True))
     if options.read_listen:
-        servers.append(_reading_server(parts, options.read_listen, token))
+        servers.append(_reading_server(parts, options, token))
     if options.listen:
         servers.append(_tcp_server(service, options.listen, token, closing, links))
     for server in servers:
@@ -158,10 +150,12 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
             state.unlink()
 
 
-def _reading_server(parts: Parts, listen: str, token: str) -> ApiServer:
-    host, _, port = listen.rpartition(":")
-    sock = bind_tcp(host, int(port), option="--read-listen")
+def _reading_server(parts: Parts, options: ServeOptions, token: str) -> ApiServer:
+    host, port = place_of(options.read_listen, "--read-listen")
+    sock = bind_read(options)
     parts.endpoints.read_address = address_of(sock)
+    if port not in (0, sock.getsockname()[1]):
+        parts.log.warning("metrics.port_taken", wanted=options.read_listen, address=address_of(sock))
     app = create_read_app(parts.reading, read_policy(host, token, os.getuid()))
     return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
 
@@ -178,15 +172,13 @@ def _page_server(parts: Parts, listen: str, settings: Settings, closing: asyncio
 def _tcp_server(
     service: Service, listen: str, token: str, closing: asyncio.Event, links: PageLinks | None
 ) -> ApiServer:
-    if not token:
-        raise RefusedError("control over TCP needs a token", hint="pass --token-file FILE, readable by you alone")
-    host, _, port = listen.rpartition(":")
+    host, port = place_of(listen, "--listen")
     from orchestrator.api.server.listeners import host_names
 
     policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
     return ApiServer(
         create_control_app(service, policy, closing, links),
-        [bind_tcp(host, int(port), option="--listen")],
+        [bind_tcp(host, port, option="--listen")],
         sessions=True,
     )
 

@@ -24,6 +24,7 @@ from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
+from orchestrator.daemon.process.preflight import check_options, check_ports
 from orchestrator.private_files import open_private
 from orchestrator.runtime.cluster.head.start import START_TRIES, start_seconds
 from orchestrator.store.lock import StoreLock
@@ -117,6 +118,8 @@ class _Start:
 
     def _start(self) -> None:
         paths = self._settings.paths
+        check_options(self._settings, self._options)
+        check_ports(self._options)
         prepare_home(self._settings, traversable=bool(self._options.group))
         log = open_private(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:

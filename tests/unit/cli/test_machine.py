@@ -38,6 +38,7 @@ EVERY_OPTION = ServeOptions(
     read_listen="127.0.0.1:0",
     token_file="/run/token",
     page_listen="127.0.0.1:8266",
+    read_fixed=True,
 )
 
 
@@ -92,6 +93,16 @@ def test_up(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     }  # fmt: skip
 
 
+def test_up_says_where_metrics_are_when_the_default_port_was_taken(
+    orch: Orch, daemon: dict[str, Any], home: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = UpReply(pid=1, started=True, seconds=1.0, address="/s", read_address="127.0.0.1:41000")
+    monkeypatch.setattr(sys.modules["orchestrator.daemon.process.up"], "up", lambda *_: reply)
+    moved = "metrics: http://127.0.0.1:41000/metrics (127.0.0.1:9476 is in use; --read-listen chooses)\n"
+    assert orch("up").err == moved
+    assert orch("up", "--read-listen", "127.0.0.1:0").err == "metrics: http://127.0.0.1:41000/metrics\n"
+
+
 def test_serve_takes_what_up_takes(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     line = serve_arguments(EVERY_OPTION)
     assert orch("serve", *line).code == 0
@@ -105,8 +116,8 @@ texts = st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), max_siz
 @given(
     st.builds(
         ServeOptions, simulate_gpus=st.integers(0, 64), ray_address=texts, with_prometheus=st.booleans(), group=texts,
-        listen=texts, read_listen=texts, token_file=texts, page_listen=texts,
-    )
+        listen=texts, read_listen=texts, token_file=texts, page_listen=texts, read_fixed=st.just(True),
+    ) | st.just(ServeOptions())
 )  # fmt: skip
 def test_a_detached_daemon_is_started_with_the_same_options(options: ServeOptions) -> None:
     from orchestrator.cli.main import run
@@ -129,9 +140,11 @@ def test_where_metrics_are_read_comes_from_the_settings(
     monkeypatch.setenv("ORCH_METRICS_ADDRESS", "::1")
     monkeypatch.setenv("ORCH_METRICS_PORT", "1234")
     orch("up")
-    assert daemon["up"].read_listen == "[::1]:1234"
+    assert (daemon["up"].read_listen, daemon["up"].read_fixed) == ("[::1]:1234", True)
     orch("up", "--read-listen", "")
     assert daemon["up"].read_listen == ""
+    orch("up", "--read-listen", "127.0.0.1:9476")
+    assert daemon["up"].read_fixed
     monkeypatch.setenv("ORCH_METRICS_PORT", "many")
     done = orch("up")
     assert done.code == 2
