@@ -71,7 +71,7 @@ def test_the_mlp_learns(tmp_path: Path) -> None:
 def test_job_files_are_accepted(path: Path) -> None:
     job = parse_job(path.read_text())
     assert job is not None
-    assert len((path.parent / "README.md").read_text().splitlines()) == 3
+    assert 3 <= len((path.parent / "README.md").read_text().splitlines()) <= 6, "an example is told in a few lines"
 
 
 def test_the_recipe_keeps_the_global_batch() -> None:
