@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,13 @@ def ask(session: Session, sentence: str) -> None:
     session.console.complain(sentence)
     if not typer.confirm("go on?", err=True):
         raise RefusedError("nothing was done", hint="--yes does not ask")
+
+
+def finite(value: float | None) -> float | None:
+    """Return an option's number. Raises BadParameter for NaN and infinities, which no range of click excludes."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
 
 
 @contextmanager

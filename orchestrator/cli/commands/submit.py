@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import BadRequestError
+from orchestrator.cli.commands.shared import finite
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
 from orchestrator.spec.importing.command import name_for
@@ -116,9 +117,12 @@ def run(
     *,
     num_workers: Annotated[int, typer.Option("--num-workers", "-n", metavar="N", min=1, help="Ranks.")] = 1,
     gpu: Annotated[
-        float | None, typer.Option("--gpu", metavar="G", min=0, help="GPUs for each rank; 0 runs on the CPU.")
+        float | None,
+        typer.Option("--gpu", metavar="G", min=0, callback=finite, help="GPUs for each rank; 0 runs on the CPU."),
     ] = None,
-    cpu: Annotated[float | None, typer.Option("--cpu", metavar="C", min=0, help="CPUs for each rank.")] = None,
+    cpu: Annotated[
+        float | None, typer.Option("--cpu", metavar="C", min=0, callback=finite, help="CPUs for each rank.")
+    ] = None,
     gpu_model: Annotated[
         str | None, typer.Option("--gpu-model", metavar="MODEL", help="Only such GPUs, as `orch nodes` shows them.")
     ] = None,

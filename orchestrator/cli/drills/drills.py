@@ -31,7 +31,9 @@ SUPERVISOR_SECONDS = 3.0  # a service manager brings a daemon back by itself
 
 
 class NotRecoveredError(RefusedError):
-    """A drill was done, and what had to follow was not seen in time."""
+    """A drill was done, and the expected recovery was not seen in time. `orch explain` shows what happened."""
+
+    code = "not_recovered"
 
 
 @dataclass(slots=True, kw_only=True)

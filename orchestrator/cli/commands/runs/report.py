@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json, complete_job
+from orchestrator.cli.commands.shared import Json, complete_job, finite
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def report(
         Path | None, typer.Option("--output-dir", metavar="DIR", help="Where the files go; default report-NAME.")
     ] = None,
     price_per_kwh: Annotated[
-        float | None, typer.Option("--price-per-kwh", metavar="P", min=0.0, help="Price of energy, for its cost.")
+        float | None,
+        typer.Option("--price-per-kwh", metavar="P", min=0.0, callback=finite, help="Price of energy, for its cost."),
     ] = None,
     json: Json = False,
 ) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.commands.shared import Json, finite
 from orchestrator.cli.session import Session, print_json
 
 T = TypeVar("T")
@@ -47,7 +47,10 @@ def simulate(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="How many synthetic jobs.")] = 1000,
     load: Annotated[
-        float, typer.Option("--load", metavar="X", min=0.01, max=10.0, help="GPU time they ask for, per GPU time.")
+        float,
+        typer.Option(
+            "--load", metavar="X", min=0.01, max=10.0, callback=finite, help="GPU time they ask for, per GPU time."
+        ),
     ] = 0.9,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the synthetic jobs.")] = 0,
     checkpoints: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.errors import BadRequestError
-from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.commands.shared import Json, finite
 from orchestrator.cli.session import Session
 
 
@@ -24,7 +24,10 @@ def usage(
         str | None, typer.Option("--until", metavar="TIME", help="Up to then, as with --since; default: now.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option("--price", metavar="P", min=0.0, help="Of a GPU hour; default ORCH_GPU_HOUR_PRICE.")
+        float | None,
+        typer.Option(
+            "--price", metavar="P", min=0.0, callback=finite, help="Of a GPU hour; default ORCH_GPU_HOUR_PRICE."
+        ),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Write comma-separated values, every phase in a column.")] = False,
     json: Json = False,
