@@ -266,7 +266,7 @@ def _growing(rank: int, counter: str, least: int, every: float) -> Callable[[Job
 
     def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
         more = least + int((at - FAULT_AT) / every) if at >= FAULT_AT else 0
-        gpus = (replace(gpu, **{counter: 3 + (more if gpu.rank == rank else 0)}) for gpu in seen.gpus)  # type: ignore[arg-type]
+        gpus = (replace(gpu, **{counter: 3 + (more if gpu.rank == rank else 0)}) for gpu in seen.gpus)  # type: ignore[arg-type]  # mypy does not see the counter's name
         return replace(seen, gpus=tuple(gpus))
 
     return hook

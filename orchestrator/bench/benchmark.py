@@ -16,7 +16,7 @@ from orchestrator.bench.environment import describe_environment
 from orchestrator.bench.errors import BenchError, RankError
 from orchestrator.bench.plan import cells_of, check, device_of, ranks_of
 from orchestrator.bench.plots import write_plots
-from orchestrator.bench.processes import RankProcesses, rank_environ
+from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import Subject, render_report
 from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json
 from orchestrator.bench.rounds import Machine, Rounds
@@ -44,13 +44,7 @@ class Outcome:
 def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> Outcome:
     """Measure as requested and write the files. Raises BenchError for an invalid request, or when no run ended."""
     check(request)
-    logs = request.output / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(
-            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
-        ) from error
+    logs = make_logs(request.output)
     environ = rank_environ(environ, request.threads)
     with RankProcesses(logs, environ) as ranks:
         machine = look_at(ranks, request)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from orchestrator.bench.errors import RankError
+from orchestrator.bench.errors import BenchError, RankError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -90,6 +90,18 @@ class _Rank:
             self.process.kill()
             self.process.wait()
         os.close(self.answers)
+
+
+def make_logs(output: Path) -> Path:
+    """Create the directory of the ranks' logs below ``output``. Raises BenchError."""
+    logs = output / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(
+            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
+        ) from error
+    return logs
 
 
 class RankProcesses:

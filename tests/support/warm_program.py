@@ -32,7 +32,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; returns in the child with what it has to run, and in the parent when nobody asks any more."""
+    """Fork for every request; returns in the child with what it has to run, and in the parent once the requests end."""
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     while True:
@@ -75,7 +75,7 @@ def _leave(selector: selectors.BaseSelector) -> None:
 def _tell(answer: socket.socket, number: int) -> None:
     try:
         answer.send(str(number).encode())
-    except OSError:  # nobody waits for it
+    except OSError:  # the client has closed its end
         return
 
 

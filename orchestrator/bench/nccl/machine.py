@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.bench.environment import topology
-from orchestrator.bench.errors import BenchError
 from orchestrator.bench.nccl.measuring import RankTimer
 from orchestrator.bench.nccl.settings import links_of
 from orchestrator.bench.nccl.sweep import check_machine, sweep
 from orchestrator.bench.plan import check
-from orchestrator.bench.processes import RankProcesses, rank_environ
+from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,15 +19,9 @@ if TYPE_CHECKING:
 
 
 def sweep_machine(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> SweepOutcome:
-    """Raises BenchError for a machine that has nothing to sweep. NCCL_ settings of the environment are left out: they are what is tried."""
+    """Sweep NCCL settings on this machine, without the NCCL_ variables of ``environ``. Raises BenchError where there is nothing to sweep."""
     check(request)
-    logs = request.output / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(
-            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
-        ) from error
+    logs = make_logs(request.output)
     kept = {name: value for name, value in environ.items() if not name.startswith("NCCL_")}
     prepared = rank_environ(kept, request.threads)
     with RankProcesses(logs, prepared) as ranks:

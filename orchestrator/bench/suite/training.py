@@ -12,7 +12,7 @@ from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.environment import describe_environment
 from orchestrator.bench.errors import BenchError
 from orchestrator.bench.plan import check, ranks_of
-from orchestrator.bench.processes import RankProcesses, rank_environ
+from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.results import cell_json
 from orchestrator.bench.rounds import Rounds
 from orchestrator.bench.suite.claims import CLAIMS, Checked, check_claim
@@ -69,13 +69,7 @@ def check_suite(name: str, request: BenchRequest) -> None:
 
 def run_suite(request: BenchRequest, *, environ: Mapping[str, str], note: Callable[[str], None]) -> SuiteOutcome:
     """Measure and write the files. Raises BenchError for a request that cannot be run, or when no run ended."""
-    logs = request.output / "logs"
-    try:
-        logs.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(
-            f"{logs} cannot be made: {error.strerror}", hint="name another directory with --output-dir"
-        ) from error
+    logs = make_logs(request.output)
     environ = rank_environ(environ, request.threads)
     with RankProcesses(logs, environ) as ranks:
         machine = look_at(ranks, request)
