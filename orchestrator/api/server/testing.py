@@ -26,11 +26,11 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
-from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.fakes.curves import FakeCurves
 from orchestrator.api.server.fakes.matrices import FakeMatrices
 from orchestrator.api.server.fakes.queues import FakeQueues
+from orchestrator.api.server.fakes.routes import Routes, lend
 from orchestrator.api.server.fakes.sessions import FakeSessions
 from orchestrator.api.server.fakes.specs import FakeSpecs
 from orchestrator.api.server.gate import Gate, GatePolicy
@@ -390,7 +390,7 @@ class ServedFake:
         self._thread = threading.Thread(target=self._loop.run_forever, name="orch-fake")
         self._closing = asyncio.Event()
         self._servers: list[ApiServer] = []
-        self._control: ControlSocket | None = None
+        self._held: list[ControlSocket | Routes] = []
 
     def do(self, work: Callable[[FakeService], Any]) -> Any:
         """Run ``work`` on the service, in its thread; return its result."""
@@ -422,15 +422,16 @@ class ServedFake:
 
     async def _start(self) -> None:
         self._closing = asyncio.Event()
-        self._control = bind_control_socket(self._directory / "orch.sock")
-        routes = control_routes(self.service, self._closing, self.service)
-        await self._serve(Gate(routes, self._policy), self._control.sock)
+        control = bind_control_socket(self._directory / "orch.sock")
+        routes = lend(self.service, self._closing)
+        self._held = [control, routes]
+        await self._serve(Gate(routes.app, self._policy), control.sock)
         if self._token:
             tcp = bind_tcp("127.0.0.1", 0)
             host, _, port = address_of(tcp).rpartition(":")
             self.tcp_endpoint = Endpoint(host=host, port=int(port), token=self._token)
             policy = replace(self._policy, token=self._token, hosts=host_names(host))
-            await self._serve(Gate(routes, policy), tcp)
+            await self._serve(Gate(routes.app, policy), tcp)
         reading = bind_tcp("127.0.0.1", 0)
         self.read_address = address_of(reading)
         policy = read_policy("127.0.0.1", "", self._policy.owner_uid)
@@ -445,9 +446,8 @@ class ServedFake:
         self._closing.set()
         await asyncio.gather(*(server.stop() for server in self._servers))
         self._servers.clear()
-        if self._control is not None:
-            self._control.release()
-            self._control = None
+        while self._held:
+            self._held.pop().release()
 
     @contextmanager
     def running(self) -> Iterator[ServedFake]:
