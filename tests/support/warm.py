@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -37,6 +38,16 @@ STORE = ("orchestrator.core.events", "orchestrator.store.sqlite", "tests.support
 
 SHARDED = (*TRAINING, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "pytest")
 """What scripts import whose state is spread over ranks."""
+
+FRAMEWORKS = (
+    *TRAINING,
+    *(
+        module
+        for module in ("transformers.trainer", "lightning.pytorch", "accelerate")
+        if importlib.util.find_spec(module.partition(".")[0])
+    ),
+)
+"""What scripts import that are written for another library, of those that are installed."""
 
 
 class Parent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ import pytest
 from orchestrator.cli.registry import ENTRIES
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.reader.reading import all_keys
+from tests.support import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +37,10 @@ STARTS_A_DAEMON = ("orch up", "orch port-forward")
 def test_the_script_runs_and_a_second_start_has_nothing_left_to_do(tmp_path: Path, name: str) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    (tmp_path / name).write_text(SCRIPTS[name])
+    modules = warm.FRAMEWORKS if name in NEEDS else warm.TRAINING
     steps = []
     for _ in range(2):
-        done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = warm.run(SCRIPTS[name], cwd=tmp_path, modules=modules)
         assert done.returncode == 0, done.stderr
         steps.append(done.stdout.splitlines()[-1])
     assert steps == ["step 12", "step 12"]
@@ -55,11 +54,15 @@ def test_each_job_file_is_one_and_names_a_script_of_the_page(text: str) -> None:
 
 
 def test_what_a_job_file_watches_is_what_its_script_writes() -> None:
-    from orchestrator.train.integrations import accelerate, lightning
-
+    code = (
+        "from orchestrator.train.integrations import accelerate, lightning; print(lightning.FOLDER, accelerate.FOLDER)"
+    )
+    done = warm.run(code, modules=warm.FRAMEWORKS)
+    assert done.returncode == 0, done.stderr
+    of_lightning, of_accelerate = done.stdout.split()
     watched = {parse_job(text).name: parse_job(text).checkpoint.watch or "" for text in JOBS}
-    assert watched["lit"].partition("/")[0] == lightning.FOLDER
-    assert watched["acc"].partition("/")[0] == accelerate.FOLDER
+    assert watched["lit"].partition("/")[0] == of_lightning
+    assert watched["acc"].partition("/")[0] == of_accelerate
     assert watched["gpt"] in SCRIPTS["gpt.py"]
 
 

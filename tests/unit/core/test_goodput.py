@@ -237,7 +237,7 @@ def test_marks_are_bounded_and_stay_good_enough() -> None:
     assert found["productive"] == pytest.approx(500, rel=0.01)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) -> None:
     """Random histories through the real fold, readings in between, reports out of order; an own stopwatch beside."""

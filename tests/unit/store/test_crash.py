@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.store.sqlite import SqliteStore
 
 ROOT = Path(__file__).parents[3]
-ROUNDS = 50
+ROUNDS = 30
 ROUNDS_PER_STORE = 10
 
 

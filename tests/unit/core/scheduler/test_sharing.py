@@ -290,7 +290,7 @@ def test_it_is_asked_again_when_a_lane_becomes_overdue() -> None:
     assert ask(*jobs[:2], ageing=5000).wake_at is None, "with one lane it would change nothing"
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(
     arrivals=st.lists(
         st.tuples(
@@ -307,7 +307,7 @@ def test_it_is_asked_again_when_a_lane_becomes_overdue() -> None:
 def test_nothing_starves(arrivals: Sequence[tuple[int, int, int, str, int]]) -> None:
     """The bound of order.py, for a stream of jobs of a queue that outweighs the others a thousandfold."""
     ageing, longest = 300.0, 100.0
-    stream = [TraceJob(at=20.0 * n, seconds=100.0, ranks=4, user="urgent") for n in range(400)]
+    stream = [TraceJob(at=20.0 * n, seconds=100.0, ranks=4, user="urgent") for n in range(300)]
     others = [
         TraceJob(at=float(at), seconds=float(seconds), ranks=ranks, user=user, queue=f"q{number}")
         for at, seconds, ranks, user, number in arrivals

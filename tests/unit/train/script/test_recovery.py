@@ -5,13 +5,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
 from orchestrator.train.script.progress import ProgressPage
+from tests.support import warm
 from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPT = """
@@ -57,14 +57,11 @@ def attempt(folder, number, *, snapshots=True):
     }
     if snapshots:
         environ["ORCH_SNAPSHOT_DIR"] = str(folder / "snapshots")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=folder, env=environ, stdout=subprocess.PIPE, text=True
-    )
-    return process, page
+    return warm.Warm(SCRIPT, cwd=folder, env=environ, stdout=subprocess.PIPE), page
 
 
 def finish(process, page):
-    output = process.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()
+    output = process.communicate(PATIENCE_SECONDS)[0].splitlines()
     page.close()
     return process.returncode, [json.loads(line) for line in output]
 
@@ -92,7 +89,7 @@ def test_a_killed_run_ends_bit_identical_and_loses_at_most_one_step(tmp_path, un
             process, page = attempt(tmp_path, number, snapshots=snapshots)
             target = reached + chance.randrange(20, 80)
             while process.poll() is None and (page.read().max_step or 0) < target:
-                time.sleep(0.0002)
+                time.sleep(0.001)
             process.send_signal(signal.SIGKILL)
             reached = max(reached, page.read().max_step or 0)
             code, output = finish(process, page)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.api.errors import BadRequestError
+from orchestrator.bench.advisor import script_advice
 from orchestrator.bench.errors import BenchError
 from orchestrator.cli.commands.runs.advising import advice_overrides, logs_kept_on_failure, script_of
 from orchestrator.cli.session import Session
@@ -104,11 +106,11 @@ def test_a_fixed_number_takes_no_advice(tmp_path: Path) -> None:
 
 
 def test_a_job_with_gpus_is_not_advised_on_by_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    """What a script computed on is found out by the probe: tests/unit/bench/advisor/test_script_probe.py."""
+    monkeypatch.setattr(script_advice, "run_script_advisor", lambda *_, **__: SimpleNamespace(device="cpu"))
     file = tmp_path / "job.yaml"
     auto = AUTO.replace("gpu: 0", "gpu: 1")
     file.write_text(f"version: 1\nname: one\nentrypoint: {sys.executable} train.py\nworking_dir: {tmp_path}\n{auto}")
-    (tmp_path / "train.py").write_text(SCRIPT)
     with pytest.raises(BadRequestError, match="the job asks for GPUs, and its script computed on processors here"):
         advice_overrides(Session(), [str(file)], ())
 
