@@ -27,7 +27,7 @@ demo: $(STAMP)
 	@$(BIN)/orch demo
 
 # pytest-xdist does not survive the loss of a process that ran one of its last tests: without another, it ends and says so.
-XDIST := -n 3 --dist loadfile --max-worker-restart 0
+XDIST := --dist loadfile --max-worker-restart 0
 
 # Every part runs, whatever fails before it; what failed is listed at the end.
 test: $(STAMP)
@@ -48,13 +48,14 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
+# Each process of it imports all that is tested: not one more than there are processors.
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
