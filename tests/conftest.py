@@ -121,7 +121,8 @@ def shared_breakable() -> Iterator[Stack]:
 @pytest.fixture
 def breakable(shared_breakable: Stack) -> Iterator[Stack]:
     """A daemon without GPUs whose processes tests may kill; what a test has left broken or running is no matter of the next."""
-    shared_breakable.up()
+    if not shared_breakable.answers():
+        shared_breakable.up()
     end_jobs(shared_breakable)  # of a test that has left no daemon behind that could have ended them
     yield shared_breakable
     with contextlib.suppress(OrchError):

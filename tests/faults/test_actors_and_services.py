@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import actor_pids, all_gone, node_agents, of_cwd, parent, tree
@@ -22,7 +21,8 @@ CHILDREN = [
 
 def running(stack: Stack, ledger: Ledger, directory: Path, *, ranks: int = 2, until: Path | None = None) -> str:
     """A job that steps until ``until`` exists."""
-    spec = job_spec(ledger, ranks=ranks, until=str(until or directory / "done"), children=CHILDREN)
+    budget = {"retry": {"backoff": {"initial": "100ms", "max": "200ms"}}}
+    spec = job_spec(ledger, ranks=ranks, until=str(until or directory / "done"), children=CHILDREN, spec=budget)
     job_id = stack.submit(spec, directory / "work", train=SCRIPT)
     stack.wait_state(job_id, "RUNNING")
     wait_until("every rank steps", lambda: all(ledger.last_step(job_id, rank) >= 6 for rank in range(ranks)))
@@ -43,40 +43,36 @@ def finish(stack: Stack, ledger: Ledger, job_id: str, directory: Path, attempts:
     assert of_cwd(Path(job.working_dir)) == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_actor_takes_its_whole_tree_along_and_the_job_recovers(
-    stack: Stack, ledger: Ledger, tmp_path: Path, rank: int
+def test_an_actor_or_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
+    stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
+    """One after the other of one job; then every actor at once: one loss, one restart."""
     job_id = running(stack, ledger, tmp_path)
-    keeper = parent(ledger.pids(job_id, 1)[rank])
-    trees = tree(keeper)
-    assert len(trees) >= 4, "keeper, rank, and two grandchildren"
-    os.kill(actor_pids(stack, job_id)[rank], signal.SIGKILL)
-    all_gone("what the actor had started", trees)
-    finish(stack, ledger, job_id, tmp_path, attempts=2)
-    assert stack.job(job_id).restarts_by_class == {"infra": 1}
-    assert f"rank {rank}" in stack.job(job_id).attempts[0].reason
-
-
-def test_every_actor_at_once(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    job_id = running(stack, ledger, tmp_path)
+    victims = [("actor", 0), ("keeper", 1), ("actor", 1), ("keeper", 0)]
+    for attempt, (what, rank) in enumerate(victims, 1):
+        keeper = parent(ledger.pids(job_id, attempt)[rank])
+        trees = tree(keeper)
+        assert len(trees) >= 4, "keeper, rank, and two grandchildren"
+        os.kill(keeper if what == "keeper" else actor_pids(stack, job_id)[rank], signal.SIGKILL)
+        all_gone(f"what the {what} had started", trees)
+        stepping_again(ledger, job_id, attempt + 1)
     for pid in actor_pids(stack, job_id):
         os.kill(pid, signal.SIGKILL)
-    finish(stack, ledger, job_id, tmp_path, attempts=2)
-    assert stack.job(job_id).restarts_by_class == {"infra": 1}, "one loss, one restart"
+    finish(stack, ledger, job_id, tmp_path, attempts=len(victims) + 2)
+    job = stack.job(job_id)
+    assert job.restarts_by_class == {"infra": len(victims) + 1}
+    for attempt, (_, rank) in zip(job.attempts, victims, strict=False):
+        assert f"rank {rank}" in attempt.reason
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
-    stack: Stack, ledger: Ledger, tmp_path: Path, rank: int
-) -> None:
-    job_id = running(stack, ledger, tmp_path)
-    keeper = parent(ledger.pids(job_id, 1)[rank])
-    trees = tree(keeper)
-    os.kill(keeper, signal.SIGKILL)
-    all_gone("what the keeper kept", trees)
-    finish(stack, ledger, job_id, tmp_path, attempts=2)
-    assert stack.job(job_id).restarts_by_class == {"infra": 1}
+def stepping_again(ledger: Ledger, job_id: str, attempt: int) -> None:
+    """Wait until both ranks have done some steps, and saved, in this attempt."""
+
+    def steps() -> bool:
+        lines = [line for line in ledger.lines(job_id) if line.attempt == attempt]
+        return all(sum((line.rank, line.what) == (rank, "step") for line in lines) >= 6 for rank in (0, 1))
+
+    wait_until(f"attempt {attempt} steps", steps)
 
 
 def test_a_fork_server_is_replaced_and_a_running_job_does_not_notice(

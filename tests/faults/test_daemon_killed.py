@@ -89,6 +89,8 @@ def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_noth
     wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
     left = stack.leftovers(job_id)
     assert stack.settings.paths.secrets(job_id) in left
+    (node,) = stack.client.nodes()
+    stack.client.node_action(node.name, "cordon")
     stack.kill_daemon()
     dying = stack.serve(program=_DIES_BEFORE_TIDYING)
     wait_until("the job is adopted", stack.answers)
@@ -99,46 +101,51 @@ def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_noth
     stack.up()
     assert stack.job(job_id).state == "SUCCEEDED"
     assert stack.leftovers(job_id) == []
+    assert [n.state for n in stack.client.nodes()] == ["CORDONED"], "by what was said to a daemon before the last"
+    stack.client.node_action(node.name, "uncordon")
     ledger.check()
 
 
-def test_what_a_job_reported_last_is_there_after_down_and_up(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    stack = breakable
-    job_id = submit(stack, ledger, tmp_path, steps=40)
-    before = stack.wait(job_id)
+def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on_and_knows_everything(
+    breakable: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    """With what a job that has ended reported last, and a node that is cordoned, on another head of Ray."""
+    stack, done = breakable, tmp_path / "done"
+    ended_before = submit(stack, ledger, tmp_path, name="ended", steps=10)
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    before = stack.wait(ended_before)
     assert before.state == "SUCCEEDED"
     assert before.progress is not None
-    assert stack.orch("down").returncode == 0
+    wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
+    pids = stack.pids(job_id)
+    (node,) = stack.client.nodes()
+    stack.client.node_action(node.name, "cordon")
+    ended = stack.orch("down", "--stop-jobs")
+    assert (ended.returncode, job_id in ended.stderr) == (0, True), ended.stderr
+    all_gone("the job's ranks", pids)
+    last_step = ledger.last_step(job_id)
     stack.up()
-    found = stack.job(job_id).progress
+    (again,) = stack.client.nodes()
+    assert again.id != node.id
+    assert again.state == "CORDONED"
+    stack.client.node_action(node.name, "uncordon")
+    assert [n.state for n in stack.client.nodes()] == ["READY"]
+
+    found = stack.job(ended_before).progress
     assert found is not None
     assert (found.step, found.total_steps, found.metrics) == (
         before.progress.step,
         before.progress.total_steps,
         before.progress.metrics,
     )
-    assert {job.id: job.progress for job in stack.client.jobs().jobs}[job_id] == found
-    ledger.check()
+    assert {job.id: job.progress for job in stack.client.jobs().jobs}[ended_before] == found
 
-
-def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on(
-    breakable: Stack, ledger: Ledger, tmp_path: Path
-) -> None:
-    stack, done = breakable, tmp_path / "done"
-    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
-    wait_until("it steps", lambda: ledger.last_step(job_id) >= 6)
-    pids = stack.pids(job_id)
-    ended = stack.orch("down", "--stop-jobs")
-    assert (ended.returncode, job_id in ended.stderr) == (0, True), ended.stderr
-    all_gone("the job's ranks", pids)
-    before = ledger.last_step(job_id)
-    stack.up()
-    wait_until("it goes on", lambda: ledger.last_step(job_id) > before)
+    wait_until("it goes on", lambda: ledger.last_step(job_id) > last_step)
     assert ledger.resumed(job_id, 2) > 0, "from what it saved"
     done.touch()
     job = stack.wait(job_id)
     assert (job.state, job.attempt, job.restarts) == ("SUCCEEDED", 2, 0), job.failure
-    ledger.check(job_id)
+    ledger.check()
 
 
 def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
@@ -186,24 +193,6 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
         assert job.restarts_by_class == {"infra": 1}
     assert stack.job(crashing).attempts[0].reason == "rank 1 was killed by SIGKILL"
     ledger.check()
-
-
-def test_a_cordon_outlives_the_daemon_and_rays_head(breakable: Stack) -> None:
-    stack = breakable
-    (node,) = stack.client.nodes()
-    stack.client.node_action(node.name, "cordon")
-    try:
-        stack.kill_daemon()
-        stack.up()
-        assert [n.state for n in stack.client.nodes()] == ["CORDONED"]
-        stack.kill_everything()
-        stack.up()
-        (again,) = stack.client.nodes()
-        assert again.id != node.id
-        assert again.state == "CORDONED"
-    finally:
-        stack.client.node_action(node.name, "uncordon")
-    assert [n.state for n in stack.client.nodes()] == ["READY"]
 
 
 def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_once_get_one() -> None:

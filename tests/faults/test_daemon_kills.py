@@ -1,4 +1,4 @@
-"""25 times the daemon is killed at a random moment, while users submit, pause, resume and cancel; ``make soak`` does it 1000 times."""
+"""Eight times the daemon is killed at a random moment, while users submit, pause, resume and cancel; ``make soak`` does it 1000 times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.campaign import Campaign, kill_daemon_at_random
 from tests.support.ledger import Ledger
 from tests.support.stack import Stack
 
-KILLS = 25
+KILLS = 8
 
 
 @pytest.mark.slow
@@ -27,4 +27,4 @@ def test_no_kill_of_the_daemon_loses_repeats_or_leaves_anything(
             breakable.up()
     campaign.verify()
     print(f"{len(campaign.outcomes)} jobs; states at the kills: {seen}")
-    assert len(campaign.outcomes) >= KILLS // 5, "there was something to lose"
+    assert len(campaign.outcomes) >= 3, "there was something to lose"

@@ -48,7 +48,8 @@ def left_of(stack: Stack) -> list[int]:
     return found
 
 
-def test_up_beside_a_daemon_that_is_stopped(stack: Stack) -> None:
+def test_a_daemon_that_is_stopped_a_port_that_is_taken_and_several_who_end_it(stack: Stack) -> None:
+    """In this order, for one start and its repetition."""
     pid = stack.up()["pid"]
     os.kill(pid, signal.SIGSTOP)
     wait_until("it is stopped", lambda: is_stopped(pid))
@@ -61,7 +62,27 @@ def test_up_beside_a_daemon_that_is_stopped(stack: Stack) -> None:
         assert f"kill -CONT {pid}" in done.stderr
     os.kill(pid, signal.SIGCONT)
     all_gone("the daemon that was asked to stop", [pid])
-    stack.up()
+    up_where_the_port_for_metrics_is_taken(stack)
+    assert len(left_of(stack)) > 3
+    with ThreadPoolExecutor() as pool:
+        several = [pool.submit(lambda: (stack.orch("down").returncode, left_without_commands(stack))) for _ in range(3)]
+    assert [one.result() for one in several] == [(0, [])] * 3
+    assert left_of(stack) == []
+
+
+def up_where_the_port_for_metrics_is_taken(stack: Stack) -> None:
+    """A second daemon on the machine takes a free one."""
+    with contextlib.closing(socket.socket()) as other:
+        with contextlib.suppress(OSError):  # another daemon is there already
+            other.bind(("127.0.0.1", 9476))
+            other.listen()
+        done = stack.orch("up", "--json")
+        assert done.returncode == 0, done.stderr
+        address = json.loads(done.stdout)["read_address"]
+        assert address != "127.0.0.1:9476"
+        with urllib.request.urlopen(f"http://{address}/healthz") as answer:
+            assert answer.status == 200
+        assert "metrics.port_taken" in stack.daemon_log()
 
 
 def test_up_beside_one_that_was_stopped_before_it_listened(stack: Stack) -> None:
@@ -91,22 +112,6 @@ def test_a_failed_up_says_why_first_and_leaves_no_process(stack: Stack) -> None:
     assert "Event loop is closed" not in log
     assert left_of(stack) == []
     assert not stack.node_root.exists()
-
-
-def test_a_second_daemon_on_the_machine_takes_a_free_port_for_its_metrics(stack: Stack) -> None:
-    with contextlib.closing(socket.socket()) as other, contextlib.suppress(OSError):
-        other.bind(("127.0.0.1", 9476))  # as another daemon does, unless one is there already
-        other.listen()
-        try:
-            done = stack.orch("up", "--json")
-            assert done.returncode == 0, done.stderr
-            address = json.loads(done.stdout)["read_address"]
-            assert address != "127.0.0.1:9476"
-            with urllib.request.urlopen(f"http://{address}/healthz") as answer:
-                assert answer.status == 200
-            assert "metrics.port_taken" in stack.daemon_log()
-        finally:
-            stack.orch("down")
 
 
 @pytest.mark.parametrize(
@@ -214,15 +219,6 @@ def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack) -> 
         check=False,
     )
     assert done.stdout.split() == ["True", "True", "True", "2"], done.stderr
-
-
-def test_down_returns_when_nothing_is_left(stack: Stack) -> None:
-    stack.up()
-    assert len(left_of(stack)) > 3
-    with ThreadPoolExecutor() as pool:
-        several = [pool.submit(lambda: (stack.orch("down").returncode, left_without_commands(stack))) for _ in range(3)]
-    assert [one.result() for one in several] == [(0, [])] * 3
-    assert left_of(stack) == []
 
 
 def left_without_commands(stack: Stack) -> list[int]:

@@ -87,7 +87,8 @@ def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) 
     assert set(breakable.head_pids().values()).isdisjoint(head.values())
 
 
-KILLS = 10
+KILLS = 4
+"""With one to let the room that a recovery takes be taken, and one more to find that it was given back."""
 
 
 @pytest.fixture

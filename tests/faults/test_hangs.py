@@ -8,8 +8,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from orchestrator.api.views import FindingView
 from tests.support.stack import Stack, wait_until
 
@@ -24,7 +22,7 @@ ctx = context()
 found = ctx.load()
 step = found.step if found else 0
 x = torch.ones(8)
-last = 10**9 if what in ("endless", "slow") else 120  # of those that a test cancels
+last = 10**9 if what == "slow" else 120  # of those that a test cancels
 while step < last:
     if what == "pauses" and step == 0 and ctx.is_main:
         time.sleep(7)
@@ -102,6 +100,9 @@ def test_notify_tells_and_leaves_the_job_alone(stack: Stack, tmp_path: Path) -> 
         assert any("train.py" in frame for rank in ranks for frame in rank["threads"][0]["frames"])
         wait_until("it is told", lambda: "rank_stopped" in kinds(stack, job_id))
         assert stack.job(job_id).state == "RUNNING"
+        for rank in ("2", "-1"):  # there is none
+            refused = stack.orch("stacks", job_id, "--rank", rank)
+            assert (refused.returncode, "rank" in refused.stderr) == (2, True)
         told = [event.summary for event in stack.client.events(job_id) if event.body.get("code") == "rank_stopped"]
         assert "rank 0 is stopped" in told[-1]
     finally:
@@ -141,13 +142,3 @@ def test_steps_that_are_only_printed_are_shown_and_their_hang_is_told(stack: Sta
     with contextlib.suppress(ProcessLookupError):  # the cancel may have ended it already
         os.kill(pid, signal.SIGCONT)
     assert stack.wait(job_id).state == "CANCELLED"
-
-
-@pytest.mark.parametrize("rank", ["2", "-1"])
-def test_stacks_of_a_rank_that_does_not_exist_are_refused(stack: Stack, tmp_path: Path, rank: str) -> None:
-    job_id = submit(stack, tmp_path, "endless")
-    stack.wait_state(job_id, "RUNNING")
-    refused = stack.orch("stacks", job_id, "--rank", rank)
-    assert refused.returncode == 2
-    assert "rank" in refused.stderr
-    stack.client.cancel(job_id)

@@ -26,36 +26,32 @@ def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "failure_class", "sentence"),
+    ("kind", "rank", "failure_class", "sentence"),
     [
-        ("sigkill", "infra", "was killed by SIGKILL"),
-        ("sigsegv", "infra", "was killed by SIGSEGV"),
-        ("exception", "user", "raised ValueError: a fault of the schedule"),
-        ("exit", "user", "ended with exit code 1"),
-        ("tempfail", "infra", "asked to be tried again (exit code 75"),
+        ("sigkill", 0, "infra", "was killed by SIGKILL"),
+        ("sigsegv", 1, "infra", "was killed by SIGSEGV"),
+        ("exception", 0, "user", "raised ValueError: a fault of the schedule"),
+        ("exception", 1, "user", "raised ValueError: a fault of the schedule"),
+        ("exit", 1, "user", "ended with exit code 1"),
+        ("tempfail", 0, "infra", "asked to be tried again (exit code 75"),
     ],
 )
 def test_either_rank_is_named_retried_and_resumed(
-    stack: Stack, ledger: Ledger, tmp_path: Path, kind: str, failure_class: str, sentence: str
+    stack: Stack, ledger: Ledger, tmp_path: Path, kind: str, rank: int, failure_class: str, sentence: str
 ) -> None:
-    jobs = {}
-    for rank in (0, 1):
-        faults = [{"rank": rank, "attempt": 1, "step": 8, "kind": kind}]
-        spec = job_spec(
-            ledger, name=f"{kind}-{rank}", ranks=2, steps=12, collective=True, faults=faults, spec={"retry": BUDGETS}
-        )
-        jobs[rank] = submit(stack, spec, tmp_path / "work")
-    for rank, job_id in jobs.items():
-        job = stack.wait(job_id)
-        assert job.state == "SUCCEEDED", job.failure
-        assert job.restarts_by_class == {failure_class: 1}
-        (failure,) = failures(stack, job_id)
-        assert failure["rank"] == rank
-        assert str(failure["sentence"]).startswith(f"rank {rank} {sentence}")
-        assert f"rank {rank} suffers {kind} before step 8" in failure["log_tail"]  # type: ignore[operator]
-        resumed = {line.step for line in ledger.lines(job_id) if line.attempt == 2 and line.what == "resume"}
-        assert resumed == {5}
-        ledger.check(job_id)
+    faults = [{"rank": rank, "attempt": 1, "step": 8, "kind": kind}]
+    spec = job_spec(ledger, name=kind, ranks=2, steps=12, collective=True, faults=faults, spec={"retry": BUDGETS})
+    job_id = submit(stack, spec, tmp_path / "work")
+    job = stack.wait(job_id)
+    assert job.state == "SUCCEEDED", job.failure
+    assert job.restarts_by_class == {failure_class: 1}
+    (failure,) = failures(stack, job_id)
+    assert failure["rank"] == rank
+    assert str(failure["sentence"]).startswith(f"rank {rank} {sentence}")
+    assert f"rank {rank} suffers {kind} before step 8" in failure["log_tail"]  # type: ignore[operator]
+    resumed = {line.step for line in ledger.lines(job_id) if line.attempt == 2 and line.what == "resume"}
+    assert resumed == {5}
+    ledger.check(job_id)
 
 
 def test_each_class_of_failure_has_a_budget_of_its_own(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
@@ -92,7 +88,7 @@ def test_a_crash_that_brings_no_checkpoint_is_not_repeated_for_ever(
 def test_kills_at_random_moments_of_either_rank(
     stack: Stack, ledger: Ledger, tmp_path: Path, dice: random.Random
 ) -> None:
-    kills, done = 6, tmp_path / "done"
+    kills, done = 4, tmp_path / "done"
     retry = {"max_restarts": {"infra": 20}, "max_no_progress": 20, "backoff": {"initial": "50ms", "max": "50ms"}}
     spec = job_spec(ledger, ranks=2, until=str(done), save_every=2, collective=True, spec={"retry": retry})
     job_id = submit(stack, spec, tmp_path / "work")

@@ -12,6 +12,7 @@ import httpx
 from tests.support.stack import Stack, wait_until
 
 SCRIPT = """
+import time
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,10 +20,15 @@ from orchestrator.train import MultiGPUTrainingManager, context
 
 inputs = torch.randint(0, 50, (4096, 8))
 data = TensorDataset(inputs, inputs.sum(dim=1) % 2)
+
+def loss(output, target):
+    time.sleep(0.03)  # steps that take a while, and no processor
+    return nn.functional.cross_entropy(output, target)
+
 model = nn.Sequential(nn.Embedding(50, 16), nn.Flatten(), nn.Linear(128, 2))
 with MultiGPUTrainingManager() as manager:
     print("settings", manager.config.batch_size, manager.config.max_grad_norm, flush=True)
-    manager.setup_training(model, data, loss_fn=nn.functional.cross_entropy)
+    manager.setup_training(model, data, loss_fn=loss)
     manager.fit(100_000)
 """
 SPEC = """
@@ -30,14 +36,14 @@ version: 1
 name: trainer
 entrypoint: python train.py
 resources: {num_workers: 2, resources_per_worker: {gpu: 0, cpu: 0.1}}
-trainer: {batch_size: 16, max_grad_norm: 0.5, peak_flops: 1e12, checkpoint_frequency: 500, log_interval: 1s}
+trainer: {batch_size: 16, max_grad_norm: 0.5, peak_flops: 1e12, checkpoint_frequency: 20, log_interval: 1s}
 """
 
 
 def test_a_job_of_the_training_system(stack: Stack, tmp_path: Path) -> None:
     job_id = stack.submit(SPEC, tmp_path, train=SCRIPT)
     try:
-        stack.wait_step(job_id, 200)
+        stack.wait_step(job_id, 25)
         assert "settings 16 0.5" in stack.log(job_id, rank=1)
         wanted = {"loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second", "mfu", "step_seconds"}
 

@@ -61,7 +61,7 @@ class Job:
         self.write("resume", step)
         self.meet()
         while not self.is_over(step):
-            time.sleep(self.options.get("seconds", 0.02))
+            time.sleep(self.options.get("seconds", 0.05))
             self.one_step(step + 1)
             step += 1
             asks = self.options.get("asks", True) and not self.options.get("deaf")

@@ -33,14 +33,23 @@ PATIENCE_SECONDS = 300.0
 machine that does other things is five times as slow."""
 
 
-def wait_until(what: str, condition: Any, seconds: float = PATIENCE_SECONDS, interval: float = 0.02) -> Any:
-    """Poll until ``condition()`` is true, and return its value; fail with ``what`` at the deadline."""
+FIRST_INTERVAL_SECONDS = 0.02
+LAST_INTERVAL_SECONDS = 0.25
+
+
+def wait_until(what: str, condition: Any, seconds: float = PATIENCE_SECONDS, interval: float | None = None) -> Any:
+    """Poll until ``condition()`` is true, and return its value; fail with ``what`` at the deadline.
+
+    Polls every ``interval`` seconds; without one, ever more seldom: a poll often costs the daemon as much as this process.
+    """
     deadline = time.monotonic() + seconds
+    pause = FIRST_INTERVAL_SECONDS
     while time.monotonic() < deadline:
         value = condition()
         if value:
             return value
-        time.sleep(interval)
+        time.sleep(pause if interval is None else interval)
+        pause = min(1.2 * pause, LAST_INTERVAL_SECONDS)
     raise AssertionError(f"not within {seconds:g} s: {what}")
 
 
