@@ -3,6 +3,10 @@
 Without sparsity, at boost clocks, for the full chip. A GPU that is not here has no known peak: None, never a guess from a
 similar name. tf32 counts where torch.set_float32_matmul_precision allows it for fp32. Consumer GPUs with sums in fp32, which is half of what
 their makers print for sums in fp16. No figure here was measured by this project.
+
+The sources beside the figures are where they stand, not pages that were open when they were written. On 2026-11-24 these were compared with copies of
+data sheets and with tables of other projects, and agree: T4, V100-SXM2, A40, A100, RTX A6000, RTX 4090, 4080 SUPER and 4070 Ti (fp32), H100 80GB HBM3
+and B200 (bf16). For A10G such tables disagree (62.5, 70 and 125 TFLOP/s in bf16). The others were compared with nothing.
 """
 
 from __future__ import annotations

@@ -101,7 +101,12 @@ def test_the_multi_gpu_entry_adds_up_the_very_same_samples() -> None:
 
 
 GPUTOP_NUMBERS = ("utilization", "memory_used", "memory_total", "memory_percent", "power", "power_limit", "fan_speed")
-"""Keys that gputop's --gen-graph and --compare look up in each row without asking whether they are there."""
+"""Keys that gputop's --gen-graph and --compare look up in each row without asking whether they are there, and compare with 0.
+
+As of its commit 3bb2c275: `utilization`, `memory_percent`, `power` and `fan_speed` of each row, `timestamp` in one of two forms, of the
+first row `gpu_name`, `power_limit`, and `critical` and `emergency` of `temp_limits`. They add up temperatures and clocks.
+"""
+GPUTOP_TIME = "%Y-%m-%dT%H:%M:%S.%f"
 
 
 def test_every_row_has_what_gputops_readers_look_up() -> None:
@@ -112,6 +117,10 @@ def test_every_row_has_what_gputops_readers_look_up() -> None:
         assert all(isinstance(entry[key], dict) for key in ("temperatures", "temp_limits", "clocks", "clock_states"))
         assert all(isinstance(entry[key], str) for key in ("timestamp", "gpu_name", "gpu_type", "performance_level"))
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}", entry["timestamp"])
+        assert dt.datetime.strptime(entry["timestamp"], GPUTOP_TIME)  # noqa: DTZ007 - the files have no zone
+        told = [*entry["temperatures"].values(), *entry["clocks"].values()]
+        told += [celsius for limits in entry["temp_limits"].values() for celsius in limits.values()]
+        assert all(isinstance(number, int | float) for number in told)
         many = multi_entry(AT, 0.0, [view_of(value), view_of(full(), 1)], {})
         assert set(GPUTOP_NUMBERS) - {"fan_speed"} <= many["multi_gpu_data"][0].keys()
 
