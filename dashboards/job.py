@@ -139,6 +139,13 @@ def _chosen() -> str:
     return selector(c.JOB_INFO, queue="=~$queue", user="=~$user", job_id="=~$job_id")
 
 
+COUNTS_BYTES: Json = {
+    "matcher": {"id": "byRegexp", "options": "/_bytes$/"},
+    "properties": [{"id": "unit", "value": "bytes"}],
+}
+"""A script's metric has no unit but for what its name says."""
+
+
 def _training() -> Section:
     def metric(name: str) -> str:
         return of_chosen_jobs(per(selector(c.JOB_METRIC, name=name), "job_id", "name"))
@@ -158,6 +165,7 @@ def _training() -> Section:
                 "Everything else that the script reports.",
                 Query(expr=metric("!~(?i).*loss.*"), legend="{{job_id}} {{name}}"),
                 missing=words.NOT_REPORTED,
+                look=Look(overrides=(COUNTS_BYTES,)),
             ),
             lines(
                 "Samples a second",

@@ -6,9 +6,9 @@ the eighth are dashed, and each value is also given in words.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import floor, isfinite, log10
+from math import floor, isfinite, log2, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -32,6 +32,7 @@ LEAST_SPAN: Final = 2.0
 FROM_ZERO: Final = ("GPU", "step time")
 """Quantities whose scale begins at 0."""
 
+SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 FARTHEST: Final = 1e11
 
 
@@ -189,6 +190,7 @@ def _address(address: str, more: Mapping[str, Any], query: Mapping[str, str]) ->
 
 def drawing(chart: ChartView, axis: Axis) -> Drawing:
     """Draw a chart on an axis."""
+    chart = _in_sizes(chart)
     low, high = _scale(chart)
     lines = [
         _line(one, number, axis, (low, high), alone=len(chart.curves) == 1) for number, one in enumerate(chart.curves)
@@ -204,6 +206,23 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
         told=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.told(axis.begin)} to {axis.told(axis.end)}. {told}",
         merged=chart.merged,
     )
+
+
+def _in_sizes(chart: ChartView) -> ChartView:
+    """A metric that counts bytes, by its name, in the unit of its largest value; every other chart as it is."""
+    if chart.unit or not chart.name.lower().endswith("_bytes"):
+        return chart
+    known = [abs(value) for curve in chart.curves for value in (*curve.values, *curve.highs) if value is not None]
+    power = min(len(SIZES) - 1, int(log2(max(known)) // 10)) if known and max(known) >= 1 else 0
+
+    def scaled(values: Sequence[float | None]) -> tuple[float | None, ...]:
+        return tuple(None if value is None else value / 1024**power for value in values)
+
+    curves = tuple(
+        replace(curve, values=scaled(curve.values), lows=scaled(curve.lows), highs=scaled(curve.highs))
+        for curve in chart.curves
+    )
+    return replace(chart, unit=SIZES[power], curves=curves)
 
 
 def _scale(chart: ChartView) -> tuple[float, float]:

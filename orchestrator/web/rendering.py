@@ -55,6 +55,7 @@ def environment() -> Environment:
         "span",
         "age",
         "size",
+        "metric",
         "number",
         "percent",
         "moment",

@@ -92,6 +92,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
 
 
+def metric(value: float | None, name: str) -> str:
+    """A metric that a script reports: of one that counts bytes by its name a size, else a number; empty for None."""
+    return size(value) if name.lower().endswith("_bytes") else number(value)
+
+
 def percent(ratio: float | None) -> str:
     """A ratio in per cent; empty for None."""
     return "" if ratio is None else f"{100 * ratio:.0f}%"

@@ -11,7 +11,7 @@ from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, size
+from orchestrator.cli.render.units import age, clock, metric, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
 
@@ -170,7 +170,7 @@ def _checkpoint_row(item: CheckpointView, now: float) -> list[Cell]:
         state = Cell("broken", ("red",))
     else:
         state = Cell("verified" if item.valid else item.location, ("green",) if item.valid else ())
-    metrics = " ".join(f"{clean(name)} {value:.4g}" for name, value in item.metrics.items())
+    metrics = " ".join(f"{clean(name)} {metric(name, value)}" for name, value in item.metrics.items())
     return [
         Cell(str(item.step), ("bold",)),
         Cell(clock(item.at) if item.at else ""),

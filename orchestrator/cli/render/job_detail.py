@@ -8,7 +8,7 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
 from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, number, span
+from orchestrator.cli.render.units import age, clock, metric, number, span
 from orchestrator.spec.units import format_memory
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def _metrics(job: JobView) -> str:
     if job.progress is None:
         return ""
     items = [item for item in job.progress.metrics.items() if item[0] not in _SPEED]
-    shown = [f"{clean(name)} {'nan' if value is None else f'{value:.4g}'}" for name, value in items[:MAX_METRICS]]
+    shown = [f"{clean(name)} {metric(name, value)}" for name, value in items[:MAX_METRICS]]
     if len(items) > MAX_METRICS:
         shown.append(f"and {len(items) - MAX_METRICS} more")
     return "  ".join(shown)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
 
 if TYPE_CHECKING:
     from orchestrator.cli.console import Glyphs
+
+
+BYTES: Final = "_bytes"
 
 
 def age(seconds: float) -> str:
@@ -49,6 +53,13 @@ def size(count: float) -> str:
 def number(value: float) -> str:
     """A count that is whole most of the time, as in ``2`` or ``0.5``."""
     return f"{value:g}"
+
+
+def metric(name: str, value: float | None) -> str:
+    """A metric that a script reports: of one that counts bytes by its name a size, else four significant digits."""
+    if value is None or not math.isfinite(value):
+        return "nan" if value is None or math.isnan(value) else str(value)
+    return size(value) if name.lower().endswith(BYTES) else f"{value:.4g}"
 
 
 def clock(at: float | None, *, seconds: bool = True) -> str:

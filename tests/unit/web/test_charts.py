@@ -144,3 +144,18 @@ def test_a_job_page_shows_charts_of_the_part_that_its_address_names(browser: Bro
     assert 'data-y="0.5|0.25"' in text
     assert "evenly spread samples" in text
     assert browser.get(f"/jobs/{job.id}?from=x").status == 400
+
+
+def test_a_metric_that_counts_bytes_is_drawn_in_the_unit_of_its_largest_value() -> None:
+    curve = CurveView(
+        label="rank 0",
+        x=(0.0, 1.0),
+        values=(1 * 2.0**30, 3 * 2.0**30),
+        lows=(None, 3 * 2.0**30),
+        highs=(None, 3 * 2.0**30),
+    )
+    drawn = drawing(chart(curve, name="memory_reserved_bytes"), Axis(begin=0.0, end=1.0))
+    assert (drawn.unit, drawn.bottom, drawn.middle, drawn.top) == ("GiB", "1", "2", "3")
+    assert drawn.lines[0].last == "3"
+    small = CurveView(label="rank 0", x=(0.0,), values=(None,))
+    assert drawing(chart(small, name="io_bytes"), Axis(begin=0.0, end=1.0)).unit == "B"

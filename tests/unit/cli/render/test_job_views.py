@@ -284,6 +284,12 @@ def test_the_training_system_s_speed_has_a_line_of_its_own() -> None:
     assert known["speed"].endswith("MFU 43.2 %")
 
 
+def test_a_metric_that_counts_bytes_is_told_as_a_size() -> None:
+    told = {"memory_reserved_bytes": 1e10, "loss": 0.25, "grad": float("inf"), "steps": 12345.0}
+    found = facts(detail_lines(console(), full_job(progress=ProgressView(metrics=told)), NOW))
+    assert found["metrics"] == "memory_reserved_bytes 9.3 GiB  loss 0.25  grad inf  steps 1.234e+04"
+
+
 def test_many_metrics_and_ranks_are_counted_not_spilled() -> None:
     many = full_job(
         progress=ProgressView(metrics={f"m{i}": 1.0 for i in range(30)}),
