@@ -22,9 +22,11 @@ CONFIDENCE: Final = 0.95
 LEAST_VALUES: Final = 8
 MOST_VALUES: Final = 1000
 """Longer series are taken as the means of neighbours: more say nothing more, and take longer."""
-BIAS_FACTOR: Final = 1.5
-"""By simulation (tests/unit/analysis/measure/coverage.py): the bias of the likeness is not all that short series hide."""
-MOST_ALIKE: Final = 0.98
+BIAS: Final = (1.75, 8.0)
+"""Per value, and per square of their number. By simulation (benchmarks/analysis_figures.py): the bias of the likeness is not all that short
+series hide, and below 50 values each series knows its own likeness badly."""
+MOST_BIAS: Final = 0.2
+MOST_ALIKE: Final = 0.985
 LEAST_FLAT: Final = 0.9
 """So many components are used that they hold at least this share of what as many of the slowest would, by the model."""
 LEAST_COMPONENTS: Final = 2
@@ -87,7 +89,7 @@ def likeness(centred: Floats) -> float:
     count = len(centred)
     measured = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
     # The estimate is too low by (1 + 4 r) / n (Kendall 1954) and, close to 1, by more.
-    bias = BIAS_FACTOR / count
+    bias = min(MOST_BIAS, BIAS[0] / count + BIAS[1] / count**2)
     return min(MOST_ALIKE, max(0.0, (measured + bias) / (1.0 - 4.0 * bias)))
 
 

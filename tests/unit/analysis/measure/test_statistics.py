@@ -54,11 +54,11 @@ def test_energy_without_a_counter_is_the_integral_of_power() -> None:
 
 @pytest.mark.parametrize(
     ("count", "memory"),
-    [(n, m) for n in (20, 50, 200) for m in (0.0, 0.5, 0.8)] + [(50, 0.9), (200, 0.95), (3000, 0.8)],
+    [(n, m) for n in (20, 30) for m in (0.0, 0.5, 0.8, 0.95)] + [(50, 0.5), (50, 0.9), (200, 0.95), (3000, 0.8)],
 )
 def test_intervals_hold_what_they_promise_also_for_sluggish_series(count: int, memory: float) -> None:
     """Independent of chance: the generators are seeded."""
-    assert 0.905 <= coverage(count, memory, 400) <= 0.98
+    assert 0.915 <= coverage(count, memory, 400) <= 0.98
 
 
 def test_no_interval_where_the_data_do_not_give_one() -> None:
