@@ -30,6 +30,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "stacks": (),  # py-spy, a program without a module
     "runtime-env": ("virtualenv",),
     "dashboards": ("grafanalib",),
+    "search": ("optuna", "numpy"),
     "s3": ("s3fs",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),

@@ -10,13 +10,18 @@ from orchestrator.api.view import NESTED, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCellView(View):
-    """The matrix that a job is of, its place among the ``count`` combinations, and its values."""
+    """The matrix that a job is of, its place among the ``count`` combinations, and its values.
+
+    ``search``: it is a trial of a search. ``pruned``: it was ended because it did worse than the other trials.
+    """
 
     id: str
     name: str
     index: int
     count: int
     values: dict[str, Any] = field(default_factory=dict)
+    search: bool = False
+    pruned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +37,8 @@ class CombinationView(View):
 class MatrixJobView(View):
     """One combination: its newest job, how many jobs have run it, and the best value of `checkpoint.score_attribute`.
 
-    ``best`` is over all ``runs``. ``last`` is what the newest job reported last.
+    ``best`` is over all ``runs``. ``last`` is what the newest job reported last. ``pruned`` and ``given`` are those of a trial: what it
+    has given for each objective, or ``missing`` says why nothing; ``is_best``: no other trial beats it.
     """
 
     index: int
@@ -50,6 +56,10 @@ class MatrixJobView(View):
     eta_high_seconds: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    pruned: bool = False
+    given: dict[str, float] = field(default_factory=dict)
+    missing: str = ""
+    is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +69,9 @@ class MatrixView(View):
     ``state``: PENDING, RUNNING or SUSPENDED; SUCCEEDED when every combination has, else FAILED when one has, else CANCELLED.
     ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that can be told,
     and ``eta_low_seconds`` and ``eta_high_seconds`` are its bounds: with every job at its own.
+
+    Of a search, ``objectives`` has `min` or `max` by name, ``searching`` tells whether further trials come, ``problem`` why none comes
+    at present. It has SUCCEEDED when every trial has, or was pruned.
     """
 
     id: str
@@ -78,6 +91,9 @@ class MatrixView(View):
     eta_low_seconds: float | None = None
     eta_high_seconds: float | None = None
     ended_at: float | None = None
+    objectives: dict[str, str] = field(default_factory=dict)
+    searching: bool = False
+    problem: str = ""
     jobs: tuple[MatrixJobView, ...] = ()
 
     @property

@@ -44,8 +44,10 @@ def wait_jobs(
         several = len(jobs) != 1 if as_array is None else as_array
         print_json(session, [job.to_json() for job in jobs] if several else jobs[0].to_json())
     elif len(jobs) > 1:
-        failed = [job for job in jobs if job.state != "SUCCEEDED"]
-        session.console.note(f"{len(jobs)} jobs ended: {len(jobs) - len(failed)} SUCCEEDED, {len(failed)} not")
+        failed = [job for job in jobs if not ended_well(job)]
+        pruned = sum(job.matrix is not None and job.matrix.pruned for job in jobs)
+        ended = f"{len(jobs) - len(failed) - pruned} SUCCEEDED, " + (f"{pruned} pruned, " if pruned else "")
+        session.console.note(f"{len(jobs)} jobs ended: {ended}{len(failed)} not")
     return exit_code_of(jobs)
 
 
@@ -53,7 +55,22 @@ def _each_job(session: Session, refs: list[str]) -> Iterator[str]:
     """Yield the references, with a matrix replaced by its jobs."""
     for ref in refs:
         one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience())  # type: ignore[misc]  # bound now
+        if isinstance(one, MatrixView) and one.searching:
+            one = _search_over(session, one.id)
         yield from [job.job_id for job in one.jobs] if isinstance(one, MatrixView) else [ref]
+
+
+def _search_over(session: Session, matrix_id: str) -> MatrixView:
+    """Return a search once no further trial comes; tells of each that has ended."""
+    client, told = session.client(), 0
+    for view in following.watch(client, lambda: client.matrix(matrix_id), job_ids=(), patience=session.patience()):
+        ended = sum(job.ended_at is not None for job in view.jobs)
+        if ended != told:
+            session.console.note(f"{matrix_id} {ended} of {view.count} trials ended")
+            told = ended
+        if not view.searching:
+            return view
+    raise AssertionError("a watch has no end")
 
 
 def _wait_one(session: Session, ref: str) -> JobView:
@@ -70,7 +87,12 @@ def _wait_one(session: Session, ref: str) -> JobView:
 
 def exit_code_of(jobs: Iterable[JobView]) -> int:
     """Return 0 when every job succeeded, 1 otherwise."""
-    return EXIT_OK if all(job.state == "SUCCEEDED" for job in jobs) else EXIT_JOB_FAILED
+    return EXIT_OK if all(map(ended_well, jobs)) else EXIT_JOB_FAILED
+
+
+def ended_well(job: JobView) -> bool:
+    """Whether it succeeded, or is a trial of a search that was pruned."""
+    return job.state == "SUCCEEDED" or (job.matrix is not None and job.matrix.pruned)
 
 
 def report_end(session: Session, job: JobView) -> None:

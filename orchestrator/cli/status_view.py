@@ -98,7 +98,7 @@ def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> in
             session,
             lambda: client.matrix(found.id),
             lambda view: matrix_lines(session.console, view),
-            job_ids=tuple(job.job_id for job in found.jobs),
+            job_ids=() if found.searching else tuple(job.job_id for job in found.jobs),
             ended=lambda view: view.is_terminal,
             as_json=(lambda view: view.to_json()) if as_json else None,
         )

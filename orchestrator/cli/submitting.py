@@ -109,11 +109,15 @@ def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOption
         from orchestrator.cli.status_view import StatusOptions, show_status
 
         show_status(session, StatusOptions(job=str(matrix_id or ids[0]), watch=True))
+        if matrix_id is not None:  # a search has submitted more meanwhile
+            ids = [job.job_id for job in session.client().matrix(str(matrix_id)).jobs]
         return live.exit_code_of([session.client().job(job_id) for job_id in ids])
     if options.follow:
         session.console.note(f"--follow shows the log of one job; waiting for the {len(ids)} of {matrix_id} instead")
-    several = len(replies) > 1 or matrix_id is not None
-    return live.wait_jobs(session, ids, as_json=options.json, as_array=several, exact=True)
+    if matrix_id is not None:
+        refs = [str(reply.get("matrix_id") or reply["job_id"]) for reply in replies]
+        return live.wait_jobs(session, refs, as_json=options.json, as_array=True)
+    return live.wait_jobs(session, ids, as_json=options.json, as_array=len(replies) > 1, exact=True)
 
 
 def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
@@ -136,7 +140,9 @@ def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> 
         runs = "the job keeps" if matrix_id is None else "the jobs keep"
         console.note(f"submitted {matrix_id or reply['job_id']}; Ctrl-C stops following; {runs} running")
     elif matrix_id is not None and not options.json:
-        console.note(f"submitted {len(reply['job_ids'])} jobs; `orch matrix {matrix_id}` shows them")
+        count = len(reply["job_ids"])
+        jobs = "1 job" if count == 1 else f"{count} jobs"
+        console.note(f"submitted {jobs}; `orch matrix {matrix_id}` shows {'it' if count == 1 else 'them'}")
     elif not options.json and not options.wait and console.is_terminal:
         console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
     for note in reply.get("notes") or ():

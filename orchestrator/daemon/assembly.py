@@ -50,6 +50,7 @@ from orchestrator.daemon.requests.sessions import JobSessions
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.requests.usage import desks_of
 from orchestrator.daemon.runtime_side import RuntimeSide
+from orchestrator.daemon.search.desk import SearchDesk
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.sharing.book import ShareBook, sharing_of
 from orchestrator.daemon.stopping import Shutdown, StopRequest
@@ -236,8 +237,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     health = NodeHealth(
         ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
-    balances = JobBalances()
-    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, live_jobs(loop), balances, log)
+    gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, live_jobs(loop), JobBalances(), log)
     return Nodes(
         known=known, care=care, fork_servers=fork_servers, head=head, reserving=reserving, health=health, gpus=gpus
     )
@@ -269,6 +269,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
         trackers=JobTrackers(ground.store, settings.paths, log),
+        searches=SearchDesk(loop, ground.store, settings, ground.pools.submissions, log),
         watchers=(desk.observe, ground.metering.observe, nodes.health.observe, lambda _, e: nodes.gpus.observe(e)),
         spawn=spawn,
     )
@@ -327,6 +328,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "findings": jobs.findings.run,
         "reports": jobs.observers.reports.run,
         "trackers": jobs.observers.trackers.run,
+        "searches": jobs.observers.searches.run,
     }
 
     def close() -> None:
@@ -386,7 +388,7 @@ def _service(
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
         sessions=JobSessions(reader.record, runtime.calls, ground.log),
-        desks=desks_of(loop, store, settings, ground.pools.outputs, reader, actions),
+        desks=desks_of(loop, store, settings, ground.pools.outputs, reader, actions, jobs.observers.searches),
         curves=CurveDesk(settings.paths, ground.pools.records),
         actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),

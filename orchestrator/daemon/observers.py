@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.idle_workers import IdleWorkers
     from orchestrator.daemon.notify.notifier import Notifier
     from orchestrator.daemon.reports.job_reports import JobReports
+    from orchestrator.daemon.search.desk import SearchDesk
     from orchestrator.daemon.trackers.job_trackers import JobTrackers
 
 
@@ -31,6 +32,7 @@ class JobObservers:
         tidying: Tidying,
         reports: JobReports,
         trackers: JobTrackers,
+        searches: SearchDesk,
         watchers: Sequence[Callable[[Job, Event], None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
@@ -41,6 +43,7 @@ class JobObservers:
         self._tidying = tidying
         self.reports = reports
         self.trackers = trackers
+        self.searches = searches
         self._watchers = watchers
         self._spawn = spawn
 
@@ -56,6 +59,7 @@ class JobObservers:
         self._changes.touch(job.id)
         self._idle_workers.changed(job)
         self.trackers.changed(job)
+        self.searches.changed(job)
 
     def ended(self, job: Job) -> None:
         """Handle a job's end."""
@@ -65,3 +69,4 @@ class JobObservers:
         self._tidying.drop_secrets(job.id)
         self._spawn(self._tidying.after([job.id]))
         self.reports.ended(job)
+        self.searches.changed(job)

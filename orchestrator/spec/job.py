@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
 from orchestrator.spec.matrix import (
-    Combination,
     combinations,
     filled,
     matrix_faults,
@@ -48,9 +47,12 @@ from orchestrator.spec.reader.overrides import apply_overrides
 from orchestrator.spec.reader.passing import Passed, PassRequest, select, split_request, with_variables
 from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, schema, write_spec
 from orchestrator.spec.reader.template import init_text
+from orchestrator.spec.search import Combination, objectives_of, parameter_names, trials_to_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from orchestrator.spec.sections.matrix import MatrixValue
 
     Rules = Sequence[Callable[[JobSpec], Iterable[Finding]]]
 
@@ -85,6 +87,7 @@ __all__ = [
     "job_schema",
     "parse_job",
     "parse_jobs",
+    "parse_trial",
     "passed_variables",
     "prepare",
     "spec_yaml",
@@ -211,14 +214,43 @@ def _expanded(root: MapNode, problems: list[Problem], checked: Callable[[MapNode
     name = root.get("name")
     template = name.text if isinstance(name, ScalarNode) else ""
     wanted = combinations(matrix) if matrix is not None and not problems else ()
-    jobs: list[tuple[Combination | None, JobSpec]] = []
-    for combination in wanted:
+
+    def spec_of(values: Mapping[str, MatrixValue]) -> JobSpec:
         seen = {(problem.line, problem.column, problem.path, problem.message) for problem in problems}
         own: list[Problem] = []
-        spec = checked(filled(root, combination.values), own)
-        problems += [p for p in own if (p.line, p.column, p.path, p.message) not in seen]
-        jobs.append((combination, spec))
+        spec = checked(filled(root, values), own)
+        problems.extend(p for p in own if (p.line, p.column, p.path, p.message) not in seen)
+        return spec
+
+    jobs = [(combination, spec_of(combination.values)) for combination in wanted]
+    if matrix is not None and matrix.strategy == "optuna" and jobs:
+        for values in trials_to_check(matrix):
+            spec_of(values)
+        if not objectives_of(matrix, jobs[0][1].checkpoint):
+            missing = Finding(
+                path=("matrix",), message="what is sought is not said", hint="add objectives: {loss: min}"
+            )
+            problems.append(_placed(missing, root))
     return JobFile(name=unit_name(template), matrix=matrix, jobs=tuple(jobs))
+
+
+def parse_trial(
+    text: str,
+    values: Mapping[str, MatrixValue],
+    *,
+    source: str = "job.yaml",
+    overrides: Sequence[str] = (),
+    rules: Rules = (),
+    environ: Mapping[str, str] | None = None,
+) -> JobSpec:
+    """Read the job of a later trial of a search: of a file that `parse_jobs` accepted, with these values. Raises SpecError."""
+    problems: list[Problem] = []
+    root, request = _tree(text, source, overrides, problems)
+    passed = _passed(request, environ or {}, problems).values
+    spec = _checked(with_variables(filled(root, values), request, passed), problems, rules, NOT_YET)
+    if problems:
+        raise SpecError(_in_order(problems, source))
+    return spec
 
 
 def _matrix_of(root: MapNode, problems: list[Problem]) -> MatrixSpec | None:
@@ -232,7 +264,7 @@ def _matrix_of(root: MapNode, problems: list[Problem]) -> MatrixSpec | None:
         return matrix
     problems += [_placed(finding, root) for finding in _matrix_findings(matrix)]
     rest = MapNode(entries=tuple((k, v) for k, v in root.entries if k.text != "matrix"), mark=root.mark)
-    parameters = tuple(matrix.parameters) or (tuple(matrix.include[0]) if matrix.include else ())
+    parameters = parameter_names(matrix)
     problems += [problem_at(error, scalar.mark, path) for path, scalar, error in template_faults(rest, parameters)]
     for parameter in sorted(set(parameters) - used_parameters(rest)):
         hint = f"write ${{matrix.{parameter}}} in entrypoint, env, name or another key"

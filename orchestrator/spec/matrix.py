@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
@@ -18,15 +18,14 @@ from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Node, ScalarNode, plain_node
 from orchestrator.spec.fields.rules import NAME_PATTERN
 from orchestrator.spec.problems import BadValueError, nearest, quoted
+from orchestrator.spec.search import Combination, first_trials, search_faults
+from orchestrator.spec.sections.matrix import MAX_MATRIX_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.spec.problems import Path
     from orchestrator.spec.sections.matrix import MatrixSpec, MatrixValue
-
-MAX_MATRIX_JOBS = 1000
-"""Maximum number of jobs of one matrix: each has a working copy of its own."""
 
 _PLACEHOLDER = re.compile(r"\$\{matrix\.([^}]*)\}")
 _FIXED = frozenset({"version", "matrix", "working_dir", "runtime_env", "secrets"})
@@ -35,16 +34,13 @@ _CODE_RUNNERS = re.compile(r"(?:(?:ba|da|z|k|c|tc|fi)?sh|python[0-9.]*|perl|ruby
 _CODE_OPTION = re.compile(r"-[A-Za-z]*[ce]")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
-    """The values of one job of a matrix, by parameter, and its place among all of them."""
-
-    index: int
-    values: Mapping[str, MatrixValue]
-
-
 def combinations(matrix: MatrixSpec) -> tuple[Combination, ...]:
-    """Every combination of a checked matrix: the grid without what is excluded, the last parameter fastest, then `include`."""
+    """Every combination of a checked matrix: the grid without what is excluded, the last parameter fastest, then `include`.
+
+    Of a search, those of its first trials.
+    """
+    if matrix.strategy == "optuna":
+        return first_trials(matrix)
     grid = (dict(zip(matrix.parameters, values, strict=True)) for values in product(*matrix.parameters.values()))
     found = [values for values in grid if values and not any(_fits(values, out) for out in matrix.exclude)]
     found += [dict(values) for values in matrix.include]
@@ -53,10 +49,13 @@ def combinations(matrix: MatrixSpec) -> tuple[Combination, ...]:
 
 def matrix_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
     """Return what is wrong with a matrix by itself: the place, the message, and what to do."""
-    if not matrix.parameters and not matrix.include:
+    if not matrix.parameters and not matrix.include and not matrix.ranges:
         yield ("matrix",), "a matrix without parameters makes no job", "write parameters: {lr: [0.1, 0.01]}"
         return
     yield from _parameter_faults(matrix)
+    yield from search_faults(matrix)
+    if matrix.strategy == "optuna":
+        return
     yield from _exclude_faults(matrix)
     yield from _include_faults(matrix)
 
@@ -74,7 +73,7 @@ def _parameter_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
                     "a parameter of its own repeats runs: seed: [1, 2]",
                 )
     jobs = prod(len(values) for values in matrix.parameters.values()) if matrix.parameters else 0
-    if jobs + len(matrix.include) > MAX_MATRIX_JOBS:
+    if matrix.strategy == "grid" and jobs + len(matrix.include) > MAX_MATRIX_JOBS:
         message = f"{jobs + len(matrix.include)} combinations, more than {MAX_MATRIX_JOBS}"
         yield ("matrix", "parameters"), message, "try fewer values, or split them over several files"
 

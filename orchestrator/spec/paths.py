@@ -5,6 +5,7 @@
     home/reserve                space kept free for the record of running jobs when the disk is full
     home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
     home/estimates.jsonl        what was estimated of jobs' time left, and when they ended
+    home/searches/ID/           plan.json study.json secrets of a search (daemon/search/book.py has its names)
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
     home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.analysis.matrices.plots import by_configuration
+from orchestrator.analysis.matrices.search_results import as_cell
 from orchestrator.analysis.matrices.summary import REPEATS, Configuration, MatrixRun, Score, configurations
 from orchestrator.analysis.measure.run_summary import ACCURACIES
 from orchestrator.analysis.plots.runs import (
@@ -25,6 +26,8 @@ from orchestrator.analysis.report.writing import file_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
+
+    from orchestrator.analysis.matrices.search_results import SearchResult
 
 GRAPHS: Final = "graphs"
 COPIED: Final = ("telemetry", "metrics.jsonl", "metrics.jsonl.1", REPORT)
@@ -53,14 +56,20 @@ class Results:
 
 
 def write_results(
-    runs: Sequence[MatrixRun], directory: Path, score: Score | None, *, repeats: Collection[str] = REPEATS
+    runs: Sequence[MatrixRun],
+    directory: Path,
+    score: Score | None,
+    *,
+    repeats: Collection[str] = REPEATS,
+    search: SearchResult | None = None,
 ) -> Results:
-    """Write everything; a file of the same name is replaced. Raises OSError."""
+    """Write everything, also of a search; a file of the same name is replaced. Raises OSError."""
     results = Results(directory=directory, configurations=configurations(runs, score, repeats=repeats))
     directory.mkdir(parents=True, exist_ok=True)
     for one in runs:
         _copy(one, results)
-    _write(results, "summary.txt", summary_text(results.configurations))
+    summary = ("" if search is None else search.text()) + summary_text(results.configurations)
+    _write(results, "summary.txt", summary)
     _write(results, "summary.json", json.dumps(plain(results.configurations), indent=1) + "\n")
     _write_csv(results)
     graphs = directory / GRAPHS
@@ -70,7 +79,17 @@ def write_results(
             results, partial(by_configuration, results.configurations, quantity), graphs / f"{file_name(quantity)}.png"
         )
     _together(results, runs, graphs)
+    if search is not None:
+        _write_search(results, search, graphs)
     return results
+
+
+def _write_search(results: Results, search: SearchResult, graphs: Path) -> None:
+    for name, write in search.files().items():
+        write(results.directory / name)
+        results.files.append(results.directory / name)
+    for name, draw in search.charts().items():
+        _draw(results, draw, graphs / f"{file_name(name)}.png")
 
 
 def _draw(results: Results, draw: Callable[[Path], Path], target: Path) -> None:
@@ -140,14 +159,9 @@ def _write_csv(results: Results) -> None:
         for one in results.configurations:
             for quantity, values in one.quantities.items():
                 spread = (values.runs, values.mean, "" if values.std is None else values.std)
-                row = [*(_cell(one.values.get(name, "")) for name in parameters), quantity, *spread]
+                row = [*(as_cell(one.values.get(name, "")) for name in parameters), quantity, *spread]
                 writer.writerow([*row, values.minimum, values.maximum])
     results.files.append(path)
-
-
-def _cell(value: Any) -> Any:
-    """Return text that a spreadsheet does not take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value
 
 
 def summary_text(found: Sequence[Configuration]) -> str:

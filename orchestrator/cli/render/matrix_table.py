@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
 
-_ORDER = tuple(STATE_STYLES)
+PRUNED = "PRUNED"
+_ORDER = (*STATE_STYLES, PRUNED)
 LISTED = (
     Column("MATRIX", weight=1000, shrink=False),
     Column("JOBS", weight=900, right=True),
@@ -61,7 +62,7 @@ def newest_states(jobs: Sequence[JobView]) -> dict[str, int]:
     newest: dict[int, str] = {}
     for job in jobs:
         if job.matrix is not None:
-            newest.setdefault(job.matrix.index, job.state)
+            newest.setdefault(job.matrix.index, PRUNED if job.matrix.pruned else job.state)
     return counted_states(list(newest.values()))
 
 
@@ -78,9 +79,11 @@ def counts_text(counts: dict[str, int]) -> str:
 def matrix_lines(console: Console, view: MatrixView) -> list[str]:
     """A head line, and a row for each combination with the values as columns."""
     dot = f" {console.glyphs.dot} "
-    facts = [counts_text(counted_states([job.state for job in view.jobs]))]
-    if len(view.jobs) < view.count:
-        facts.append(f"{view.count - len(view.jobs)} pruned")
+    facts = [counts_text(counted_states([shown_state(job) for job in view.jobs]))]
+    if view.objectives:
+        facts.append(f"{len(view.jobs)} of {view.count} trials")
+    elif len(view.jobs) < view.count:
+        facts.append(f"{view.count - len(view.jobs)} removed")
     if view.max_concurrent is not None:
         facts.append(f"at most {view.max_concurrent} at a time")
     if view.fail_fast:
@@ -89,10 +92,43 @@ def matrix_lines(console: Console, view: MatrixView) -> list[str]:
         facts.append(f"about {span(max(1.0, view.eta_seconds))} left")
     state = console.style(view.state, *STATE_STYLES.get(view.state, ()))
     lines = [f"{console.style(view.id, 'bold')}  {state}{dot}{dot.join(facts)}"]
+    if view.problem:
+        lines.append(console.style(f"no further trial: {clean(view.problem)}", "red"))
+    if view.objectives:
+        lines += _best_lines(view)
     return lines + render_table(console, _columns(view), [_row(console, view, job) for job in view.jobs])
 
 
+def shown_state(job: MatrixJobView) -> str:
+    """The state as it is shown: a trial that did worse than the others was PRUNED."""
+    return PRUNED if job.pruned else job.state
+
+
+def _best_lines(view: MatrixView) -> list[str]:
+    """The best trial in one line; with several objectives, a line for each that no other trial beats."""
+    best = [job for job in view.jobs if job.is_best]
+    if not best:
+        return []
+    lines = []
+    for job in sorted(best, key=lambda job: next(iter(job.given.values()), 0.0)):
+        given = ", ".join(f"{clean(name)} {_number(value)}" for name, value in job.given.items())
+        values = " ".join(f"{clean(name)}={clean(value_text(value))}" for name, value in job.values.items())
+        lines.append(f"  {given}  {values}  {job.job_id}")
+    title = "best trial:" if len(view.objectives) == 1 else "best trials (no other trial is better in every objective):"
+    return [title, *lines]
+
+
 def _columns(view: MatrixView) -> list[Column]:
+    if view.objectives:
+        return [
+            Column("TRIAL", weight=600, right=True),
+            *(Column(clean(name).upper(), weight=850) for name in view.parameters),
+            Column("STATE", weight=900),
+            *(Column(clean(name).upper(), weight=800, right=True) for name in view.objectives),
+            Column("PROGRESS", weight=700),
+            Column("JOB", weight=950),
+            Column("REASON", weight=300, shrink=True),
+        ]
     values = [Column(clean(name).upper(), weight=850) for name in view.parameters]
     score = clean(view.score_attribute or "score").upper()
     return [
@@ -108,6 +144,8 @@ def _columns(view: MatrixView) -> list[Column]:
 
 
 def _row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
+    if view.objectives:
+        return _trial_row(console, view, job)
     best = [found.best for found in view.jobs if found.best is not None]
     top = (max if view.score_order == "max" else min)(best, default=None)
     return [
@@ -119,6 +157,20 @@ def _row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
         Cell(str(job.runs) if job.runs > 1 else ""),
         Cell(job.job_id),
         Cell(clean(job.reason), ("dim",)),
+    ]
+
+
+def _trial_row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
+    state = shown_state(job)
+    style = ("green", "bold") if job.is_best else ()
+    return [
+        Cell(str(job.index)),
+        *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
+        Cell(state, ("dim",) if job.pruned else STATE_STYLES.get(state, ())),
+        *(Cell(_number(job.given.get(name)), style) for name in view.objectives),
+        Cell(_progress(console, job)),
+        Cell(job.job_id),
+        Cell(clean(job.missing or job.reason), ("dim",)),
     ]
 
 

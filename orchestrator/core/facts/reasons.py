@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
+from orchestrator.core.facts.requesters import ByPruner
 from orchestrator.core.states import (  # noqa: TC001  # conformance.py reads them when it runs
     EndCondition,
     FailureClass,
@@ -66,6 +67,11 @@ class Cancelled(Fact):
 
     kind: ClassVar[str] = "cancelled"
     by: Fact
+
+
+def is_pruned(reason: Fact) -> bool:
+    """Whether a job was ended because it did worse than the other trials of its search: no failure, and no success."""
+    return isinstance(reason, Cancelled) and isinstance(reason.by, ByPruner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

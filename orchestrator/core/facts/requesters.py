@@ -34,6 +34,17 @@ class ByMatrix(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByPruner(Fact):
+    """The trial did worse than the other trials of its search: ``metric`` was ``value`` at ``step``; None: not finite."""
+
+    kind: ClassVar[str] = "by_pruner"
+    matrix: str
+    metric: str
+    step: int
+    value: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByGrowth(Fact):
     """The elastic job can have ``ranks`` ranks; it has ``instead_of``."""
 

@@ -30,7 +30,8 @@ class Prerequisite:
 class MatrixCell:
     """The combination of a matrix that a job runs: number ``index`` of ``count``, with these values.
 
-    A rerun has the ``index`` of the job that it runs again: the newest job of each counts.
+    A rerun has the ``index`` of the job that it runs again: the newest job of each counts. ``search``: it is a trial, and the
+    values of later ones are chosen while the search runs.
     """
 
     matrix_id: str
@@ -40,3 +41,4 @@ class MatrixCell:
     values: Mapping[str, bool | int | float | str]
     max_concurrent: int | None = None
     fail_fast: bool = False
+    search: bool = False

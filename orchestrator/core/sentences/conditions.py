@@ -19,6 +19,12 @@ def _(fact: requesters.ByMatrix) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByPruner) -> str:
+    value = "not finite" if fact.value is None else f"{fact.value:.6g}"
+    return f"the pruner of {fact.matrix}: {fact.metric} was {value} at step {fact.step}"
+
+
+@sentence.register
 def _(fact: reasons.AwaitsTime) -> str:
     return f"starts at {datetime.fromtimestamp(fact.start_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 

@@ -53,6 +53,9 @@ def _(fact: reasons.StopOrdered) -> str:
 
 @sentence.register
 def _(fact: reasons.Cancelled) -> str:
+    if isinstance(fact.by, requesters.ByPruner):
+        value = "not finite" if fact.by.value is None else f"{fact.by.value:.6g}, worse than the median of the trials"
+        return f"pruned at step {fact.by.step}: {fact.by.metric} was {value}"
     return f"cancelled by {sentence(fact.by)}"
 
 

@@ -11,6 +11,7 @@ from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.findings import Finding, NoStep, RankStopped
+from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
 from orchestrator.core.sentences.findings import finding_to_dict
@@ -94,7 +95,13 @@ def _matrix(job: Job) -> MatrixCellView | None:
     if cell is None:
         return None
     return MatrixCellView(
-        id=cell.matrix_id, name=cell.name, index=cell.index, count=cell.count, values=dict(cell.values)
+        id=cell.matrix_id,
+        name=cell.name,
+        index=cell.index,
+        count=cell.count,
+        values=dict(cell.values),
+        search=cell.search,
+        pruned=job.state.is_terminal and is_pruned(job.reason),
     )
 
 

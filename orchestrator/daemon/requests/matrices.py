@@ -11,7 +11,7 @@ from orchestrator.api.views import ActionReply
 from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.actions import events_of
-from orchestrator.daemon.requests.matrix_overview import by_combination, matrix_view, state_of
+from orchestrator.daemon.requests.matrix_overview import Searched, by_combination, matrix_view, state_of
 from orchestrator.daemon.requests.sharing import SharingService
 from orchestrator.store import errors as store_errors
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.sharing import SharingDesk
     from orchestrator.daemon.requests.specs import JobSpecs
+    from orchestrator.daemon.search.desk import SearchDesk
     from orchestrator.runtime.pools import Pool
     from orchestrator.store.port import Store
 
@@ -45,13 +46,21 @@ class MatrixDesk:
     """``best`` reads files, one question at a time, in threads of ``pool``."""
 
     def __init__(
-        self, loop: Loop, store: Store, reader: JobReader, actions: JobActions, best: BestValues, pool: Pool
+        self,
+        loop: Loop,
+        store: Store,
+        reader: JobReader,
+        actions: JobActions,
+        best: BestValues,
+        searches: SearchDesk,
+        pool: Pool,
     ) -> None:
         self._loop = loop
         self._store = store
         self._reader = reader
         self._actions = actions
         self._best = best
+        self._searches = searches
         self._pool = pool
         self._turn = asyncio.Lock()
 
@@ -74,7 +83,13 @@ class MatrixDesk:
                 reported = await self._pool.run(
                     self._reported, [job.id for job in jobs], score.score_attribute, score.score_order == "max"
                 )
-        return matrix_view(jobs, {view.id: view for view in views}, reported, self._loop.now())
+        searched = await self._pool.run(self._searched, matrix_id) if _is_search(jobs) else None
+        return matrix_view(jobs, {view.id: view for view in views}, reported, self._loop.now(), searched)
+
+    def _searched(self, matrix_id: str) -> Searched | None:
+        book = self._searches.book
+        plan = book.plan(matrix_id)
+        return None if plan is None else Searched(plan.objectives, book.study(matrix_id))
 
     def _reported(self, job_ids: Sequence[str], metric: str, highest: bool) -> Mapping[str, Reported]:  # noqa: FBT001 - pools pass positional arguments
         return {job_id: self._best.of(job_id, metric, highest=highest) for job_id in job_ids}
@@ -90,6 +105,8 @@ class MatrixDesk:
         jobs = [one.newest for one in by_combination(await self._jobs(matrix_id))]
         if request.verb is Verb.RERUN:
             return await self._rerun(matrix_id, request, caller)
+        if request.verb is Verb.CANCEL and _is_search(jobs):
+            await self._searches.stop(matrix_id)
         done: list[str] = []
 
         def make() -> list[ev.Event]:
@@ -124,6 +141,10 @@ class MatrixDesk:
         changed = f" with {', '.join(request.overrides)}" if request.overrides else ""
         message = f"runs {plural(len(again), 'combination')} again{changed}"
         return ActionReply(job_id=matrix_id, state=JobState.PENDING.value, message=message, job_ids=reply.job_ids)
+
+
+def _is_search(jobs: Sequence[Job]) -> bool:
+    return any(job.submission.matrix is not None and job.submission.matrix.search for job in jobs)
 
 
 class MatrixService(SharingService):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.analysis.estimates.makespan import time_left
+from orchestrator.analysis.search.best import best_trials
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
-from orchestrator.core.facts.reasons import Cancelled
+from orchestrator.core.facts.reasons import Cancelled, is_pruned
 from orchestrator.core.facts.requesters import ByMatrix
 from orchestrator.core.states import JobState
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.api.views import JobView
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.requests.best_values import Reported
+    from orchestrator.daemon.search.book import StudyRecord
 
 _ENDS = (JobState.FAILED, JobState.CANCELLED)
 
@@ -43,6 +45,18 @@ class Combined:
         return job.state is JobState.FAILED or (job.state is JobState.CANCELLED and ended_with_others)
 
 
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What a search seeks, `min` or `max` by name, and what is known of its trials."""
+
+    objectives: Mapping[str, str]
+    study: StudyRecord
+
+    def best(self) -> frozenset[int]:
+        """Return the trials that no other one beats."""
+        return frozenset(best_trials(self.study.given, tuple(self.objectives.values())))
+
+
 def by_combination(jobs: Sequence[Job]) -> tuple[Combined, ...]:
     """Return the jobs of one matrix by combination."""
     found: dict[int, list[Job]] = {}
@@ -51,6 +65,11 @@ def by_combination(jobs: Sequence[Job]) -> tuple[Combined, ...]:
         if cell is not None:
             found.setdefault(cell.index, []).append(job)
     return tuple(Combined(index=index, jobs=tuple(found[index])) for index in sorted(found))
+
+
+def end_state(job: Job) -> JobState:
+    """Return a job's state as it counts for the whole: a pruned trial has ended as it should."""
+    return JobState.SUCCEEDED if job.state.is_terminal and is_pruned(job.reason) else job.state
 
 
 def state_of(states: Sequence[JobState]) -> str:
@@ -65,7 +84,11 @@ def state_of(states: Sequence[JobState]) -> str:
 
 
 def matrix_view(
-    jobs: Sequence[Job], views: Mapping[str, JobView], reported: Mapping[str, Reported], now: float
+    jobs: Sequence[Job],
+    views: Mapping[str, JobView],
+    reported: Mapping[str, Reported],
+    now: float,
+    searched: Searched | None = None,
 ) -> MatrixView:
     """Return the view of the matrix; ``jobs`` are all of its jobs, at least one. ``reported`` has each job's score."""
     combined = by_combination(jobs)
@@ -73,11 +96,17 @@ def matrix_view(
     cell = first.submission.matrix
     assert cell is not None
     score = first.spec.checkpoint
-    states = [one.newest.state for one in combined]
+    states = [end_state(one.newest) for one in combined]
+    best = searched.best() if searched is not None else frozenset()
     rows = tuple(_row(one, views, reported, highest=score.score_order == "max") for one in combined)
+    rows = tuple(_trial(row, one, searched, best) for row, one in zip(rows, combined, strict=True))
     ended = [job.ended_at for job in jobs if job.ended_at is not None]
     state = state_of(states)
-    left = _left(combined, rows, cell.max_concurrent, now)
+    searching = searched is not None and not searched.study.over
+    if searching and all(one.is_terminal for one in states):
+        state = JobState.RUNNING.value
+    more = max(0, cell.count - combined[-1].index - 1) if searching else 0
+    left = _left(combined, rows, cell.max_concurrent, now, more)
     return MatrixView(
         id=cell.matrix_id,
         name=cell.name,
@@ -86,7 +115,7 @@ def matrix_view(
         state=state,
         submitted_at=min(job.submission.submitted_at for job in jobs),
         count=cell.count,
-        counts=dict(Counter(state.value for state in states)),
+        counts=dict(Counter(one.newest.state.value for one in combined)),
         parameters=tuple(cell.values),
         max_concurrent=cell.max_concurrent,
         fail_fast=cell.fail_fast,
@@ -95,7 +124,10 @@ def matrix_view(
         eta_seconds=None if left is None else left[0],
         eta_low_seconds=None if left is None else left[1],
         eta_high_seconds=None if left is None else left[2],
-        ended_at=max(ended, default=None) if all(s.is_terminal for s in states) else None,
+        ended_at=max(ended, default=None) if all(s.is_terminal for s in states) and not searching else None,
+        objectives={} if searched is None else dict(searched.objectives),
+        searching=searching,
+        problem="" if searched is None else searched.study.problem,
         jobs=rows,
     )
 
@@ -127,20 +159,37 @@ def _row(
     )
 
 
+def _trial(row: MatrixJobView, one: Combined, searched: Searched | None, best: frozenset[int]) -> MatrixJobView:
+    """The row with what the trial has given."""
+    if searched is None:
+        return row
+    given = searched.study.given.get(one.index)
+    return replace(
+        row,
+        pruned=one.newest.state.is_terminal and is_pruned(one.newest.reason),
+        given={} if given is None else dict(zip(searched.objectives, given, strict=True)),
+        missing=searched.study.missing.get(one.index, ""),
+        is_best=one.index in best,
+    )
+
+
 def _left(
-    combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float
+    combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float, more: int
 ) -> tuple[float, float | None, float | None] | None:
     """Until the last job ends, and bounds: by what running jobs say, and the usual length for those that have not started.
+
+    ``more`` are trials that are not submitted yet.
 
     The bounds are those of the case in which every job is at its own: wider than 95 %. None where a job has none.
     """
     known = [length for row in rows if (length := _length(row, now)) is not None]
     open_ = [(one, row) for one, row in zip(combined, rows, strict=True) if not one.newest.state.is_terminal]
-    if not open_ or not known:
+    if (not open_ and not more) or not known:
         return None
     usual = _Span(median(known), min(known) if len(known) > 1 else None, max(known) if len(known) > 1 else None)
     running = [_running(row, usual, now) for one, row in open_ if one.newest.state.may_hold_gang]
     waiting = [usual.share(1.0 - (row.fraction or 0.0)) for one, row in open_ if not one.newest.state.may_hold_gang]
+    waiting += [usual] * more
     at_once = limit or max(1, len(running))
 
     def until(pick: Callable[[_Span], float | None]) -> float | None:

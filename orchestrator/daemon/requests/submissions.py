@@ -19,6 +19,8 @@ from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
+from orchestrator.daemon.search.book import SearchBook
+from orchestrator.daemon.search.plan import plan_of
 from orchestrator.daemon.sharing.admission import check_queue
 from orchestrator.daemon.submitting import checking, submission
 from orchestrator.daemon.submitting.uploads import Uploads
@@ -95,6 +97,7 @@ class Submissions:
         self._blind_to = blind_to
         self._resume_path = resume_path
         self._pool = pool
+        self._searches = SearchBook(settings.home)
         self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
 
     def files_of(self, caller: Caller) -> Share:
@@ -149,7 +152,16 @@ class Submissions:
             cell = known.submission.matrix
             jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
             return _reply(jobs, left_out_view(None), created=False)
+        plan = plan_of(request, first)
+        if plan is not None:
+            try:  # before its first trials are accepted; without them it is forgotten when a daemon starts
+                await self._pool.run(self._searches.keep, plan, request.secrets)
+            except OSError as error:
+                self.discard(events)
+                raise DiskFullError(f"the submission could not be written: {error}") from error
         reply = await self.accept(events)
+        if plan is not None and not reply.created:
+            await self._pool.run(self._searches.remove, plan.matrix_id)
         notes = await self.files_of(caller).run(torch_notes, first.spec, first.python, first.directory, request.source)
         self._counter.submitted(time.perf_counter() - began)
         return replace(reply, notes=(*reply.notes, *first.notes, *notes))

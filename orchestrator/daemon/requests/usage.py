@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.actions import JobActions
     from orchestrator.daemon.requests.reader import JobReader
+    from orchestrator.daemon.search.desk import SearchDesk
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.spec.settings import Settings
@@ -179,13 +180,21 @@ class Desks(NamedTuple):
     pool: Pool
 
 
-def desks_of(loop: Loop, store: Store, settings: Settings, pool: Pool, reader: JobReader, actions: JobActions) -> Desks:
+def desks_of(
+    loop: Loop,
+    store: Store,
+    settings: Settings,
+    pool: Pool,
+    reader: JobReader,
+    actions: JobActions,
+    searches: SearchDesk,
+) -> Desks:
     """Create them; files are read in threads of ``pool``."""
     best = BestValues(settings.paths.metrics)
     return Desks(
         specs=JobSpecs(store, settings.paths, pool),
         sharing=SharingDesk(loop, store, lambda job: _eta(reader.view(job))),
-        matrices=MatrixDesk(loop, store, reader, actions, best, pool),
+        matrices=MatrixDesk(loop, store, reader, actions, best, searches, pool),
         usage=UsageDesk(loop, store, settings.paths, pool, settings.gpu_hour_price),
         estimates=EstimateRecord.of(settings.home),
         pool=pool,

@@ -16,9 +16,10 @@ from orchestrator.api.errors import InvalidSpecError, Problem, WorkdirNeededErro
 from orchestrator.api.transport.submission import find_python
 from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
+from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs.interpreter import interpreter_of
 from orchestrator.daemon.jobs.prerequisites import with_after
-from orchestrator.parts import install_line
+from orchestrator.parts import install_line, missing_modules
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, parse_jobs
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from orchestrator.analysis.trackers.names import TrackerPackage
     from orchestrator.api.service import SubmitRequest
     from orchestrator.spec.entrypoint import Entrypoint
-    from orchestrator.spec.job import JobFile
-    from orchestrator.spec.matrix import Combination
+    from orchestrator.spec.job import JobFile, MatrixSpec
+    from orchestrator.spec.search import Combination
 
 
 TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
@@ -42,7 +43,8 @@ TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 class Checked:
     """A checked submission: its spec, interpreter and working directory (None: an empty one).
 
-    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` is its place in a matrix. ``notes`` are for the submitter.
+    ``modules`` are what ``runtime_env.py_modules`` names, ``cell`` is its place in a matrix, ``search`` the search whose first
+    trials these are. ``notes`` are for the submitter.
     """
 
     spec: JobSpec
@@ -50,6 +52,7 @@ class Checked:
     directory: Path | None
     modules: tuple[Path, ...] = ()
     cell: MatrixCell | None = None
+    search: MatrixSpec | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -67,33 +70,49 @@ def check(request: SubmitRequest) -> tuple[Checked, ...]:
         raise invalid_spec(error) from error
     matrix_id = job_id(file.name, random.randbits(64))
     interpreters: dict[str, str] = {}
-    notes = _env_notes(file)
+    notes = _notes(file)
+    search = file.matrix if file.matrix is not None and file.matrix.strategy == "optuna" else None
+    if search is not None:
+        _check_search(request)
     return tuple(
-        replace(_checked(request, spec, _cell(file, combination, matrix_id), interpreters), notes=notes)
+        replace(_checked(request, spec, _cell(file, combination, matrix_id), interpreters), search=search, notes=notes)
         for combination, spec in file.jobs
     )
 
 
-def _env_notes(file: JobFile) -> tuple[str, ...]:
-    """What the submitter may have meant otherwise in ``env``."""
+def _notes(file: JobFile) -> tuple[str, ...]:
+    """What the submitter may have meant otherwise in ``env``, and what a search does after its first trials."""
     notes = [f"env.pass: no variable of the submitter's environment is passed for {name}" for name in file.unset]
     if "pass" in file.jobs[0][1].env:
         notes.append("env.pass is a text, and so a variable called pass; a list passes variables: pass: [NAME]")
+    if file.matrix is not None and file.matrix.strategy == "optuna":
+        trials = plural(file.matrix.trials or 0, "trial")
+        notes.append(f"a search of {trials}: values after the first {len(file.jobs)} are chosen from results")
     return tuple(notes)
 
 
 def _cell(file: JobFile, combination: Combination | None, matrix_id: str) -> MatrixCell | None:
-    if file.matrix is None or combination is None:
+    matrix = file.matrix
+    if matrix is None or combination is None:
         return None
+    searched = matrix.strategy == "optuna"
     return MatrixCell(
         matrix_id=matrix_id,
         name=file.name,
         index=combination.index,
-        count=len(file.jobs),
+        count=matrix.trials or len(file.jobs),
         values=combination.values,
-        max_concurrent=file.matrix.max_concurrent,
-        fail_fast=file.matrix.fail_fast,
+        max_concurrent=matrix.max_concurrent or (1 if searched else None),
+        fail_fast=matrix.fail_fast,
+        search=searched,
     )
+
+
+def _check_search(request: SubmitRequest) -> None:
+    """A search needs the packages of its extra. Raises InvalidSpecError."""
+    if missing := missing_modules("search"):
+        message = f"{', '.join(missing)} cannot be imported by the daemon's {sys.executable}"
+        raise _one(request, "matrix.strategy", message, f"{install_line('search')}; then submit again")
 
 
 def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, interpreters: dict[str, str]) -> Checked:

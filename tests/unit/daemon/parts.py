@@ -13,7 +13,7 @@ from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import make_spec, submission
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
@@ -80,9 +80,12 @@ class Rounds:
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()
-        self.loop = Loop(
-            store=self.store, runtime=lambda: None, on_change=lambda _: None, on_end=lambda _: None, log=LOG
-        )
+        self.watchers: list[Callable[[Job], None]] = []
+        self.loop = Loop(store=self.store, runtime=lambda: None, on_change=self._changed, on_end=self._changed, log=LOG)
+
+    def _changed(self, job: Job) -> None:
+        for watch in self.watchers:
+            watch(job)
 
     async def accept(self, **fields: Any) -> Job:
         job, _ = await self.store.submit(submission(make_spec(**fields.pop("spec", {})), **fields))

@@ -12,6 +12,7 @@ from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.session import Session, print_json
 
 if TYPE_CHECKING:
+    from orchestrator.analysis.matrices.search_results import SearchResult
     from orchestrator.analysis.matrices.summary import MatrixRun
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.views import JobView
@@ -42,7 +43,7 @@ def matrix(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show the jobs of a matrix: state, best value (checkpoint.score_attribute), time left.
+    """Show the jobs of a matrix: state, best value (checkpoint.score_attribute), time left; of a search, its trials and the best.
 
     With --results DIR: the runs by configuration, over all runs of each, with their spread.
     """
@@ -93,7 +94,8 @@ def _write(
     if view.score_attribute is not None:
         score = Score(name=view.score_attribute, highest=view.score_order == "max")
     try:
-        written = write_results(_runs(session, view), directory, score, repeats=REPEATS | frozenset(repeats))
+        runs, kept = _runs(session, view), REPEATS | frozenset(repeats)
+        written = write_results(runs, directory, score, repeats=kept, search=_search(view))
     except OSError as error:
         raise BadRequestError(
             f"{directory} cannot be written: {error.strerror or error}", hint="name another place with --results"
@@ -106,6 +108,28 @@ def _write(
     for problem in written.missing:
         session.console.note(problem)
     return EXIT_OK
+
+
+def _search(view: MatrixView) -> SearchResult | None:
+    """The trials of a search; None for a grid."""
+    from orchestrator.analysis.matrices.search_results import SearchResult
+    from orchestrator.analysis.matrices.trials import TrialResult
+
+    if not view.objectives:
+        return None
+    trials = [
+        TrialResult(
+            number=job.index,
+            job_id=job.job_id,
+            state=job.state,
+            values=job.values,
+            given=job.given,
+            pruned=job.pruned,
+            is_best=job.is_best,
+        )
+        for job in view.jobs
+    ]
+    return SearchResult(objectives=view.objectives, trials=trials)
 
 
 def _runs(session: Session, view: MatrixView) -> list[MatrixRun]:

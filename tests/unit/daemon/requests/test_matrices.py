@@ -16,9 +16,11 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.best_values import BestValues
 from orchestrator.daemon.requests.matrices import MatrixDesk
+from orchestrator.daemon.search.desk import SearchDesk
 from orchestrator.daemon.submitting import submission
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError as StoreFullError
+from tests.unit.daemon.parts import LOG
 from tests.unit.daemon.requests.test_dependencies import until
 from tests.unit.daemon.requests.test_requests import ADA, YAML, Desk, on_a_desk
 
@@ -41,7 +43,8 @@ class GridDesk:
         self.desk = desk
         best = BestValues(desk.settings.paths.metrics)
         loop, store = desk.rounds.loop, desk.rounds.store
-        self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, Pools().outputs)
+        self.searches = SearchDesk(loop, store, desk.settings, Pools().submissions, LOG)
+        self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, self.searches, Pools().outputs)
 
     async def submit(self, text: str = GRID, *, key: str = "key-grid", **fields: Any) -> v.SubmitReply:
         return await self.desk.submissions.submit(self.desk.request(text, idempotency_key=key, **fields), ADA)

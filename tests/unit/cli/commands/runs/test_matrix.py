@@ -47,7 +47,7 @@ def test_the_grid_has_values_states_best_and_time_left(orch: Orch, served: Serve
     served.do(put(replace(view, jobs=rows)))
     lines = orch("matrix", "digits").out.splitlines()
     assert lines[0].startswith("digits-w2pqsy  RUNNING")
-    for told in ("1 PENDING, 1 RUNNING", "1 pruned", "at most 1 at a time", "fail_fast", "about 1m30s left"):
+    for told in ("1 PENDING, 1 RUNNING", "1 removed", "at most 1 at a time", "fail_fast", "about 1m30s left"):
         assert told in lines[0]
     assert lines[1].split()[:7] == ["LR", "STATE", "BEST", "LOSS", "LAST", "LOSS", "PROGRESS"]
     assert lines[2].split()[:4] == ["0.1", "RUNNING", "0.25", "0.5"]
@@ -163,9 +163,64 @@ def test_a_dry_run_lists_the_combinations(home: Path) -> None:
 DOCUMENT = (Path(__file__).parents[5] / "docs" / "matrices.md").read_text(encoding="utf-8")
 
 
-def test_the_example_of_the_document_is_a_matrix() -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+def test_the_examples_of_the_document_are_a_matrix_and_a_search() -> None:
+    block, search = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     assert len(parse_jobs(block).jobs) == 10
+    found = parse_jobs(search)
+    assert found.matrix is not None
+    assert (len(found.jobs), found.matrix.trials) == (1, 30)
+
+
+def searched(uid: int, **fields: Any) -> Any:
+    view = grid(uid, objectives={"loss": "min", "energy_joules": "min"}, count=5, searching=True, **fields)
+    first, second = view.jobs
+    rows = (
+        replace(first, state="SUCCEEDED", given={"loss": 0.25, "energy_joules": 120.0}, is_best=True),
+        replace(second, state="CANCELLED", pruned=True, reason="pruned at step 40: loss was 2.5"),
+    )
+    return replace(view, jobs=rows)
+
+
+def test_a_search_shows_its_trials_and_the_best(orch: Orch, served: ServedFake) -> None:
+    served.do(put(searched(0, problem="optuna cannot be imported")))
+    lines = orch("matrix", "digits").out.splitlines()
+    for told in ("1 SUCCEEDED, 1 PRUNED", "2 of 5 trials"):
+        assert told in lines[0]
+    assert lines[1] == "no further trial: optuna cannot be imported"
+    assert lines[2] == "best trials (no other trial is better in every objective):"
+    assert lines[3].split()[:4] == ["loss", "0.25,", "energy_joules", "120"]
+    assert "lr=0.1" in lines[3]
+    assert lines[4].split()[:4] == ["TRIAL", "LR", "STATE", "LOSS"]
+    assert lines[5].split()[:5] == ["0", "0.1", "SUCCEEDED", "0.25", "120"]
+    assert "PRUNED" in lines[6]
+    assert "pruned at step 40" in lines[6]
+
+
+def test_results_of_a_search_have_its_trials_and_its_front(orch: Orch, served: ServedFake, tmp_path: Path) -> None:
+    two_jobs(served, state="SUCCEEDED")
+    served.do(put(searched(0)))
+    out = tmp_path / "out"
+    assert orch("matrix", "digits", "--results", str(out)).code == 0
+    assert (out / "trials.csv").read_text().splitlines()[0] == "trial,job,state,lr,loss,energy_joules,best"
+    assert ",PRUNED,0.01,,,0" in (out / "trials.csv").read_text()
+    assert "best trial 0" in (out / "summary.txt").read_text()
+    pictures = {path.name for path in (out / "graphs").iterdir()}
+    assert {"pareto_front.png", "objective_loss.png", "objective_energy_joules.png"} <= pictures
+
+
+def test_waiting_for_a_search_waits_for_its_last_trial_and_pruned_trials_are_no_failures(
+    orch: Orch, served: ServedFake
+) -> None:
+    jobs = two_jobs(served)
+    served.do(lambda service: service.set(jobs[0].id, state="SUCCEEDED"))
+    pruned = replace(cell(1, 0.01), search=True, pruned=True)
+    served.do(lambda service: service.set(jobs[1].id, state="CANCELLED", matrix=pruned))
+    view = searched(0)
+    rows = tuple(replace(row, job_id=job.id) for row, job in zip(view.jobs, jobs, strict=True))
+    served.do(put(replace(view, jobs=rows, searching=False, state="SUCCEEDED")))
+    done = orch("wait", "digits")
+    assert done.code == 0, done.err
+    assert "2 jobs ended: 1 SUCCEEDED, 1 pruned, 0 not" in done.err
 
 
 def test_the_commands_of_the_document_do_what_they_say(

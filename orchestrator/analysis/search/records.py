@@ -1,0 +1,79 @@
+"""What a trial has given so far, from its job's records: objectives, and a metric at steps that all trials share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orchestrator.analysis.matrices.summary import figures_of
+from orchestrator.analysis.reading.progress import read_progress
+from orchestrator.analysis.reading.sources import SourceError, read_run
+from orchestrator.spec.search import MEASURED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from orchestrator.analysis.reading.series import Floats, Progress
+
+_GROWTH = 1.1
+
+
+def objectives_given(directory: Path, names: Iterable[str]) -> tuple[tuple[float, ...] | None, str]:
+    """Return the objectives of an ended trial; None, and what is missing, where it has not given all of them.
+
+    A metric counts as it was reported last: the state that the trial has ended with.
+    """
+    try:
+        run = read_run(directory)
+    except SourceError:
+        return None, "it has recorded nothing"
+    measured = figures_of(run, None)
+    found = []
+    for name in names:
+        value = measured.get(name) if name in MEASURED else _last(run.progress, name)
+        if value is None:
+            return None, f"{name} was not {'measured' if name in MEASURED else 'reported'}"
+        if not np.isfinite(value):
+            return None, f"{name} ended as {value}"
+        found.append(float(value))
+    return tuple(found), ""
+
+
+def _last(progress: Progress | None, name: str) -> float | None:
+    values = None if progress is None else progress.metrics.get(name)
+    return float(values[-1]) if values is not None and len(values) else None
+
+
+def reported_by_step(directory: Path, name: str) -> dict[int, float]:
+    """Return a metric at shared steps, between its reports by interpolation; empty where there is none."""
+    progress = read_progress(directory / "metrics.jsonl")
+    values = None if progress is None else progress.metrics.get(name)
+    if progress is None or values is None:
+        return {}
+    first = int(np.argmax(np.isfinite(values))) if np.isfinite(values).any() else 0
+    return at_shared_steps(progress.steps[first:], values[first:])
+
+
+def at_shared_steps(steps: Floats | Sequence[float], values: Floats | Sequence[float]) -> dict[int, float]:
+    """Return the values at the steps of a fixed grid that the reports enclose.
+
+    Reports come by time, so those of two trials are hardly ever of the same step, and a pruner compares equal steps only. Of steps
+    that were trained again after a restart, the later report counts.
+    """
+    newest = dict(zip((int(step) for step in steps), (float(value) for value in values), strict=True))
+    if not newest:
+        return {}
+    known = sorted(newest)
+    grid = [step for step in shared_steps(known[-1]) if step >= known[0]]
+    return dict(zip(grid, np.interp(grid, known, [newest[step] for step in known]).tolist(), strict=True))
+
+
+def shared_steps(last: int) -> list[int]:
+    """Return the steps at which trials are compared: each one at first, later a tenth apart."""
+    found, step = [], 1
+    while step <= last:
+        found.append(step)
+        step = max(step + 1, int(step * _GROWTH))
+    return found

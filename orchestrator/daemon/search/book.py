@@ -1,0 +1,121 @@
+"""The files of searches, below ``searches`` in the home: what each was submitted as, and what its trials have given.
+
+    searches/ID/plan.json    what further trials are made of, written before the first trial is accepted
+    searches/ID/secrets      values of the jobs' secrets, mode 0600, removed when the search is over
+    searches/ID/study.json   what the trials have given, whether the search is over, and what is wrong
+
+The trials themselves are jobs in the store. ``study.json`` can be made anew from them, but for ``over`` after a cancel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.daemon.search.plan import SearchPlan
+from orchestrator.private_files import make_private
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+PLAN: Final = "plan.json"
+SECRETS: Final = "secrets"
+STUDY: Final = "study.json"
+_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """What the trials have given, by number; what is missing of some; whether no further trial is submitted."""
+
+    given: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    missing: Mapping[int, str] = field(default_factory=dict)
+    over: bool = False
+    problem: str = ""
+
+
+class SearchBook:
+    """Reads and writes the files. Blocking: for threads, and for tests."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "searches"
+
+    def keep(self, plan: SearchPlan, secrets: Mapping[str, str]) -> None:
+        """Write a new search, durably. Raises OSError."""
+        folder = make_private(self._of(plan.matrix_id))
+        if secrets:
+            _write(folder / SECRETS, dict(secrets))
+        _write(folder / PLAN, asdict(plan))
+
+    def plan(self, matrix_id: str) -> SearchPlan | None:
+        """Return a search; None where the matrix is none, or its file is damaged."""
+        try:
+            body = json.loads((self._of(matrix_id) / PLAN).read_bytes())
+            return SearchPlan(**{**body, "overrides": tuple(body["overrides"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def secrets(self, matrix_id: str) -> dict[str, str]:
+        """Return the secrets of its jobs."""
+        try:
+            values: dict[str, str] = json.loads((self._of(matrix_id) / SECRETS).read_bytes())
+        except FileNotFoundError:
+            return {}
+        return values
+
+    def study(self, matrix_id: str) -> StudyRecord:
+        """Return what its trials have given; nothing where no record can be read."""
+        try:
+            body = json.loads((self._of(matrix_id) / STUDY).read_bytes())
+            return StudyRecord(
+                given={int(number): tuple(map(float, values)) for number, values in body["given"].items()},
+                missing={int(number): str(text) for number, text in body["missing"].items()},
+                over=bool(body["over"]),
+                problem=str(body["problem"]),
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return StudyRecord()
+
+    def note(self, matrix_id: str, study: StudyRecord) -> None:
+        """Write what its trials have given; of a search that is over, the secrets go. Raises OSError."""
+        folder = self._of(matrix_id)
+        _write(folder / STUDY, asdict(study))
+        if study.over:
+            (folder / SECRETS).unlink(missing_ok=True)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all searches."""
+        try:
+            return sorted(path.name for path in self._folder.iterdir() if _ID.fullmatch(path.name))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, matrix_id: str) -> None:
+        """Forget a search."""
+        shutil.rmtree(self._of(matrix_id), ignore_errors=True)
+
+    def _of(self, matrix_id: str) -> Path:
+        if not _ID.fullmatch(matrix_id):
+            raise ValueError(f"not a matrix's id: {matrix_id!r}")
+        return self._folder / matrix_id
+
+
+def _write(path: Path, body: Mapping[str, Any]) -> None:
+    """Replace a file atomically; it is on disk once this returns."""
+    draft = path.with_name(f"{path.name}.new")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(json.dumps(body).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

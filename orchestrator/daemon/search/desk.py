@@ -1,0 +1,260 @@
+"""Conducts the searches: asks what to try when a trial has ended, submits it, and ends trials that do badly.
+
+A trial is a job like any other, submitted by the daemon from the archive of the first one. A daemon that starts again finds the trials
+in the store and the rest in the book, so a search goes on where it was, and no trial is submitted twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from orchestrator.api.errors import OrchError
+from orchestrator.core.events import MatrixCell
+from orchestrator.core.facts.requesters import ByPruner
+from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.states import StopPurpose
+from orchestrator.daemon.search.advisor import process_advisor
+from orchestrator.daemon.search.book import SearchBook, StudyRecord
+from orchestrator.daemon.search.trial import prepare_trial
+from orchestrator.daemon.search.trials import SETTLE_SECONDS, standing
+from orchestrator.spec.problems import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from structlog.typing import FilteringBoundLogger
+
+    from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+    from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.search.advisor import Advisor
+    from orchestrator.daemon.search.plan import SearchPlan
+    from orchestrator.daemon.search.trials import Standing
+    from orchestrator.runtime.pools import SharedPool
+    from orchestrator.spec.settings import Settings
+    from orchestrator.store.port import Store
+
+    MakeAdvisor = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Advisor]]
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at what running trials report."""
+LOOK_SHARE: Final = 0.1
+"""Most of the time that looks may take: with many trials they are farther apart."""
+FIRST_DELAY_SECONDS: Final = 5.0
+LONGEST_DELAY_SECONDS: Final = 300.0
+
+
+@dataclass(slots=True)
+class Search:
+    """A search that goes on: its jobs by id, and what was last written of it."""
+
+    plan: SearchPlan
+    study: StudyRecord
+    jobs: dict[JobId, Job] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failures: int = 0
+
+
+class SearchDesk:
+    """``advisor`` gives, for a space, what answers; files are read and written in threads of ``pool``."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        store: Store,
+        settings: Settings,
+        pool: SharedPool,
+        log: FilteringBoundLogger,
+        *,
+        advisor: MakeAdvisor = process_advisor,
+        look_seconds: float = LOOK_SECONDS,
+        first_delay: float = FIRST_DELAY_SECONDS,
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._settings = settings
+        self._pool = pool
+        self._log = log
+        self._advisor = advisor
+        self._look_seconds = look_seconds
+        self._first_delay = first_delay
+        self.book = SearchBook(settings.home)
+        self._searches: dict[str, Search] = {}
+        self._new: asyncio.Queue[str] = asyncio.Queue()
+
+    def changed(self, job: Job) -> None:
+        """A job's record changed, or it was accepted, or has ended."""
+        cell = job.submission.matrix
+        if cell is None or not cell.search:
+            return
+        search = self._searches.get(cell.matrix_id)
+        if search is None:
+            self._new.put_nowait(cell.matrix_id)
+        else:
+            search.jobs[job.id] = job
+            search.changed.set()
+
+    async def stop(self, matrix_id: str) -> None:
+        """Submit no further trial; durable once this returns."""
+        search = self._searches.get(matrix_id)
+        if search is None:
+            await self._pool.run(self._end, matrix_id)
+            return
+        async with search.turn:
+            await self._note(search, replace(search.study, over=True))
+        search.changed.set()
+
+    def _end(self, matrix_id: str) -> None:
+        if self.book.plan(matrix_id) is not None:
+            self.book.note(matrix_id, replace(self.book.study(matrix_id), over=True))
+
+    async def run(self) -> None:
+        """Conduct searches until cancelled. No failure of one is a failure of the daemon."""
+        for matrix_id in await self._pool.run(self.book.ids):
+            self._new.put_nowait(matrix_id)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                matrix_id = await self._new.get()
+                if matrix_id in self._searches:
+                    continue
+                try:
+                    search = await self._found(matrix_id)
+                except Exception as error:
+                    self._log.warning("search.not_read", matrix=matrix_id, error=str(error))
+                    continue
+                if search is not None:
+                    self._searches[matrix_id] = search
+                    tasks.create_task(self._conduct(search))
+
+    async def _found(self, matrix_id: str) -> Search | None:
+        """Return a search that is not over. One whose jobs were never accepted, or are all pruned, is forgotten."""
+        plan = await self._pool.run(self.book.plan, matrix_id)
+        if plan is None:
+            return None
+        study = await self._pool.run(self.book.study, matrix_id)
+        if study.over:
+            return None
+        jobs = await self._store.matrix_jobs(matrix_id)
+        if not jobs:
+            await self._pool.run(self.book.remove, matrix_id)
+            return None
+        return Search(plan, study, {job.id: self._loop.jobs.get(job.id, job) for job in jobs})
+
+    async def _conduct(self, search: Search) -> None:
+        while not search.study.over:
+            try:
+                async with self._advisor(search.plan.space) as advisor:
+                    while not search.study.over:
+                        await self._wait(search, await self._round(search, advisor))
+            except Exception as error:
+                search.failures += 1
+                text = _text(error)
+                self._log.warning("search.delayed", matrix=search.plan.matrix_id, error=text)
+                with contextlib.suppress(OSError):
+                    # A file that cannot be read with these values never can; anything else may pass.
+                    over = isinstance(error, SpecError) or search.study.over
+                    await self._note(search, replace(search.study, problem=text, over=over))
+                delay = min(LONGEST_DELAY_SECONDS, self._first_delay * 2.0 ** min(search.failures - 1, 10))
+                await self._wait(search, 0.0 if search.study.over else delay, early=False)
+        del self._searches[search.plan.matrix_id]
+
+    @staticmethod
+    async def _wait(search: Search, seconds: float | None, *, early: bool = True) -> None:
+        """Wait for a change of a trial, at most ``seconds``; with ``early`` False, for that long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await (search.changed if early else asyncio.Event()).wait()
+        search.changed.clear()
+
+    async def _round(self, search: Search, advisor: Advisor) -> float | None:
+        """Ask once and do what the answer says; return the seconds until the next look, None for the next change."""
+        plan, began = search.plan, self._loop.now()
+        at = standing(search.jobs.values(), began, self._settings.paths.job)
+        answer = await advisor.ask(at.trials, at.want(plan))
+        await self._prune(search, answer["pruned"])
+        async with search.turn:
+            if search.study.over:  # cancelled meanwhile
+                return 0.0
+            for values in answer["suggested"]:
+                await self._submit(search, values)
+            over = at.is_over(plan)
+            await self._note(search, _record(answer, over=over, problem=at.gives_up(plan)))
+        search.failures = 0
+        if over:
+            return 0.0
+        return self._pause(plan, at, self._loop.now() - began)
+
+    def _pause(self, plan: SearchPlan, at: Standing, took: float) -> float | None:
+        settling = [
+            job.ended_at
+            for job in self._searches[plan.matrix_id].jobs.values()
+            if job.ended_at is not None and self._loop.now() < job.ended_at + SETTLE_SECONDS
+        ]
+        if settling:
+            return max(0.1, min(settling) + SETTLE_SECONDS - self._loop.now())
+        return max(self._look_seconds, took / LOOK_SHARE) if plan.space["prunes"] and at.live else None
+
+    async def _prune(self, search: Search, pruned: list[Mapping[str, Any]]) -> None:
+        by_number = {one["number"]: one for one in pruned}
+        objective = next(iter(search.plan.objectives))
+
+        def make() -> list[Event]:
+            events: list[Event] = []
+            for job_id in search.jobs:
+                live = self._loop.decided.get(job_id)
+                cell = None if live is None else live.submission.matrix
+                if live is None or cell is None or cell.index not in by_number or not live.attempts:
+                    continue
+                one = by_number[cell.index]
+                by = ByPruner(matrix=cell.matrix_id, metric=objective, step=one["step"], value=one["value"])
+                events += request_stop(live, StopPurpose.CANCEL, by, self._loop.now())
+            return events
+
+        if by_number:
+            await self._loop.command(make)
+
+    async def _submit(self, search: Search, values: Mapping[str, Any]) -> None:
+        """Submit the next trial with these values. Raises OrchError, SpecError, OSError."""
+        plan, base = search.plan, max(search.jobs.values(), key=lambda job: job.submission.sequence)
+        number = 1 + max(job.submission.matrix.index for job in search.jobs.values() if job.submission.matrix)
+        cell = MatrixCell(
+            matrix_id=plan.matrix_id,
+            name=plan.name,
+            index=number,
+            count=plan.trials,
+            values=values,
+            max_concurrent=plan.max_concurrent,
+            fail_fast=plan.fail_fast,
+            search=True,
+        )
+        files = self._pool.of(base.submission.uid)
+        secrets = await self._pool.run(self.book.secrets, plan.matrix_id)
+        event = await prepare_trial(base, plan, cell, secrets, self._loop, self._settings, files)
+        job, _ = await self._store.submit(event)
+        search.jobs[job.id] = job
+        self._loop.add(job, {})
+        self._log.info("search.trial", matrix=plan.matrix_id, number=number, job=job.id, values=dict(values))
+
+    async def _note(self, search: Search, study: StudyRecord) -> None:
+        if study != search.study:
+            await self._pool.run(self.book.note, search.plan.matrix_id, study)
+            search.study = study
+
+
+def _record(answer: Mapping[str, Any], *, over: bool, problem: str) -> StudyRecord:
+    given = {int(n): tuple(v) for n, v in answer["given"].items() if all(map(math.isfinite, v))}
+    missing = {int(n): text for n, text in answer["missing"].items()}
+    return StudyRecord(given=given, missing=missing, over=over, problem=problem)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OrchError):
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return str(error) or type(error).__name__
