@@ -27,7 +27,7 @@ from orchestrator.core.ids import JobId
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.pools import Pools
@@ -84,15 +84,7 @@ class Desk:
         self._pools, self._full = Pools(), queue_state(0, nodes)
         stop, nothing = StopRequest(), _Nothing()
         self._known = LoopNodes(self.loop, NodeQuarantine(), stop)
-        self.reader = JobReader(
-            self.loop,
-            self.store,
-            self.settings.paths,
-            self._pools,
-            progress=nothing,
-            balances=dict,
-            stall=lambda *_: "",
-        )
+        self.reader = JobReader(self.loop, self.store, self.settings.paths, self._pools, nothing, LiveFacts())
         self.submissions = Submissions(
             self.loop,
             self.store,

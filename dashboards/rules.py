@@ -1,7 +1,7 @@
 """Recording and alerting rules, generated from the metric catalogue.
 
-What an alert looks at, when it speaks and what it says. Thresholds stand here and nowhere else; the page that tells a
-person what to do is docs/runbooks/NAME.md, one for each alert. Every alert names what it is about in its labels (job_id,
+Each alert: its query, how long it must hold, and its text. Thresholds are here, and those of findings in core/diagnosis/definitions.py; what to do
+is in docs/runbooks/NAME.md, one for each alert. Every alert names what it is about in its labels (job_id,
 gpu_uuid, node), so that Alertmanager can group, silence and inhibit on them.
 """
 
@@ -38,14 +38,14 @@ CV_LIMIT: Final = 0.20
 LEAST_SHARE: Final = 0.7
 """A GPU with less than this share of its job's median load is a straggler, however many GPUs there are."""
 IDLE_MEAN: Final = 0.05
-"""Below this mean utilization a job has no balance to speak of: noise of 0 and 2 % would be a CV of 100 %."""
+"""Below this mean utilization a job has no balance: noise of 0 and 2 % would be a CV of 100 %."""
 STARVED_SECONDS: Final = 4 * 3600
 """A job that waits for so long is stuck, also where others of its queue start."""
 SLOW_RANK: Final = 1.5
 """A rank is slow from this multiple of the other ranks' mean time for a step."""
 
 HARMLESS_XIDS: Final = (13, 31, 43, 45, 68, 109)
-"""Errors of the program on the GPU, not of the GPU: its job fails, and says so itself."""
+"""Errors of the program on the GPU, not of the GPU: its job fails for that reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """An alerting rule. `component` says whose fault it is; `labels` are the labels that its series carry.
+    """An alerting rule. `component` is where the fault is; `labels` are the labels that its series carry.
 
-    `section` is that of docs/diagnosis.md which speaks of it, where that is not a page of its own.
+    `section` is that of docs/diagnosis.md about it, where it has no page of its own.
     """
 
     name: str
@@ -122,10 +122,10 @@ def _balance_records() -> tuple[Record, ...]:
     ]
     for _, metric in BALANCED:
         each = per_gpu(metric)
-        # a driver without utilization leaves power and memory to tell, and no way to know an idle job
+        # with a driver without utilization only power and memory are known, and an idle job cannot be recognised
         unknown = f"(count without (gpu_uuid) ({each}) unless avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}))"
         guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand (({busy}) or {unknown})"
-        # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that says 0
+        # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that reads 0
         mean = f"(avg without (gpu_uuid) ({each}) > 0)"
         median = f"(quantile without (gpu_uuid) (0.5, {each}) > 0)"
         records += [
@@ -202,7 +202,7 @@ def _balance_alerts() -> tuple[Alert, ...]:
             labels=("job_id", "rank"),
             summary='Job {{ $labels.job_id }}: rank {{ $labels.rank }} takes {{ $value | printf "%.1f" }} times as long for a step as the others',
             description="It is this rank's own work: its data, its processor, its GPU. Ranks that meet at every step all "
-            "take as long as the slowest and never show here; the balance of their GPUs' power tells.",
+            "take as long as the slowest and are never reported here; the balance of their GPUs' power shows it.",
         ),
     )
 
@@ -299,7 +299,7 @@ def _exporter_alerts() -> tuple[Alert, ...]:
             component="gpu",
             labels=("instance", "job", "node"),
             summary="GPU exporter {{ $labels.instance }} of node {{ $labels.node }} cannot be scraped",
-            description="Prometheus has had no answer from it for two minutes. Its GPUs are blind spots; jobs are not touched.",
+            description="Prometheus has had no answer from it for two minutes. Nothing is known of its GPUs; jobs continue.",
         ),
         Alert(
             name="OrchNodeDown",
@@ -450,7 +450,7 @@ def _service_alerts() -> tuple[Alert, ...]:
             component="daemon",
             labels=("job", "instance"),
             summary="The orch daemon does not answer",
-            description="Running jobs go on without it, but nothing is queued, restarted or shown until it is back.",
+            description="Running jobs continue without it, but nothing is queued, restarted or shown until it is back.",
         ),
         Alert(
             name="OrchQueueStuck",
@@ -461,7 +461,7 @@ def _service_alerts() -> tuple[Alert, ...]:
             labels=("queue",),
             summary="Queue {{ $labels.queue }}: a job has waited for {{ $value | humanizeDuration }} while GPUs are idle",
             description="No job of this queue started in the last hour, or shorter ones did and this one has waited for over "
-            "four hours. Who waits, and for what: orch queue",
+            "four hours. Waiting jobs and their reasons: orch queue",
         ),
         Alert(
             name="OrchDiskFilling",

@@ -69,6 +69,7 @@ FAULTS: Final = (
     Fault(name="stopped", kind="rank_stopped", rank=1, act=_stop),
     Fault(name="deadlock", kind="no_step", rank=1),
     Fault(name="asleep", kind="no_step", rank=1),
+    Fault(name="other group", kind="no_step", rank=1),
     Fault(name="slow rank", kind="rank_slow", rank=1),
     Fault(name="slow rank, no reports", kind="rank_awaited", rank=1, gpu=0, reports=False),
     Fault(name="starved loader", kind="input_starved", rank=None),

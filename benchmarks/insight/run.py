@@ -1,35 +1,43 @@
 """Which finding each fault leads to, how soon, and what is found on healthy jobs: the confusion matrix of diagnosis.
 
 Runs the production diagnosis (``core/diagnosis``) on traces: every fault of ``faults.py`` in five forms, every job of
-``healthy.py``, each with noise from several seeds. It takes minutes and no daemon. ``python -m benchmarks.insight.run --write`` stores the result beside the other
-ones and puts the matrix into docs/diagnosis.md; without it, the result is printed.
+``healthy.py``, each with noise from several seeds, and a month of healthy jobs; then the real alert on the findings (``alerts.py``). No daemon.
+``python -m benchmarks.insight.run --write`` stores the result beside the other ones and puts the matrix into docs/diagnosis.md; without it, the
+result is printed. It takes a quarter of an hour of processor time: with ``--keep FILE`` each trace's result is kept there, and the next call
+goes on with the rest; ``--seconds N`` ends a call after about so long.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
+import math
 import random
 import re
+import time
 from collections import Counter, defaultdict
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.insight import alerts
 from benchmarks.insight.faults import FAULT_AT, Case, cases
 from benchmarks.insight.healthy import HEALTHY, SECONDS
 from benchmarks.insight.traces import JobModel, diagnose
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "diagnosis.md"
 MARKS = re.compile(r"(<!-- insight:begin -->\n)(.*?)(<!-- insight:end -->)", re.DOTALL)
 LIMIT_SECONDS = 60.0
 HEALTHY_SECONDS = 1200.0
+MONTH_SECONDS = 30 * 86400.0
+"""Over all kinds of healthy jobs, each for an equal part of it."""
 FAULT_SEEDS, HEALTHY_SEEDS = 3, 5
 
 
@@ -56,6 +64,8 @@ def judge(case: Case) -> dict[str, Any]:
         "form": case.form,
         "wanted": [case.kind, case.rank],
         "found": None if first is None else [first.finding.kind, first.finding.rank],
+        "subject": None if first is None else [first.finding.gpu_uuid, first.finding.node],
+        "patience": case.slowest + case.patience,
         "others": [one.finding.kind for one in opened if one is not first],
         "seconds": seconds,
         "right": right and not early,
@@ -66,40 +76,120 @@ def judge(case: Case) -> dict[str, Any]:
     }
 
 
-def healthy(seed: int) -> dict[str, list[str]]:
-    """What is found on each kind of healthy job with this seed."""
-    found = {}
-    for name, values in HEALTHY.items():
-        job = JobModel(**{**values, "seed": 1000 + seed})
-        opened = diagnose(job, SECONDS.get(name, max(HEALTHY_SECONDS, 40.0 * job.step_seconds)))
-        found[name] = [f"{one.finding.kind} at {one.at:g} s, seed {seed}" for one in opened]
+def healthy(name: str, seed: int, seconds: float) -> list[str]:
+    """What is found on a healthy job that runs for so long, or on several in turn where each is short."""
+    values, found, left, part = HEALTHY[name], [], seconds, 0
+    while left > 0.0:
+        job = JobModel(**{**values, "seed": 1000 + seed + 7919 * part})
+        length = min(left, SECONDS.get(name, left))
+        found += [f"{one.finding.kind} at {one.at:g} s, seed {seed}" for one in diagnose(job, length)]
+        left, part = left - length, part + 1
     return found
 
 
-def faulty(seed: int) -> list[dict[str, Any]]:
-    """What is found of each fault with this seed."""
-    return [judge(with_seed(case, seed)) for case in cases()]
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One trace: ``what`` is fault, healthy or month."""
+
+    what: str
+    name: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the file of kept results."""
+        return f"{self.what}/{self.name}/{self.seed}"
+
+    def run(self) -> Any:
+        """Its result, as JSON-ready values."""
+        if self.what == "fault":
+            return judge(with_seed(list(cases())[int(self.name)], self.seed))
+        if self.what == "month":
+            return healthy(self.name, self.seed, MONTH_SECONDS / len(HEALTHY))
+        values = HEALTHY[self.name]
+        longest = max(HEALTHY_SECONDS, 40.0 * JobModel(**values).step_seconds)
+        return healthy(self.name, self.seed, SECONDS.get(self.name, longest))
 
 
-def measure(fault_seeds: int, healthy_seeds: int) -> dict[str, Any]:
-    """Everything, as JSON-ready values."""
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        rounds = pool.map(faulty, range(fault_seeds))
-        calm = list(pool.map(healthy, range(healthy_seeds)))
-        results = [one for each in rounds for one in each]
-    sound = {name: [one for each in calm for one in each[name]] for name in HEALTHY}
+def units(fault_seeds: int, healthy_seeds: int) -> list[Unit]:
+    """All traces, the month last."""
+    faults = [Unit("fault", str(number), seed) for seed in range(fault_seeds) for number in range(FORMS_IN_ALL)]
+    sound = [Unit("healthy", name, seed) for seed in range(healthy_seeds) for name in HEALTHY]
+    return [*faults, *sound, *(Unit("month", name, 77) for name in HEALTHY)]
+
+
+def kept_results(path: Path | None) -> dict[str, Any]:
+    """The results of earlier calls; the last line may be cut off."""
+    if path is None or not path.exists():
+        return {}
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            found[row["key"]] = row["result"]
+    return found
+
+
+def work(wanted: Sequence[Unit], keep: Path | None, seconds: float) -> dict[str, Any]:
+    """The results of the units, as far as the time allows."""
+    done = kept_results(keep)
+    due = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(keep.open("a", encoding="utf-8")) if keep is not None else None
+        for unit in wanted:
+            if unit.key in done:
+                continue
+            if time.monotonic() >= due:
+                break
+            done[unit.key] = unit.run()
+            if file is not None:
+                file.write(json.dumps({"key": unit.key, "result": done[unit.key]}) + "\n")
+                file.flush()
+    return {unit.key: done[unit.key] for unit in wanted if unit.key in done}
+
+
+def summary(wanted: Sequence[Unit], done: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, as JSON-ready values. Raises RuntimeError without promtool."""
+    of = {
+        what: [(unit, done[unit.key]) for unit in wanted if unit.what == what] for what in ("fault", "healthy", "month")
+    }
+    results = [one for _, one in of["fault"]]
+    sound: dict[str, list[str]] = {name: [] for name in HEALTHY}
+    for unit, found in of["healthy"]:
+        sound[unit.name] += found
     return {
         "measure": "insight",
         "faults": results,
         "right": sum(one["right"] for one in results),
         "in_time": sum(one["in_time"] for one in results),
         "cases": len(results),
+        "alerts": alert_times(results),
         "healthy": {
             "kinds": len(sound),
-            "runs": healthy_seeds * len(sound),
-            "false": {k: v for k, v in sound.items() if v},
+            "runs": len(of["healthy"]),
+            "false": {name: found for name, found in sound.items() if found},
+        },
+        "month": {
+            "hours": round(MONTH_SECONDS / 3600.0),
+            "false": {unit.name: found for unit, found in of["month"] if found},
         },
     }
+
+
+def alert_times(results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Of how many findings that are right the alert fires as it must, and how many of those in time for the fault."""
+    right = [one for one in results if one["right"]]
+    opened = []
+    for number, one in enumerate(right):
+        kind, rank = one["found"]
+        uuid, node = one["subject"]
+        labels = {"kind": kind, "job_id": f"job-{number}", "rank": "" if rank is None else str(rank)}
+        opened.append({"labels": labels | {"gpu_uuid": uuid, "node": node}, "at": FAULT_AT + one["seconds"]})
+    limit = LIMIT_SECONDS + alerts.LATEST_SECONDS
+    soon = sum(
+        alerts.fired_at(two["at"]) - FAULT_AT <= limit + one["patience"] for one, two in zip(right, opened, strict=True)
+    )
+    return {"fired": alerts.check(opened), "in_time": soon, "seconds": alerts.LATEST_SECONDS}
 
 
 def matrix(results: Sequence[dict[str, Any]]) -> str:
@@ -126,14 +216,24 @@ def _told(found: list[Any] | None) -> str:
 
 
 def section(result: dict[str, Any]) -> str:
-    """What docs/diagnosis.md shows."""
-    sound = result["healthy"]
-    false = sum(len(found) for found in sound["false"].values())
-    return (
+    """What docs/diagnosis.md shows. Results of earlier versions have neither a month nor alerts."""
+    sound, month, told = result["healthy"], result.get("month"), result.get("alerts")
+    text = (
         f"{result['right']} of {result['cases']} cases {_seeds(result)}are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
-        f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {false} findings.\n\n"
-        + matrix(result["faults"])
+        f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {_count(sound)} findings."
     )
+    if month is not None:
+        text += f" A month of them ({month['hours']} job hours): {_count(month)} findings."
+    if told is not None:
+        text += (
+            f"\n\nThe alert OrchFinding, with rank and GPU in its labels, fires as it must for {told['fired']} of {result['right']} findings (promtool, with the"
+            f" generated rule), for {told['in_time']} of them within the same time and {told['seconds']} s: a scrape, and its `for`."
+        )
+    return text + "\n\n" + matrix(result["faults"])
+
+
+def _count(runs: Mapping[str, Any]) -> int:
+    return sum(len(found) for found in runs["false"].values())
 
 
 def _seeds(result: dict[str, Any]) -> str:
@@ -148,8 +248,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="store the result and update docs/diagnosis.md")
     parser.add_argument("--fault-seeds", type=int, default=FAULT_SEEDS)
     parser.add_argument("--healthy-seeds", type=int, default=HEALTHY_SEEDS)
+    parser.add_argument("--keep", type=Path, help="file of results; a later call goes on with the rest")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further trace after so long")
     options = parser.parse_args()
-    result = measure(options.fault_seeds, options.healthy_seeds)
+    wanted = units(options.fault_seeds, options.healthy_seeds)
+    done = work(wanted, options.keep, options.seconds)
+    print(f"{len(done)} of {len(wanted)} traces", flush=True)
+    if len(done) < len(wanted):
+        return
+    result = summary(wanted, done)
     if options.write:
         today = dt.datetime.now(tz=dt.UTC).date()
         path = ROOT / "benchmarks" / "results" / f"{today}-insight.json"
@@ -157,7 +264,7 @@ def main() -> None:
         text = DOCUMENT.read_text(encoding="utf-8")
         DOCUMENT.write_text(MARKS.sub(lambda m: m[1] + section(result) + m[3], text), encoding="utf-8")
     print(section(result))
-    print(json.dumps(result["healthy"]["false"], indent=1))
+    print(json.dumps({name: result[name]["false"] for name in ("healthy", "month")}, indent=1))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from orchestrator.daemon.reports.job_reports import JobReports
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
-from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.sessions import JobSessions
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.requests.usage import desks_of
@@ -368,9 +368,8 @@ def _service(
     queries, health, shutdown = own
     settings, store, gpus = ground.settings, ground.store, nodes.gpus
     reserve, spawn = nodes.reserving.reserve, ground.background.spawn
-    reader = JobReader(
-        loop, store, settings.paths, ground.pools, jobs.intake, balances=gpus.balances.latest, stall=jobs.hangs.stall
-    )
+    live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
+    reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live)
     submissions = Submissions(
         loop,
         store,

@@ -67,6 +67,7 @@ class Settings:
     gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. What a GPU hour costs, in any currency: for the cost in `orch usage`.
     user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
     user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
+    docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus` and exported rules and boards link to it.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
     """
@@ -89,6 +90,7 @@ class Settings:
     gpu_hour_price: float | None = None
     user_max_jobs: int | None = None
     user_max_gpus: int | None = None
+    docs_url: str = ""
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -212,6 +214,12 @@ def _address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001 - th
     return text
 
 
+def _web_address(text: str, environ: Mapping[str, str]) -> str:  # noqa: ARG001 - the readers' signature
+    if not re.fullmatch(r"https?://[^\s\"'<>#]{1,500}", text):
+        raise ValueError("not the address of a site; write it like https://example.org/orch/docs")
+    return text.rstrip("/")
+
+
 def _queues(text: str, environ: Mapping[str, str]) -> tuple[QueueSpec, ...]:  # noqa: ARG001 - the readers' signature
     return parse_queues(text)
 
@@ -257,6 +265,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "gpu_hour_price": ("ORCH_GPU_HOUR_PRICE", _price),
     "user_max_jobs": ("ORCH_USER_MAX_JOBS", _number(1, 1_000_000)),
     "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
+    "docs_url": ("ORCH_DOCS_URL", _web_address),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -15,6 +15,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from orchestrator.telemetry.local_prometheus import bundled_rules
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -67,8 +69,7 @@ def export(folder: Path, docs_url: str = "") -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: documented(text, docs_url) for name, text in boards().items()}
-    rules = resources.files("orchestrator.data").joinpath(RULES_NAME).read_text(encoding="utf-8")
-    files[RULES_NAME] = rules.replace("runbook_url: docs/", f"runbook_url: {docs_url}/") if docs_url else rules
+    files[RULES_NAME] = bundled_rules(docs_url)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in files]

@@ -174,9 +174,10 @@ def local_receivers(webhook: str | None) -> tuple[list[Document], str]:
     return receivers, receivers[-1]["name"]
 
 
-def bundled_rules() -> str:
-    """Return the rules in the wheel."""
-    return resources.files("orchestrator.data").joinpath("orch.rules.yml").read_text(encoding="utf-8")
+def bundled_rules(docs_url: str = "") -> str:
+    """Return the rules in the wheel; their runbooks are links to the documentation at ``docs_url``, where it is given."""
+    rules = resources.files("orchestrator.data").joinpath("orch.rules.yml").read_text(encoding="utf-8")
+    return rules.replace("runbook_url: docs/", f"runbook_url: {docs_url}/") if docs_url else rules
 
 
 def prepare(
@@ -188,6 +189,7 @@ def prepare(
     alertmanager_address: str = "127.0.0.1:9093",
     webhook: str | None = None,
     token_file: str | None = None,
+    docs_url: str = "",
 ) -> LocalStack:
     """Write configuration, rules and data folders below `folder`; existing data stays.
 
@@ -200,7 +202,7 @@ def prepare(
     )
     files = {
         "prometheus.yml": _yaml(config),
-        "orch.rules.yml": bundled_rules(),
+        "orch.rules.yml": bundled_rules(docs_url),
         "alertmanager.yml": _yaml(alertmanager_config(receivers=receivers, receiver=receiver)),
     }
     try:

@@ -12,7 +12,7 @@ from orchestrator.api.service import ActionRequest, Caller, SubmitRequest, Verb
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.requests.actions import JobActions
-from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.requests.usage import Desks
 from orchestrator.daemon.service import Service
@@ -142,7 +142,7 @@ class SteppedDaemon:
 
     def _service(self, store: Store, settings: Settings) -> Service:
         other = NothingElse()
-        reader = JobReader(self.loop, store, settings.paths, Pools(), other, balances=dict, stall=lambda _: None)
+        reader = JobReader(self.loop, store, settings.paths, Pools(), other, LiveFacts())
         submissions = Submissions(
             self.loop,
             store,

@@ -1,4 +1,4 @@
-"""The diagnosis of one job: takes observations, opens and closes findings. Begin here.
+"""The diagnosis of one job: takes observations, opens and closes findings, and keeps the figures of open ones current. Begin here.
 
 ``figures/`` computes figures from observations, ``rules/`` derives suspicions from figures, and ``definitions.py``
 defines when a suspicion is a finding: at which figure and after how long it opens, below which and after how long it
@@ -66,7 +66,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Return the open findings, the most severe first."""
+        """Return the open findings with the figures of the newest observation that shows them, the most severe first."""
         found = [known.open for known in self._known.values() if known.open is not None]
         return tuple(sorted(found, key=lambda finding: (PRECEDENCE[finding.kind], key_of(finding)[1] or 0)))
 
@@ -74,12 +74,14 @@ class Diagnosis:
         """Add an observation at ``now``, monotonic seconds; ``wall`` is the same in seconds since the epoch."""
         self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
         self._ticked_at = now
-        suspicions = {key_of(s.finding): s for s in suspect(self._windows.add(self._clock, seen))}
+        suspicions = _strongest(suspect(self._windows.add(self._clock, seen)))
         explained = _explained(suspicions.values())
         opened = []
         for key, suspicion in suspicions.items():
             known = self._known.setdefault(key, _Known())
             self._weigh(known, suspicion, wall, explained=key in explained)
+            if known.open is not None and known.low_since is None:
+                known.open = replace(suspicion.finding, since=known.open.since)
             if known.open is None and self._is_due(known, suspicion):
                 opened.append((known, replace(suspicion.finding, since=known.high_at)))
         closed = [known.open for key, known in self._known.items() if self._is_over(known, suspicions.get(key))]
@@ -130,6 +132,16 @@ class Diagnosis:
 def suspect(job: JobFigures) -> list[Suspicion]:
     """Return everything that a job's figures may mean."""
     return [*gpu_suspicions(job), *rank_suspicions(job), *process_suspicions(job), *job_suspicions(job)]
+
+
+def _strongest(suspicions: Iterable[Suspicion]) -> dict[FindingKey, Suspicion]:
+    """Return one suspicion for each kind and subject: of two metrics with the same problem, the one with the larger figure."""
+    found: dict[FindingKey, Suspicion] = {}
+    for suspicion in suspicions:
+        key = key_of(suspicion.finding)
+        if key not in found or found[key].figure < suspicion.figure:
+            found[key] = suspicion
+    return found
 
 
 def _explained(suspicions: Iterable[Suspicion]) -> set[FindingKey]:

@@ -13,10 +13,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts.hangs import Sign, Stillness
+from orchestrator.core.diagnosis.collectives import awaited_by, most_awaited, odd_one, others_than
+from orchestrator.core.facts.hangs import CollectiveCall, Sign, Stillness
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from orchestrator.core.diagnosis.collectives import Entered
 
 IDLE_SHARE: Final = 0.01
 """Of one processor: threads of communication libraries use less than this."""
@@ -88,7 +91,7 @@ class RankLook:
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
     gone; ``stopped_pid`` is the one that is. ``threads`` holds the training thread first, then the process's others; empty
     where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written. ``world_size`` is
-    that of the process group that the training thread sets up.
+    that of the process group that the training thread sets up, ``entered`` the newest collective that it has entered, where it is counted.
     """
 
     rank: int
@@ -104,11 +107,18 @@ class RankLook:
     problem: str = ""
     printed: int = 0
     world_size: int | None = None
+    entered: Entered | None = None
 
     @property
     def place(self) -> str:
         """Return where the training thread is; empty where that is unknown."""
         return str(self.threads[0].frames[0]) if self.threads and self.threads[0].frames else ""
+
+    @property
+    def script_place(self) -> str:
+        """Return where the training thread is in the script, outside of torch; empty where that is unknown."""
+        frames = self.threads[0].frames if self.threads else ()
+        return next((str(frame) for frame in frames if "/torch/" not in frame.file), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +215,7 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
     """Decide hung or slow, from two looks at each of ``ranks``: the running ranks, or those that answered."""
     stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
     newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
+    entered = _still_entered(pairs)
     stopped = _first(stands, Standing.STOPPED)
     if stopped is not None:
         pid = newest[stopped].stopped_pid
@@ -215,23 +226,30 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
         (Standing.OUTSIDE, Sign.OUTSIDE),
     )
     for what, sign in may_go_on:
-        rank = _first(stands, what)
+        rank = _awaited(stands, what, entered)
         if rank is not None:
-            return _slow(
-                rank, sign, place=newest[rank].place, waits=_waits(newest[rank]) if sign is Sign.OUTSIDE else ""
-            )
+            waits = _waits(newest[rank]) if sign is Sign.OUTSIDE else ""
+            return _slow(rank, sign, place=newest[rank].place, waits=waits, calls=_waiting_for(rank, entered, newest))
     unknown = _first(stands, Standing.UNKNOWN)
     if unknown is not None:
         return _slow(unknown, Sign.UNKNOWN, said=newest[unknown].problem)
     missing = next((rank for rank in sorted(ranks) if rank not in stands), None)
     if missing is not None or not stands:
         return _slow(missing, Sign.UNSEEN)
-    return _nobody_works(stands, newest, how)
+    return _no_rank_works(stands, newest, how, entered)
 
 
-def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> HangFinding:
+def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, Entered]:
+    """Return the newest call of each rank whose call is the same in both looks; an actor of an earlier version tells none."""
+    calls = {rank: tuple(getattr(look, "entered", None) for look in pair) for rank, pair in pairs.items()}
+    return {rank: after for rank, (before, after) in calls.items() if after is not None and before == after}
+
+
+def _no_rank_works(
+    stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances, entered: Mapping[int, Entered]
+) -> HangFinding:
     """Whether every rank waits in a lock or a collective, or spins without progress."""
-    spinning = _first(stands, Standing.SPINS)
+    spinning = _awaited(stands, Standing.SPINS, entered)
     places = Counter(look.place for look in looks.values())
     locked = [rank for rank, what in stands.items() if what is Standing.LOCKED]
     together = len(looks) > 1 and len(places) == 1  # a collective's own lock, under a call that leaves no frame
@@ -243,22 +261,79 @@ def _nobody_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook],
         sure = how.patient or (proven and spinning is None)
         seen = Stillness(rank=rank, sign=Sign.LOCK, place=looks[rank].place, others=others)
         return HangFinding(call=Call.HUNG if sure else Call.SLOW, seen=seen)
-    if spinning is not None:
-        return _slow(spinning, Sign.SPINS, place=looks[spinning].place)
+    if (
+        spinning is not None
+    ):  # so do ranks that wait in a collective of NCCL: the call has returned, and its result has not come
+        odd = odd_one(entered) if entered.keys() == looks.keys() else None
+        if odd is not None and not awaited_by(odd, entered):
+            seen = Stillness(rank=odd, sign=Sign.MISMATCH, calls=_calls(odd, entered, looks))
+            return HangFinding(call=Call.SLOW, seen=seen)
+        calls = _waiting_for(spinning, entered, looks)
+        return _slow(spinning, Sign.SPINS, place=looks[spinning].place, calls=calls)
+    return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=_together(looks, entered))
+
+
+def _together(looks: Mapping[int, RankLook], entered: Mapping[int, Entered]) -> Stillness:
+    """Return which rank is in another collective than the others, by their stacks, else by the calls that they have entered."""
     names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
     distinct = Counter(names.values())
     rank = min(names, key=lambda r: (distinct[names[r]], r))
+    counted = entered.keys() == looks.keys()
     if len(distinct) > 1:
         other = next(name for name in names.values() if name != names[rank])
         others = (other,) if other else ()
-        seen = Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=others)
-    else:
-        seen = Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[rank], place=looks[rank].place)
-    return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=seen)
+        calls = _calls(rank, entered, looks) if counted and _agree(names, entered) else ()
+        return Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=others, calls=calls)
+    odd = odd_one(entered) if counted else None
+    if odd is not None:
+        calls = _calls(odd, entered, looks)
+        return Stillness(rank=odd, sign=Sign.MISMATCH, collective=names[odd], others=(names[odd],), calls=calls)
+    first = min(looks)
+    calls = _calls(first, entered, looks) if counted and not list(others_than(first, entered, looks)) else ()
+    return Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[first], place=looks[first].place, calls=calls)
 
 
-def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "", waits: str = "") -> HangFinding:
-    return HangFinding(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said, waits=waits))
+def _agree(names: Mapping[int, str], entered: Mapping[int, Entered]) -> bool:
+    """Whether every rank's stack shows the collective that it has entered last: calls from C++ are not counted."""
+    return all(names[rank] == entered[rank].name for rank in names)
+
+
+def _calls(
+    rank: int, entered: Mapping[int, Entered], looks: Mapping[int, RankLook], ranks: Iterable[int] | None = None
+) -> tuple[CollectiveCall, ...]:
+    """Return the rank's call, and the different ones of the others."""
+    shown = [rank, *others_than(rank, entered, looks.keys())] if ranks is None else ranks
+    return tuple(
+        CollectiveCall(
+            rank=each,
+            name=entered[each].name,
+            number=entered[each].number,
+            group=entered[each].label,
+            place=looks[each].script_place,
+        )
+        for each in shown
+    )
+
+
+def _waiting_for(
+    rank: int, entered: Mapping[int, Entered], looks: Mapping[int, RankLook]
+) -> tuple[CollectiveCall, ...]:
+    """Return the different calls of others that the rank has not entered."""
+    waiting = awaited_by(rank, entered)
+    return _calls(rank, entered, looks, others_than(rank, entered, waiting))
+
+
+def _slow(
+    rank: int | None,
+    sign: Sign,
+    *,
+    place: str = "",
+    said: str = "",
+    waits: str = "",
+    calls: tuple[CollectiveCall, ...] = (),
+) -> HangFinding:
+    seen = Stillness(rank=rank, sign=sign, place=place, said=said, waits=waits, calls=calls)
+    return HangFinding(call=Call.SLOW, seen=seen)
 
 
 def _waits(look: RankLook) -> str:
@@ -267,3 +342,9 @@ def _waits(look: RankLook) -> str:
 
 def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:
     return next((rank for rank, found in stands.items() if found is what), None)
+
+
+def _awaited(stands: Mapping[int, Standing], what: Standing, entered: Mapping[int, Entered]) -> int | None:
+    """Return of the ranks that stand so the one that most others wait for in a collective; the first where that is unknown."""
+    ranks = [rank for rank, found in stands.items() if found is what]
+    return most_awaited(ranks, entered) if ranks else None

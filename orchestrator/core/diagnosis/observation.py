@@ -144,11 +144,15 @@ class SavesSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartsSeen:
-    """The restarts of the last hour: how many, within which time, and the cause of the last one."""
+    """The restarts of the last hour: how many, within which time, and the cause of the last one.
+
+    A record lists only its newest attempts, so ``count`` is bounded; ``total`` counts all restarts of the job.
+    """
 
     count: int
     seconds: float
     cause: Fact
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,16 @@ _NOT_FOUND: Final = re.compile(
 )
 
 
+_IN_USE: Final = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_PORTS: Final = (
+    re.compile(r"\b[Pp]ort[:= ]{1,2}(?P<port>\d{1,5})\b"),
+    re.compile(r"\('[^']*', (?P<port>\d{1,5})[,)]"),
+    re.compile(r"(?:\]|\*|localhost|\b\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})\b"),
+)
+"""How torch, Python's sockets and servers name the address that they could not bind."""
+_LAST_PORT: Final = 65535
+
+
 def _signature(failure_class: FailureClass, pattern: str, build: Build) -> Signature:
     return Signature(failure_class, re.compile(pattern, re.MULTILINE), build)
 
@@ -165,7 +175,7 @@ SIGNATURES: Final[tuple[Signature, ...]] = (
     ),
     _signature(
         _INFRA,
-        r"EADDRINUSE|[Aa]ddress already in use",
+        _IN_USE.pattern,
         _problem(Problem.PORT_IN_USE),
     ),
     _signature(
@@ -199,6 +209,17 @@ def match_signature(ended: Exit) -> tuple[FailureClass, RankEnd] | None:
     text = _words(ended)
     found = next((s for s in SIGNATURES if s.pattern.search(text)), None) if text else None
     return None if found is None else (found.failure_class, found.build(ended.rank, first_words(ended.error_message)))
+
+
+def taken_port(ended: Exit) -> int | None:
+    """Return the port that the rank could not bind, by its exception or its last lines; None where they name none."""
+    for line in _words(ended).splitlines():
+        if _IN_USE.search(line) is None:
+            continue
+        found = next(filter(None, (pattern.search(line[:_LINE_CHARACTERS]) for pattern in _PORTS)), None)
+        if found is not None and 0 < int(found["port"]) <= _LAST_PORT:
+            return int(found["port"])
+    return None
 
 
 def missing_file(ended: Exit) -> str:

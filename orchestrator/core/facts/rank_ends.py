@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.states import StopScope  # noqa: TC001  # conformance.py reads the annotations when it runs
@@ -158,6 +158,32 @@ class RendezvousTimeout(RankEnd):
 
     kind: ClassVar[str] = "rendezvous_timeout"
     said: str = ""
+
+
+DERIVED_PORTS: Final = 100
+"""A script that needs more ports counts on from MASTER_PORT, by less than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortTaken(RankEnd):
+    """The rank could not bind ``port``. ``rendezvous_port`` is its MASTER_PORT, which is another one in every attempt.
+
+    ``listening``: a socket waits at the port after the rank has ended. ``pid`` and ``program`` are its process, where it can be seen.
+    """
+
+    kind: ClassVar[str] = "port_taken"
+    failure_code: ClassVar[str] = "port_in_use"
+    port: int
+    rendezvous_port: int | None = None
+    listening: bool = False
+    pid: int | None = None
+    program: str = ""
+    said: str = ""
+
+    @property
+    def chosen_by_orch(self) -> bool:
+        """Whether the port is MASTER_PORT, or one of those after it."""
+        return self.rendezvous_port is not None and 0 <= self.port - self.rendezvous_port < DERIVED_PORTS
 
 
 class Problem(StrEnum):

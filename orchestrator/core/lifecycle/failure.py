@@ -32,6 +32,7 @@ from orchestrator.core.facts.rank_ends import (
 )
 from orchestrator.core.facts.reasons import BudgetSpent, LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.lifecycle.memory_failure import memory_cause
+from orchestrator.core.lifecycle.port_failure import with_port
 from orchestrator.core.lifecycle.repeated_crash import repeated
 from orchestrator.core.states import FailureClass, StopScope
 
@@ -157,7 +158,7 @@ def _cause(job: Job, first: Exit) -> tuple[FailureClass, Fact]:
         return FailureClass.INFRA, reported
     named = match_signature(first)
     if named is not None:
-        return named
+        return with_port(first, *named)
     if first.signal is not None:
         return FailureClass.INFRA, _signalled(rank, first.signal)
     if code is not None and code - _SHELL_BASE in _SIGNALS_FROM_OUTSIDE and not first.error_type:

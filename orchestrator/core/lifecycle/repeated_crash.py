@@ -2,7 +2,8 @@
 
 A signal that a program causes itself (a segmentation fault, an abort), and errors that may be the machine's, first
 count as the machine's. At the same step of the same rank in the next attempt they are the script's. Before the first
-step the time is unknown: there it takes a third attempt, except for a port in use, which the first may have held.
+step the time is unknown: there it takes a third attempt, except for a port in use, which the first may have held. A port of
+the script's own at which another process listens is the script's at once (``port_failure.py``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.rank_ends import (
+    PortTaken,
     Problem,
     ProcessSignal,
     RepeatedCrash,
@@ -57,5 +59,7 @@ def _mark(cause: Fact) -> tuple[str, object] | None:
             return (cause.kind, number) if number in OWN_SIGNALS else None
         case ScriptProblem(problem=problem):
             return cause.kind, problem
+        case PortTaken():
+            return ScriptProblem.kind, Problem.PORT_IN_USE
         case _:
             return None

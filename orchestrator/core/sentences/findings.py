@@ -253,7 +253,10 @@ def _(fact: f.SavesSlow, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.RestartLoop) -> str:
-    return f"{plural(fact.restarts, 'restart')} in {span_of(fact.seconds)}, the last because {sentence(fact.cause)}"
+    newest = f"in {span_of(fact.seconds)}, the last because {sentence(fact.cause)}"
+    if fact.total > fact.restarts:
+        return f"{plural(fact.total, 'restart')}, the newest {fact.restarts} {newest}"
+    return f"{plural(fact.restarts, 'restart')} {newest}"
 
 
 @advice.register

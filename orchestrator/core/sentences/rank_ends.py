@@ -240,6 +240,26 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
 
 
 @sentence.register
+def _(fact: f.PortTaken) -> str:
+    process = f"process {fact.pid}" + (f" ({fact.program[:CUT]})" if fact.program else "")
+    by = f" by {process}" if fact.pid is not None else ""
+    of = ", which follows from MASTER_PORT," if fact.chosen_by_orch else ""
+    return of_rank(fact.rank, f"port {fact.port}{of} is in use{by}{quoted(fact.said)}")
+
+
+@advice.register
+def _(fact: f.PortTaken, job_id: str = "JOB") -> str:
+    if fact.chosen_by_orch:
+        return "orch serves the rendezvous at MASTER_PORT, and gives every attempt another one: begin at MASTER_PORT + 1, or bind port 0"
+    holder = (
+        ""
+        if fact.pid is not None
+        else f"`ss -tlnp 'sport = :{fact.port}'` on its node, as root, shows what listens there; "
+    )
+    return f"{holder}bind port 0, which the kernel replaces by a free one, or count on from MASTER_PORT, which differs in every attempt"
+
+
+@sentence.register
 def _(fact: f.ScriptProblem) -> str:
     return of_rank(fact.rank, _PROBLEMS[fact.problem][0] + quoted(fact.said))
 

@@ -1,7 +1,8 @@
 """Observes every live job every two seconds, and posts the findings that open and close.
 
 ``core/diagnosis/diagnosis.py`` decides; this module gives it observations and posts its answers. Open findings are in
-the job's record, so that a restarted daemon continues with them.
+the job's record with the figures of their opening, so that a restarted daemon continues with them. Figures change at every
+observation: the newest ones are kept in memory only, for the views (``current``).
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ class FindingWatch:
         self._clock = clock
         self._wall = wall
         self._known: dict[JobId, tuple[tuple[int, bool], Diagnosis]] = {}
+
+    def current(self, job_id: JobId) -> tuple[Finding, ...]:
+        """Return the job's open findings with their newest figures; empty before the first observation."""
+        known = self._known.get(job_id)
+        return known[1].findings if known is not None else ()
 
     async def run(self) -> None:
         """Observe until cancelled."""

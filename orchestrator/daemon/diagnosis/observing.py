@@ -196,4 +196,10 @@ def _restarts(job: Job, now: float) -> RestartsSeen | None:
     ]
     if not failed or failed[-1].failure is None:
         return None
-    return RestartsSeen(count=len(failed), seconds=max(0.0, now - failed[0].started_at), cause=failed[-1].failure.cause)
+    preemption = FailureClass.PREEMPTION.value
+    return RestartsSeen(
+        count=len(failed),
+        seconds=max(0.0, now - failed[0].started_at),
+        cause=failed[-1].failure.cause,
+        total=sum(count for name, count in job.restarts.items() if name != preemption),
+    )

@@ -10,7 +10,7 @@ from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.facts.findings import Finding, NoStep, RankStopped
+from orchestrator.core.facts.findings import Finding, NoStep, RankStopped, with_figures
 from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
@@ -20,7 +20,7 @@ from orchestrator.daemon.jobs.progress import no_real_gpu
 from orchestrator.spec.job import to_dict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.diagnosis.observation import StallSeen
@@ -44,9 +44,10 @@ def job_view(
     *,
     outputs_dir: str = "",
     stall: StallSeen | None = None,
+    findings: Sequence[Finding] = (),
     left: TimeLeft | None = None,
 ) -> v.JobView:
-    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits."""
+    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits, ``findings`` the newest figures."""
     paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
@@ -83,7 +84,7 @@ def job_view(
         log_dir=log_dir,
         outputs_dir=outputs_dir,
         balance=balance,
-        findings=_findings(job),
+        findings=_findings(job, findings),
         depends_on={needed.job_id: needed.on.value for needed in job.submission.prerequisites},
         version=job.version,
         matrix=_matrix(job),
@@ -148,9 +149,9 @@ def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
     )
 
 
-def _findings(job: Job) -> tuple[v.FindingView, ...]:
-    """Return the job's open findings, the most severe first."""
-    found = [one for one in job.findings if isinstance(one, Finding)]
+def _findings(job: Job, newest: Sequence[Finding]) -> tuple[v.FindingView, ...]:
+    """Return the job's open findings with their newest figures, the most severe first."""
+    found = [one for one in with_figures(job.findings, newest) if isinstance(one, Finding)]
     found.sort(key=lambda one: (PRECEDENCE[one.kind], one.rank or 0))
     return tuple(v.FindingView(**finding_to_dict(one, job.id)) for one in found)
 

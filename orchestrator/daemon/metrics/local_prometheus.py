@@ -34,8 +34,11 @@ class LocalPrometheus:
         self._processes: list[asyncio.subprocess.Process] = []
         self.stack: LocalStack | None = None
 
-    async def start(self, daemon: str, token_file: str = "") -> LocalStack:
-        """Start them for the daemon's metrics at ``daemon`` (host:port), read with that token. Raises LocalPrometheusError."""
+    async def start(self, daemon: str, token_file: str = "", docs_url: str = "") -> LocalStack:
+        """Start them for the daemon's metrics at ``daemon`` (host:port), read with that token. Raises LocalPrometheusError.
+
+        Alerts link to the documentation at ``docs_url``.
+        """
         await asyncio.to_thread(self._stop_earlier)
         self.stack = prepare(
             self._folder,
@@ -44,6 +47,7 @@ class LocalPrometheus:
             prometheus_address=_free(9090),
             alertmanager_address=_free(9093),
             token_file=token_file or None,
+            docs_url=docs_url,
         )
         for command in self.stack.commands:
             log = os.open(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from orchestrator.analysis.report.names import PAGE as PAGE_FILE
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import StallSeen
     from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.facts.findings import Finding
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
@@ -58,8 +59,21 @@ class Progress(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFacts:
+    """What is known of live jobs beside their records; nothing by default.
+
+    ``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step, ``findings`` a job's open findings with
+    their newest figures.
+    """
+
+    balances: Callable[[], Mapping[JobId, dict[str, Any]]] = dict
+    stall: Callable[[JobId], StallSeen | None] = lambda _: None
+    findings: Callable[[JobId], tuple[Finding, ...]] = lambda _: ()
+
+
 class JobReader:
-    """``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step."""
+    """Reads records from the loop and the store, and makes views of them."""
 
     def __init__(
         self,
@@ -68,18 +82,15 @@ class JobReader:
         paths: Paths,
         pools: Pools,
         progress: Progress,
-        *,
-        balances: Callable[[], Mapping[JobId, dict[str, Any]]],
-        stall: Callable[[JobId], StallSeen | None],
+        live: LiveFacts,
     ) -> None:
         self._loop = loop
         self._store = store
         self._paths = paths
         self._pools = pools
         self._progress = progress
-        self._balances = balances
+        self._live = live
         self._views: OrderedDict[JobId, tuple[Job, tuple[object, ...], v.JobView]] = OrderedDict()
-        self._stall = stall
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Return the jobs that match the filter, newest first."""
@@ -124,7 +135,12 @@ class JobReader:
     def view(self, job: Job) -> v.JobView:
         """Return the view, cached for a job without reports until its record or its reason to wait changes."""
         progress = self._progress.of(job.id)
-        told = (self._loop.waiting.get(job.id), self._balances().get(job.id), self._stall(job.id))
+        told = (
+            self._loop.waiting.get(job.id),
+            self._live.balances().get(job.id),
+            self._live.stall(job.id),
+            self._live.findings(job.id) if job.findings else (),
+        )
         if progress is not None:
             return self._made(job, progress, *told)
         known = self._views.get(job.id)
@@ -141,6 +157,7 @@ class JobReader:
         waiting: Fact | None,
         balance: dict[str, Any] | None,
         stall: StallSeen | None,
+        findings: tuple[Finding, ...],
     ) -> v.JobView:
         return job_view(
             job,
@@ -150,6 +167,7 @@ class JobReader:
             balance,
             outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
             stall=stall,
+            findings=findings,
             left=None if progress is None else self._progress.left(job.id),
         )
 

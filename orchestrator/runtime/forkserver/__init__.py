@@ -39,6 +39,6 @@ server's environment in /proc/self/environ. Memory that the server had allocated
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
 program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
-that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_workarounds.py (where torch counts on being slow), and below them
+that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_workarounds.py (where torch counts on being slow), collective_calls.py (which collective a rank has entered), and below them
 request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
 """

@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import linux, torch_workarounds
+from . import collective_calls, linux, torch_workarounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
@@ -202,6 +202,7 @@ def _exercise(torch: Any) -> None:
         for name in _TORCH_MODULES:
             importlib.import_module(name)
         torch_workarounds.mend_teardown(torch.distributed)
+        collective_calls.count_collectives(torch.distributed)
         torch.set_num_threads(1)
         train_once(torch)
 

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
 from orchestrator.runtime.ranks.evidence.process_inspector import look_at
 from orchestrator.runtime.ranks.secrets import masked_look
 from orchestrator.runtime.ranks.tracing import take_trace
@@ -45,9 +46,14 @@ class RankInspection:
         """Inspect the rank's processes; None when it has none, or belongs to another attempt."""
         if attempt != self._fence.attempt or not self._log.running:
             return None
-        told, output = self._progress.writer_pid, self._progress.output
+        told, output, page = self._progress.writer_pid, self._progress.output, self._progress.page
         look = await asyncio.to_thread(look_at, self._rank, self._log.pid, training_pid=told, stacks=stacks)
-        return masked_look(replace(look, printed=output.lines if output else 0), self._log.masker)
+        look = replace(
+            look,
+            printed=output.lines if output else 0,
+            entered=entered_call(page.head(), look.pid) if page is not None else None,
+        )
+        return masked_look(look, self._log.masker)
 
     def note(self, attempt: int, lines: Sequence[str]) -> None:
         """Write ``lines`` from orch into the rank's log."""

@@ -158,7 +158,7 @@ class RankSupervisor:
             log=self._log,
             output=output,
             evidence=self._evidence,
-            exits=ExitTeller(self._log, output, self._evidence, self._checkpoints, plan.log_policies, plan.rank),
+            exits=ExitTeller(self._log, output, self._evidence, self._checkpoints, plan),
             before_gone=self.sessions.rank_ended,
         )
 

@@ -33,6 +33,14 @@ STOP_SEEN_AT = 128
 STOP_SEEN_TIME = struct.Struct("<d")  # the time; 0.0 where the writer did not record it
 STOP_SEEN_TIME_AT = 136
 
+ENTERED = struct.Struct(
+    "<IQI24s40s"
+)  # process, number of the call in its group, the group, names of the collective and of the group
+ENTERED_AT = 192  # written by runtime/forkserver/collective_calls.py, which owns these and the groups' bytes
+GROUP = struct.Struct("<IQ")  # a group, and how many of its collectives were entered
+GROUPS_AT = ENTERED_AT + ENTERED.size
+MAX_GROUPS = 12
+
 MAX_METRICS = 64
 MAX_METRIC_NAME_BYTES = 64
 MAX_PHASE_BYTES = 32
@@ -102,6 +110,7 @@ class Slots:
 
 
 HOT = Slots(offset=512, slot_bytes=4096)
+assert GROUPS_AT + MAX_GROUPS * GROUP.size <= HOT.offset
 FACTS = Slots(offset=512 + 2 * 4096, slot_bytes=3840)
 assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
 

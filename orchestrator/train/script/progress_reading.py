@@ -66,6 +66,16 @@ class PageReader:
             if self._handle != _CLOSED:
                 os.pwrite(self._handle, b"\1", layout.STOP_REQUESTED_AT)
 
+    def head(self) -> bytes:
+        """Return the bytes before the first record; none for a page that is closed or unreadable."""
+        with self._lock:
+            if self._handle == _CLOSED:
+                return b""
+            try:
+                return os.pread(self._handle, layout.HOT.offset, 0)
+            except OSError:
+                return b""
+
     def read(self) -> ProgressSnapshot:
         """Return the newest report; for a damaged page the previous one, marked ``unusable``. Never raises."""
         with self._lock:

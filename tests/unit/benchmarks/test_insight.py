@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
-from benchmarks.insight import run
+from benchmarks.insight import alerts, run
 from benchmarks.insight.faults import FORMS, Case, cases
 from benchmarks.insight.healthy import HEALTHY
 
@@ -17,6 +19,27 @@ FIRST = [case for case in cases() if case.form == FORMS[0][0]]
 def test_a_fault_is_named_rightly_and_in_time(case: Case) -> None:
     result = run.judge(case)
     assert result["in_time"], result
+
+
+def test_a_run_goes_on_where_it_was_cut_off_and_the_alert_is_checked(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    wanted = [unit for unit in run.units(1, 1) if unit.key in ("fault/8/0", "healthy/small job of 30 s/0")]
+    assert run.work(wanted, keep, 0.0) == {}
+    first = run.work(wanted, keep, 600.0)
+    assert set(first) == {unit.key for unit in wanted}
+    with keep.open("a") as file:
+        file.write('{"key": "fault/9/0", "res')
+    assert run.work(wanted, keep, 0.0) == first
+    assert run.healthy("small job of 30 s", 3, 95.0) == []
+    assert [alerts.fired_at(at) for at in (0.0, 120.0, 121.0)] == [30, 150, 165]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing: .ci/install-test-tools")
+def test_the_alert_on_a_finding_fires_after_its_time_and_with_its_labels() -> None:
+    labels = {"kind": "rank_slow", "job_id": "a", "rank": "3", "gpu_uuid": "GPU-3", "node": "n1"}
+    whole = {**dict.fromkeys(labels, ""), "kind": "loss_flat", "job_id": "b"}
+    opened = [{"labels": labels, "at": 121.0}, {"labels": whole, "at": 0.0}]
+    assert alerts.check(opened) == 2
 
 
 def test_the_document_shows_the_newest_result() -> None:

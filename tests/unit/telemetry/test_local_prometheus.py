@@ -12,6 +12,7 @@ import yaml
 from dashboards import rules
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
+from orchestrator.spec.settings import Settings, SettingsError
 from orchestrator.telemetry import local_prometheus as lp
 
 BOTH = lp.Binaries(prometheus="/usr/bin/prometheus", alertmanager="/usr/bin/prometheus-alertmanager")
@@ -53,6 +54,17 @@ def test_prepare_writes_below_its_folder_and_keeps_what_was_measured(tmp_path: P
     for command in stack.commands:
         assert all("127.0.0.1" in argument for argument in command if "web.listen-address" in argument)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_alerts_link_to_the_documentation_where_its_address_is_set(tmp_path: Path) -> None:
+    docs_url = Settings.from_environ({"HOME": "/h", "ORCH_DOCS_URL": "https://example.org/docs/"}).docs_url
+    lp.prepare(tmp_path, daemon="127.0.0.1:9476", binaries=BOTH, docs_url=docs_url)
+    links = [line for line in (tmp_path / "orch.rules.yml").read_text().splitlines() if "runbook_url" in line]
+    assert len(links) == len(rules.ALERTS)
+    assert all("runbook_url: https://example.org/docs/" in line for line in links)
+    for text in ("docs", "https://", "file:///x", "https://a b"):
+        with pytest.raises(SettingsError, match="ORCH_DOCS_URL"):
+            Settings.from_environ({"HOME": "/h", "ORCH_DOCS_URL": text})
 
 
 def test_without_alertmanager_alerts_are_only_shown(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def job_suspicions(job: JobFigures) -> Iterator[Suspicion]:
             restarts=restarts.count,
             seconds=restarts.seconds,
             cause=restarts.cause,
+            total=restarts.total,
             confidence=f.Confidence.CERTAIN,
         )
         yield Suspicion(finding=finding, figure=restarts.count / RESTARTS)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Exit
 from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
+from orchestrator.runtime.ranks.evidence.port_holder import port_evidence
 from orchestrator.runtime.ranks.output.log_policies import match_policies
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.ranks.event_log import EventLog
     from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
+    from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output.output import RankOutput
     from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
     from orchestrator.runtime.spawn.client import ErrorRaised, Exited
@@ -29,15 +33,13 @@ class ExitTeller:
         output: RankOutput,
         evidence: ExitEvidence,
         checkpoints: RankCheckpoints,
-        policies: tuple[tuple[str, str], ...],
-        rank: int,
+        plan: RankPlan,
     ) -> None:
-        self._rank = rank
+        self._plan = plan
         self._log = log
         self._output = output
         self._evidence = evidence
         self._checkpoints = checkpoints
-        self._policies = policies
         self.error: ErrorRaised | None = None
 
     async def tell(self, event: Exited) -> None:
@@ -58,14 +60,14 @@ class ExitTeller:
         note: Fact | None = None
         evidence: tuple[Fact, ...] = ()
         try:
-            policy, note = await match_policies(self._policies, said) if failed else ("", None)
+            policy, note = await match_policies(self._plan.log_policies, said) if failed else ("", None)
             evidence = self._evidence.facts() if failed else ()
         except Exception as fault:
             report_fault("what is known of the exit's cause was left out", fault)
         stop = await self._stop_facts(event)
         use = memory_use(event.memory, machine=self._evidence.killed_by_kernel(event, evidence)) if failed else None
         end = Exit(
-            rank=self._rank,
+            rank=self._plan.rank,
             at=event.at,
             exit_code=event.exit_code,
             signal=event.signal,
@@ -83,7 +85,16 @@ class ExitTeller:
             total_steps=stop.total_steps,
             memory=use,
         )
-        self._log.add(kind="exited", at=event.at, exit=end)
+        self._log.add(kind="exited", at=event.at, exit=await self._with_port(end))
+
+    async def _with_port(self, end: Exit) -> Exit:
+        """Add what holds the port that the rank could not bind."""
+        try:
+            taken = await asyncio.to_thread(port_evidence, end, self._plan.env)
+        except Exception as fault:
+            report_fault("what holds the rank's port was left out", fault)
+            return end
+        return end if taken is None else replace(end, evidence=(*end.evidence, taken))
 
     async def _stop_facts(self, event: Exited) -> StopFacts:
         """Return whether the rank was asked to stop and its last steps; from its output where it reported none."""

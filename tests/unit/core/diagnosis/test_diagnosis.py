@@ -10,13 +10,15 @@ import pytest
 
 from benchmarks.insight.traces import JobModel, Opened, diagnose
 from orchestrator.core.diagnosis.definitions import DEFINITIONS, MOST_FINDINGS, PRECEDENCE
-from orchestrator.core.diagnosis.diagnosis import Diagnosis, worst
-from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RestartsSeen, SavesSeen, StallSeen
+from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
+from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
+from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
+from orchestrator.core.sentences import sentence
 
 FAULT_AT = 60.0
 
@@ -40,6 +42,34 @@ def gpu_is(rank: int, **values: object) -> Callable[[JobModel, float, JobSeen], 
         return replace(seen, gpus=tuple(gpus))
 
     return hook
+
+
+def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_for_them() -> None:
+    diagnosis = Diagnosis(0.0)
+    cause = ExitCode(rank=0, exit_code=1)
+
+    def look(at: float, restarts: int) -> Changes:
+        loop = RestartsSeen(count=min(restarts, 9), seconds=8.0, cause=cause, total=restarts)
+        return diagnosis.observe(JobSeen(running=False, restarts=loop), at, 1000.0 + at)
+
+    (opened,) = look(2.0, 3).opened
+    assert look(4.0, 2000) == Changes()
+    (newest,) = diagnosis.findings
+    assert isinstance(newest, f.RestartLoop)
+    assert (newest.total, newest.since) == (2000, opened.since)
+    assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
+    assert f.with_figures((opened, Legacy(sentence="x")), diagnosis.findings) == (newest, Legacy(sentence="x"))
+    assert look(6.0, 1).opened == ()
+    assert diagnosis.findings == (newest,), "figures below the threshold show nothing"
+    assert Diagnosis(0.0, diagnosis.findings).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
+
+
+def test_of_two_metrics_with_the_same_problem_the_worse_one_is_shown() -> None:
+    diagnosis = Diagnosis(0.0)
+    for tick in range(1500):
+        ranks = (RankSeen(rank=0, steps=tick, losses={"loss": 2.0, "train_loss": 2.0 + tick % 2}),)
+        diagnosis.observe(JobSeen(ranks=ranks), 2.0 * tick, 2.0 * tick)
+    assert [one.metric for one in diagnosis.findings if isinstance(one, f.LossFlat)] == ["loss"]
 
 
 def test_every_kind_has_a_definition_with_a_hysteresis() -> None:
@@ -175,7 +205,7 @@ def test_a_finding_closes_when_it_is_over_and_takes_longer_to_open_again() -> No
 
 
 def test_a_restarted_daemon_goes_on_with_what_is_open_and_closes_it() -> None:
-    known = f.GpuShared(rank=0, gpu_uuid="GPU-0", pids=(7,), since=5.0)
+    known = f.GpuShared(rank=0, gpu_uuid="GPU-0", pids=(7,), since=5.0, confidence=f.Confidence.CERTAIN)
     diagnosis = Diagnosis(0.0, [known])
     gpu = GpuSeen(gpu_uuid="GPU-0", rank=0, foreign_pids=(7,))
     assert diagnosis.observe(JobSeen(gpus=(gpu,)), 1.0, 1.0).opened == ()

@@ -12,6 +12,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
 from orchestrator.core.facts.notes import PoliciesLeftOut
+from orchestrator.core.facts.rank_ends import PortTaken
 from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.lifecycle.failure import (
@@ -23,6 +24,7 @@ from orchestrator.core.lifecycle.failure import (
     decide_retry,
     is_collateral,
 )
+from orchestrator.core.lifecycle.repeated_crash import repeated
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, StopScope
 from orchestrator.spec.job import Backoff, ExitCodes, MaxRestarts, RetrySpec
@@ -66,6 +68,43 @@ def verdict(job: Job, now: float = NOW) -> ClassifiedFailure:
     found = classify(job, now)
     assert isinstance(found, ClassifiedFailure)
     return found
+
+
+BUSY_PORT = {
+    "error_type": "OSError",
+    "error_message": "[Errno 98] Address already in use (while attempting to bind on address ('127.0.0.1', 29600))",
+}
+
+
+@pytest.mark.parametrize(
+    ("taken", "failure_class", "said"),
+    [
+        (
+            PortTaken(port=29600, rendezvous_port=41000, listening=True, pid=7, program="python"),
+            USER,
+            "rank 0: port 29600 is in use by process 7 (python) ([Errno 98]",
+        ),
+        (PortTaken(port=29600, rendezvous_port=None, listening=True), USER, "rank 0: port 29600 is in use ([Errno 98]"),
+        (
+            PortTaken(port=29600, rendezvous_port=29599, listening=True, pid=7),
+            INFRA,
+            "rank 0: port 29600, which follows from MASTER_PORT, is in use by process 7 (",
+        ),
+        (PortTaken(port=29600, rendezvous_port=41000), INFRA, "rank 0: port 29600 is in use ("),
+    ],
+    ids=["of the script", "of the script, held by another user", "counted on from MASTER_PORT", "no process listens"],
+)
+def test_only_a_port_that_the_script_chose_and_another_process_holds_ends_the_job_at_once(
+    taken: PortTaken, failure_class: FailureClass, said: str
+) -> None:
+    job = job_with({**BUSY_PORT, "at": T0 + 10, "evidence": (taken,)}, workers=1)
+    found = verdict(job).failure
+    assert (found.failure_class, found.code) == (failure_class, "port_in_use")
+    assert failure_sentence(found).startswith(said)
+    assert "port 0" in failure_advice(found, job.id)
+    assert decide_retry(job, found, NOW).retry is (failure_class is INFRA)
+    before = replace(job.attempts[-1], failure=found)
+    assert repeated(replace(job, attempts=(before, *job.attempts)), found).failure_class is USER
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
+from orchestrator.core.states import FailureClass
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
 from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
+from orchestrator.daemon.jobs.views import job_view
 from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health
@@ -121,6 +123,37 @@ def test_a_process_of_no_job_is_found_told_and_forgotten_when_it_is_gone() -> No
     assert world.open == []
     assert isinstance(world.events[-1], ev.FindingClosed)
     assert event_view(StoredEvent(number=2, event=world.events[-1])).summary.startswith("over: a process that belongs")
+
+
+def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> None:
+    world = World()
+    world.run(60.0, late=1.0)
+    world.run(60.0, late=3.0)
+    assert len(world.events) == 1
+    shown = job_view(world.job, None, None, "", findings=world.watch.current(world.job.id))
+    assert [one.sentence[:37] for one in shown.findings] == ["the daemon's loop is 3.0 s late: what"]
+    assert job_view(world.job, None, None, "").findings[0].sentence.startswith("the daemon's loop is 1.0 s")
+    assert shown.findings[0].since == world.job.findings[0].since  # type: ignore[attr-defined]  # it is a finding
+    world.watch = world.daemon()
+    assert world.watch.current(world.job.id) == ()
+
+
+def test_all_restarts_are_counted_also_those_that_the_record_no_longer_lists() -> None:
+    world = World()
+    failed = ev.AttemptFailed(
+        job_id=world.job.id,
+        at=world.wall,
+        attempt=1,
+        failure=ev.Failure(failure_class=FailureClass.INFRA, cause=ExitCode(rank=0, exit_code=1)),
+        failed_at=world.wall,
+        retry=True,
+        keep_gang=False,
+        not_before=0.0,
+    )
+    job = replace(fold(world.job, failed), restarts={"infra": 1998, "preemption": 7, "hang": 2})
+    seen = job_seen(job, None, {}, None, holding=(), missing=(), interval_seconds=None, now=world.wall + 1.0)
+    assert seen.restarts is not None
+    assert (seen.restarts.count, seen.restarts.total) == (1, 2000)
 
 
 def test_an_exporter_that_does_not_answer_and_an_xid_are_told_with_their_gpu() -> None:

@@ -28,7 +28,7 @@ from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.inspection import RankInspection
 from orchestrator.daemon.requests.pruning import Pruning
-from orchestrator.daemon.requests.reader import JobReader
+from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.sharing.book import ShareBook
@@ -91,9 +91,7 @@ class Desk:
         self.stop, self.counted, self.blind = StopRequest(), Counted(), list[str]()
         self.nodes = LoopNodes(loop, NodeQuarantine(), self.stop)
         self.nodes.set({"a": node("a", cpus=4)})
-        self.reader = JobReader(
-            loop, store, self.settings.paths, Pools(), NoProgress(), balances=dict, stall=lambda _: None
-        )
+        self.reader = JobReader(loop, store, self.settings.paths, Pools(), NoProgress(), LiveFacts())
         self.submissions = Submissions(
             loop,
             store,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.checkpoint.repository.persister import PersisterStatus
+from orchestrator.core.diagnosis.collectives import Entered
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
@@ -60,6 +61,7 @@ def test_what_became_of_a_snapshot() -> None:
 
 def test_a_look_at_the_processes() -> None:
     threads = (Thread(name=TEXT, frames=(Frame("hunter2", "/src/hunter2.py", 7),)),)
-    masked = masked_look(RankLook(rank=0, at=1.0, threads=threads, problem=TEXT), MASKER)
+    entered = Entered(name="all_reduce", number=3, group=1, label=TEXT)
+    masked = masked_look(RankLook(rank=0, at=1.0, threads=threads, problem=TEXT, entered=entered), MASKER)
     assert "hunter2" not in repr(masked)
     assert str(masked.threads[0].frames[0]) == "*** (/src/***.py:7)"

@@ -1,0 +1,135 @@
+"""Healthy jobs side by side under a real daemon, with busy loops beside it: how many findings there are, in how many job hours.
+
+Jobs of 1 and 2 ranks with and without simulated GPUs, short and long steps, in the manners of ``workloads/sound.py``; most of their time they sleep.
+``python -m benchmarks.insight.live_sound --seconds 600 --write`` adds its job hours to the day's result and updates docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks import contenders
+from orchestrator.api.errors import OrchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENT: Final = ROOT / "docs" / "diagnosis.md"
+MARKS: Final = re.compile(r"(<!-- sound:begin -->\n)(.*?)(<!-- sound:end -->)", re.DOTALL)
+MANNERS: Final = ("plain", "varied", "evaluates", "saves", "silent", "long start")
+STEPS: Final = (0.5, 1.0, 2.0, 4.0)
+LOOP: Final = "while True: pass"
+LONGEST_END_SECONDS: Final = 180.0
+
+
+def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
+    """The jobs: every manner with every length of step in turn."""
+    made = []
+    for number in range(jobs):
+        manner, step = MANNERS[number % len(MANNERS)], STEPS[number // len(MANNERS) % len(STEPS)]
+        each = {"gpu": 0.25 if number % 2 else 0, "cpu": 0.05}
+        made.append(
+            {
+                "version": 1,
+                "name": f"sound-{manner.replace(' ', '-')}",
+                "entrypoint": f"python sound.py {seconds:g} {step:g} {manner.replace(' ', '_')}",
+                "resources": {"num_workers": 1 + number % 3 // 2, "resources_per_worker": each},
+            }
+        )
+    return made
+
+
+def measure(jobs: int, seconds: float, loops: int) -> dict[str, Any]:
+    """Run the jobs; return their hours, and what was found of them."""
+    orch, beside = contenders.Orch(), []
+    try:
+        orch.up(simulate_gpus=8)
+        beside = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(loops)]
+        where = str(contenders.WORKLOAD.parent)
+        ids = [str(orch.client.submit_text(json.dumps(one), cwd=where).job_id) for one in specs(jobs, seconds)]
+        due = time.monotonic() + seconds + LONGEST_END_SECONDS
+        for job_id in ids:
+            orch.client.wait(job_id, timeout_seconds=max(1.0, due - time.monotonic()))
+        return _result([_ended(orch, job_id) for job_id in ids], loops)
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
+        orch.close()
+
+
+def _ended(orch: contenders.Orch, job_id: str) -> dict[str, Any]:
+    job = orch.client.job(job_id)
+    try:
+        events = orch.client.events(job_id)
+    except OrchError as error:
+        raise RuntimeError(f"the events of {job_id} cannot be read: {error}") from error
+    ended = job.ended_at or time.time()
+    found = [event.summary for event in events if event.kind == "finding_opened"]
+    return {
+        "name": job.name,
+        "state": job.state,
+        "reason": job.reason,
+        "hours": 0.0 if job.started_at is None else (ended - job.started_at) / 3600.0,
+        "found": found,
+    }
+
+
+def _result(jobs: list[dict[str, Any]], loops: int) -> dict[str, Any]:
+    return {
+        "jobs": len(jobs),
+        "hours": round(sum(job["hours"] for job in jobs), 3),
+        "succeeded": sum(job["state"] == "SUCCEEDED" for job in jobs),
+        "others": sorted({f"{job['state']}: {job['reason']}" for job in jobs if job["state"] != "SUCCEEDED"}),
+        "found": [f"{job['name']}: {said}" for job in jobs for said in job["found"]],
+        "loops": loops,
+        "load": round(os.getloadavg()[1], 1),
+        "processors": os.cpu_count(),
+    }
+
+
+def section(result: Mapping[str, Any]) -> str:
+    """What docs/diagnosis.md shows."""
+    runs = result["runs"]
+    hours, jobs = sum(run["hours"] for run in runs), sum(run["jobs"] for run in runs)
+    found = [said for run in runs for said in run["found"]]
+    loads = sorted(run["load"] for run in runs)
+    text = (
+        f"{jobs} healthy jobs, {hours:.1f} job hours, with {runs[0]['loops']} busy loops beside them (load {loads[0]:g} to {loads[-1]:g} on"
+        f" {runs[0]['processors']} processors): {len(found)} {'finding' if len(found) == 1 else 'findings'}.\n"
+    )
+    return text + "".join(f"\n- {said}" for said in found) + ("\n" if found else "")
+
+
+def main() -> None:
+    """Measure, and print or store."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=600.0, help="how long each job runs")
+    parser.add_argument("--loops", type=int, default=2, help="busy loops beside them")
+    parser.add_argument("--write", action="store_true", help="add to the day's result and update docs/diagnosis.md")
+    options = parser.parse_args()
+    run = measure(options.jobs, options.seconds, options.loops)
+    print(json.dumps(run, indent=1))
+    if options.write:
+        today = dt.datetime.now(tz=dt.UTC).date()
+        path = ROOT / "benchmarks" / "results" / f"{today}-insight_live_sound.json"
+        before = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+        result = {"measure": "insight_live_sound", "runs": [*before, run]}
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        text = DOCUMENT.read_text(encoding="utf-8")
+        DOCUMENT.write_text(MARKS.sub(lambda m: m[1] + section(result) + m[3], text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
