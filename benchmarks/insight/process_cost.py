@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from orchestrator.runtime.forkserver.collective_calls import count_collectives
+from orchestrator.runtime.forkserver.torch_changes.collective_calls import count_collectives
 from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
 from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
 from orchestrator.train.script.progress_reading import PageReader

@@ -440,6 +440,19 @@ SCENARIOS = [
         | of_gpu("orch_exporter_last_success_timestamp_seconds", flat(300), gpu_uuid="g5"),
     ),
     Scenario(
+        "a job that changes its GPU: the old one's exporter goes, the new one's values are fresh",
+        {key: value for key, value in holds("a", []).items() if "orch_job_gpu{" not in key}
+        | daemon("orch_job_gpu", steps(("1", 40), ("stale", 1)), job_id="a", gpu_uuid="g5", rank="0")
+        | daemon("orch_job_gpu", "_x39 1x80", job_id="a", gpu_uuid="g6", rank="0")
+        | of_gpu("orch_gpu_info", steps(("1", 40), ("stale", 1)), gpu_uuid="g5", gpu="5", node="n0", model="H100")
+        | of_gpu("orch_gpu_info", "_x39 1x80", gpu_uuid="g6", gpu="6", node="n0", model="H100")
+        | of_gpu("orch_gpu_utilization_ratio", "_x39 0.9x80", gpu_uuid="g6")
+        | of_gpu("orch_exporter_last_success_timestamp_seconds", "0+15x39 stale", gpu_uuid="g5")
+        | of_gpu("orch_exporter_last_success_timestamp_seconds", "_x39 585+15x80", gpu_uuid="g6"),
+        at="12m",
+        also_at={"20m": {}},
+    ),
+    Scenario(
         "a hang flag that comes and goes",
         holds("a", [])
         | daemon("orch_job_hang_suspected", "_x40 1 0 0 1 0 1 0 0 1 0 0 1 0 1 0 0 1 0 0 1 0 1 0 0 1x40", job_id="a"),

@@ -67,7 +67,7 @@ def _(fact: f.RankSlow, job_id: str = "JOB") -> str:
 def _(fact: f.RankAwaited) -> str:
     if fact.busy is not None and fact.usual_busy is not None:
         return (
-            f"{_rank(fact)} uses {fact.busy:.2g} processors and the others about {fact.usual_busy:.2g}, which stand in locks"
+            f"{_rank(fact)} uses {fact.busy:.2g} processors and the others about {fact.usual_busy:.2g}, which wait in locks"
             " meanwhile: they probably wait for it in a collective"
         )
     return (
@@ -113,7 +113,7 @@ def _(fact: f.NoStep) -> str:
 
 @advice.register
 def _(fact: f.RankStopped, job_id: str = "JOB") -> str:
-    return f"`kill -CONT {fact.seen.pid}` on its node lets it go on" if fact.seen.pid else "end the debugger's session"
+    return f"`kill -CONT {fact.seen.pid}` on its node continues it" if fact.seen.pid else "end the debugger's session"
 
 
 @advice.register
@@ -171,7 +171,7 @@ def _(fact: f.LossJumped) -> str:
 @advice.register
 def _(fact: f.LossJumped, job_id: str = "JOB") -> str:
     return (
-        "look at what changed at that step (learning rate, data, a restart of the optimizer); if it does not come back, go on"
+        "look at what changed at that step (learning rate, data, a restart of the optimizer); if it does not come back, continue"
         f" from a checkpoint from before (`orch checkpoints {job_id}`, `orch submit --resume-from {job_id}@STEP`) with gradient"
         " clipping or a lower learning rate"
     )

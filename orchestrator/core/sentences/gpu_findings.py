@@ -116,8 +116,8 @@ def _(fact: f.GpuMemoryErrors) -> str:
 @advice.register
 def _(fact: f.GpuMemoryErrors, job_id: str = "JOB") -> str:
     return (
-        "results are right so far; reset the GPU when the job is over (`nvidia-smi --gpu-reset`), and have it replaced if it"
-        " goes on (`nvidia-smi -q -d ECC,ROW_REMAPPER`)"
+        "results are right so far; reset the GPU when the job is over (`nvidia-smi --gpu-reset`), and have it replaced if the"
+        " errors continue (`nvidia-smi -q -d ECC,ROW_REMAPPER`)"
     )
 
 

@@ -33,12 +33,13 @@ T must not be able to tell that it was forked. program/interpreter.py restores w
 program/cold_start.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
 beside the script that shadows one already imported); T then executes a plain interpreter, which is slower and exact.
 
-A script can still find one stack frame below its own, the hash seed that it shares with its neighbours, and the
-server's environment in /proc/self/environ. Memory that the server had allocated keeps its addresses.
+A script can still find one stack frame below its own, the hash seed that it shares with its neighbours, two functions of
+torch.distributed that call torch's own (torch_changes/), and the server's environment in
+/proc/self/environ. Memory that the server had allocated keeps its addresses.
 
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
 program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
-that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_workarounds.py (where torch counts on being slow), collective_calls.py (which collective a rank has entered), and below them
-request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
+that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/ (functions of torch that are replaced: teardown.py, where torch counts on being slow, and collective_calls.py, which
+collective a rank has entered), and below them request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
 """

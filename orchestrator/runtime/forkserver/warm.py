@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import collective_calls, linux, torch_workarounds
+from . import linux
+from .torch_changes import collective_calls, teardown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
@@ -201,7 +202,7 @@ def _exercise(torch: Any) -> None:
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
-        torch_workarounds.mend_teardown(torch.distributed)
+        teardown.mend_teardown(torch.distributed)
         collective_calls.count_collectives(torch.distributed)
         torch.set_num_threads(1)
         train_once(torch)

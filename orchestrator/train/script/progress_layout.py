@@ -36,7 +36,9 @@ STOP_SEEN_TIME_AT = 136
 ENTERED = struct.Struct(
     "<IQI24s40s"
 )  # process, number of the call in its group, the group, names of the collective and of the group
-ENTERED_AT = 192  # written by runtime/forkserver/collective_calls.py, which owns these and the groups' bytes
+ENTERED_AT = (
+    192  # written by runtime/forkserver/torch_changes/collective_calls.py, which owns these and the groups' bytes
+)
 GROUP = struct.Struct("<IQ")  # a group, and how many of its collectives were entered
 GROUPS_AT = ENTERED_AT + ENTERED.size
 MAX_GROUPS = 12

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import fmean, median, pstdev
+import math
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis import definitions as d
@@ -185,9 +186,15 @@ def _uneven(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
     power = [gpu.power_watts for gpu in gpus if gpu.power_watts is not None]
     if len(busy) < len(gpus) or fmean(busy) < BUSY_UTILIZATION:
         return
-    cvs = [pstdev(values) / fmean(values) for values in (busy, power) if len(values) == len(gpus) and fmean(values) > 0]
+    cvs = [_cv(values) for values in (busy, power) if len(values) == len(gpus) and fmean(values) > 0]
     finding = f.LoadUneven(cv=max(cvs), confidence=f.Confidence.POSSIBLE)
     yield Suspicion(finding=finding, figure=finding.cv)
+
+
+def _cv(values: Sequence[float]) -> float:
+    """Return the coefficient of variation. ``statistics.pstdev`` computes in fractions and takes twenty times as long."""
+    mean = fmean(values)
+    return math.sqrt(fmean((value - mean) ** 2 for value in values)) / mean
 
 
 def _all_idle(job: JobFigures, gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:

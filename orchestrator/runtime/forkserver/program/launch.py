@@ -17,10 +17,11 @@ import time
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from .. import linux, torch_workarounds
+from .. import linux
 from ..holder import MARK
 from ..masking import Masker
 from ..reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
+from ..torch_changes import teardown
 from . import cold_start, interpreter, rendezvous_store, stop_notes
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Program:
         Imported objects stay frozen: another collection would cost half a second and copy most of their pages, and the
         script's own objects are found without it.
         """
-        torch_workarounds.let_threads_finish()
+        teardown.let_threads_finish()
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -79,9 +79,7 @@ def test_other_collectives_are_named_with_their_numbers_where_the_stacks_agree_w
     backward = pair(replace(look(1, BACKWARD), entered=SAME))
     found = judge({0: at(0, entered(number=42)), 1: backward, 2: at(2, entered(number=42))}, range(3), how())
     assert found.seen.calls == (), "the exchange of gradients is not counted"
-    assert sentence(found.seen).startswith(
-        "rank 1 stands in the exchange of gradients while others stand in all_reduce"
-    )
+    assert sentence(found.seen).startswith("rank 1 waits in the exchange of gradients while others wait in all_reduce")
 
 
 def test_of_ranks_that_wait_outside_or_spin_the_one_is_named_for_which_others_wait() -> None:

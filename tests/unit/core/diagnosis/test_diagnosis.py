@@ -59,8 +59,7 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     assert (newest.total, newest.since) == (2000, opened.since)
     assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
     assert f.with_figures((opened, Legacy(sentence="x")), diagnosis.findings) == (newest, Legacy(sentence="x"))
-    assert look(6.0, 1).opened == ()
-    assert diagnosis.findings == (newest,), "figures below the threshold show nothing"
+    assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
     assert Diagnosis(0.0, diagnosis.findings).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
 
 

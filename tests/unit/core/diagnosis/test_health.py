@@ -128,7 +128,7 @@ def test_ranks_in_different_collectives_wait_for_each_other() -> None:
     pairs = {0: pair(look(0, ALL_REDUCE)), 1: pair(look(1, BROADCAST)), 2: pair(look(2, ALL_REDUCE))}
     verdict = judge(pairs, range(3), how())
     assert (verdict.call, verdict.rank) == (Call.HUNG, 1)
-    assert "broadcast while others stand in all_reduce" in sentence(verdict.seen)
+    assert "broadcast while others wait in all_reduce" in sentence(verdict.seen)
 
 
 def test_where_a_collective_may_be_at_work_unseen_only_time_makes_it_hung() -> None:

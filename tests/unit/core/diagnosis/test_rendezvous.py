@@ -65,7 +65,7 @@ def test_who_keeps_the_others_from_their_process_group(
             Stillness(rank=None, sign=Sign.RENDEZVOUS, num_ranks=2),
             "rendezvous_incomplete",
             30.0,
-            "every rank waits in init_process_group, and the process group does not come about",
+            "every rank waits in init_process_group, and the process group does not form",
         ),
     ],
 )

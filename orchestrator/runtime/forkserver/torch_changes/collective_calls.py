@@ -19,7 +19,7 @@ import sys
 import zlib
 from typing import Any
 
-from .page import EXPECTED_HEADER, HEADER, PAGE_BYTES
+from ..page import EXPECTED_HEADER, HEADER, PAGE_BYTES
 
 ENTERED = struct.Struct("<IQI24s40s")
 """Process, number of the call in its group, identity of the group, name of the collective, name of the group."""
