@@ -75,6 +75,11 @@ class Frame:
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
 
+    @property
+    def short(self) -> str:
+        """Return the frame with its file's name alone."""
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
@@ -118,7 +123,7 @@ class RankLook:
     def script_place(self) -> str:
         """Return where the training thread is in the script, outside of torch; empty where that is unknown."""
         frames = self.threads[0].frames if self.threads else ()
-        return next((str(frame) for frame in frames if "/torch/" not in frame.file), "")
+        return next((frame.short for frame in frames if "/torch/" not in frame.file), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
