@@ -60,7 +60,7 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
     assert f.with_figures((opened, Legacy(sentence="x")), diagnosis.findings) == (newest, Legacy(sentence="x"))
     assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
-    assert Diagnosis(0.0, diagnosis.findings).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
+    assert Diagnosis(0.0, [newest]).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
 
 
 def test_of_two_metrics_with_the_same_problem_the_worse_one_is_shown() -> None:
