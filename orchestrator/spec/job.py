@@ -228,7 +228,7 @@ def _expanded(root: MapNode, problems: list[Problem], checked: Callable[[MapNode
             spec_of(values)
         if not objectives_of(matrix, jobs[0][1].checkpoint):
             missing = Finding(
-                path=("matrix",), message="what is sought is not said", hint="add objectives: {loss: min}"
+                path=("matrix",), message="the search has no objective", hint="add objectives: {loss: min}"
             )
             problems.append(_placed(missing, root))
     return JobFile(name=unit_name(template), matrix=matrix, jobs=tuple(jobs))

@@ -82,9 +82,9 @@ def search_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
     if not matrix.parameters and not matrix.ranges:
         yield ("matrix",), "a search without parameters", "write ranges: {lr: {low: 1e-5, high: 0.1, log: true}}"
     if matrix.exclude:
-        yield ("matrix", "exclude"), "a search excludes nothing", "name the values that it may try"
+        yield ("matrix", "exclude"), "exclude has no effect in a search", "list only the values to try"
     if matrix.trials is None:
-        yield ("matrix",), "how many trials a search has is not said", "add trials: 20"
+        yield ("matrix",), "the search has no number of trials", "add trials: 20"
     elif len(matrix.include) > matrix.trials:
         message = f"{len(matrix.include)} entries for {matrix.trials} trials"
         yield ("matrix", "include"), message, f"set trials to {len(matrix.include)} or more"
@@ -104,7 +104,7 @@ def _grid_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
     }
     for key, value in given.items():
         if value:
-            yield ("matrix", key), f"a grid has no {key}", "add strategy: optuna, or remove it"
+            yield ("matrix", key), f"{key} has no effect with strategy: grid", "add strategy: optuna, or remove it"
 
 
 def _range_faults(name: str, bounds: RangeSpec, matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
@@ -143,7 +143,11 @@ def _within(value: MatrixValue, bounds: RangeSpec) -> bool:
 def _pruner_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
     if matrix.pruner != "median":
         if matrix.warmup_steps and matrix.pruner == "none":
-            yield ("matrix", "warmup_steps"), "nothing is pruned", "remove it, or set pruner: median"
+            yield (
+                ("matrix", "warmup_steps"),
+                "warmup_steps has no effect with pruner: none",
+                "remove it, or set pruner: median",
+            )
         return
     if len(matrix.objectives) > 1:
         yield ("matrix", "pruner"), "trials with several objectives are not pruned", "remove pruner"

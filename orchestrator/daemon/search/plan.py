@@ -31,7 +31,7 @@ class SearchPlan:
 
     @property
     def objectives(self) -> dict[str, str]:
-        """What is sought: `min` or `max` by name."""
+        """The metrics to optimize: `min` or `max` by name."""
         return dict(self.space["objectives"])
 
 

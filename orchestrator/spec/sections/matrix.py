@@ -104,7 +104,7 @@ class MatrixSpec(Record):
         ],
         Keyed(MAX_OBJECTIVES),
         Doc(
-            "what is sought: `{METRIC: min}` or `max`; `energy_joules` and `seconds` are measured."
+            "the metrics to optimize: `{METRIC: min}` or `max`; `energy_joules` and `seconds` are measured."
             " Default: checkpoint.score_attribute; only with optuna"
         ),
     ] = field(default_factory=dict)

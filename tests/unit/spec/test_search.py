@@ -56,8 +56,8 @@ def test_values_that_no_first_trial_has_are_checked_too() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["trials=null"], "how many trials a search has is not said"),
-        (["exclude=[{opt: sgd}]"], "a search excludes nothing"),
+        (["trials=null"], "the search has no number of trials"),
+        (["exclude=[{opt: sgd}]"], "exclude has no effect in a search"),
         (["ranges.lr.low=0.5"], "low is 0.5, high is 0.1"),
         (["ranges.lr.low=0.0"], "log needs bounds above 0, and low is 0.0"),
         (["ranges.lr.low=much"], '"much" is not a number'),
@@ -65,12 +65,12 @@ def test_values_that_no_first_trial_has_are_checked_too() -> None:
         (["include=[{lr: 0.1, layers: 1}]"], "has no value for opt"),
         (["include=[{lr: 0.1, layers: 1.5, opt: sgd}]"], "layers is never 1.5"),
         (["include=[{lr: 0.1, layers: 1, opt: lamb}]"], "opt is never lamb"),
-        (["include=[{lr: 0.1, layers: 1, opt: sgd}]", "trials=null"], "how many trials a search has is not said"),
-        (["objectives={}"], "what is sought is not said"),
+        (["include=[{lr: 0.1, layers: 1, opt: sgd}]", "trials=null"], "the search has no number of trials"),
+        (["objectives={}"], "the search has no objective"),
         (["objectives.energy_joules=min", "pruner=median"], "trials with several objectives are not pruned"),
         (["objectives={seconds: min}", "pruner=median"], "only a reported metric can be pruned by"),
-        (["pruner=none", "warmup_steps=5"], "nothing is pruned"),
-        (["strategy=grid"], "a grid has no ranges"),
+        (["pruner=none", "warmup_steps=5"], "warmup_steps has no effect with pruner: none"),
+        (["strategy=grid"], "ranges has no effect with strategy: grid"),
         (["trials=1001"], "expected a whole number from 1 to 1000, got 1001"),
     ],
 )
