@@ -11,6 +11,7 @@ from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, Exit, JobSubmitted, RankExited
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.job.past_attempts import Past, shorten
+from orchestrator.core.stored.fresh import FreshRecords
 from orchestrator.core.stored.old_forms import current_body, current_job
 from orchestrator.core.stored.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _FORMS = 1024
 _forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
+_read_forms: dict[tuple[str, str], tuple[Any, JobSpec]] = {}
+"""The forms that were read last, by name and resources: one that is equal to another needs no text to be found."""
 
 
 def job_to_dict(job: Job) -> dict[str, Any]:
@@ -37,8 +40,13 @@ def job_from_dict(row: Mapping[str, Any]) -> Job:
 
     Values of the wrong type, which earlier versions accepted from ranks, become defaults.
     """
+    fresh = _fresh.read(row)
+    if fresh is not None:
+        return fresh
     record, unusable = from_plain(JobRecord, current_record(row))
-    return job_of(record, unusable=unusable)
+    job = job_of(record, unusable=unusable)
+    _fresh.learn(row, job)
+    return job
 
 
 def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,7 +92,16 @@ def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
 
 def _spec_of(form: Any) -> JobSpec:
     """Return one object for equal specs: a long queue usually has few different ones, and parsing them is the largest cost."""
-    return _spec_of_text(json.dumps(form))
+    key = (str(form.get("name")), str(form.get("resources"))) if isinstance(form, dict) else None
+    known = None if key is None else _read_forms.get(key)
+    if known is not None and known[0] == form:
+        return known[1]
+    spec = _spec_of_text(json.dumps(form))
+    if key is not None:
+        if len(_read_forms) >= _FORMS:
+            _read_forms.clear()
+        _read_forms[key] = form, spec
+    return spec
 
 
 @lru_cache(_FORMS)
@@ -108,6 +125,7 @@ def _exited_of(body: Mapping[str, Any]) -> RankExited:
     return RankExited(**own, exit=from_plain(Exit, {**end, "at": body["at"]})[0])
 
 
+_fresh = FreshRecords(_spec_of)
 use_form(RankExited, _exited_form, _exited_of)
 JobSubmitted.__annotations__["spec"] = JobSpec  # imported for type checkers only there: a rank actor has no use for it
 use_form(JobSpec, _spec_form, _spec_of)
