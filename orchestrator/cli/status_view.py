@@ -22,6 +22,11 @@ RECENT_SECONDS = 86400.0
 RECENT_JOBS = 50
 """So many ended jobs are looked at for the short list: a daemon remembers thousands, and status is asked often."""
 
+MOST_WAITING = 500
+"""So many waiting jobs are in the short list: a queue may have a hundred thousand."""
+
+WAITING_STATES = ("PENDING",)
+MORE = f"only the newest {MOST_WAITING} jobs that wait are listed; `orch status --state PENDING` lists all, `orch queue` their order"
 LIVE_STATES = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED")
 
 
@@ -134,7 +139,10 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
     none = "no job matches" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
 
     def read() -> JobList:
-        found = _live_and_recent(client, user) if recent else client.jobs(user=user, states=states, since=since)
+        if recent:
+            found = _live_and_recent(client, user, None if options.json or options.chooses else MOST_WAITING)
+        else:
+            found = client.jobs(user=user, states=states, since=since)
         if not (options.labels or options.name):
             return found
         from dataclasses import replace
@@ -142,7 +150,8 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
         return replace(found, jobs=with_labels(found.jobs, options.labels, options.name))
 
     def render(found: JobList) -> list[str]:
-        return job_lines(session.console, found.jobs, time.time()) or [none]
+        lines = job_lines(session.console, found.jobs, time.time()) or [none]
+        return [*lines, *([MORE] if found.more else [])]
 
     if options.watch:
         from orchestrator.cli.live import watch_view
@@ -161,15 +170,17 @@ def _parse_since(text: str) -> float:
     return parse_time(text, "--since", time.time())
 
 
-def _live_and_recent(client: Client, user: str | None) -> JobList:
+def _live_and_recent(client: Client, user: str | None, most_waiting: int | None) -> JobList:
+    """The jobs that have not ended, of those that wait at most so many (None: all), and the newest that have; ``more``: others wait."""
     from dataclasses import replace
 
     from orchestrator.api.views import TERMINAL_STATES
 
-    live = client.jobs(user=user, states=LIVE_STATES)
+    waiting = client.jobs(user=user, states=WAITING_STATES, limit=most_waiting)
+    live = client.jobs(user=user, states=[state for state in LIVE_STATES if state not in WAITING_STATES])
     ended = client.jobs(user=user, states=sorted(TERMINAL_STATES), limit=RECENT_JOBS)
     oldest = time.time() - RECENT_SECONDS
     recent = [job for job in ended.jobs if job.ended_at is None or job.ended_at >= oldest]
     # A job that ended between the two answers is in both: the second one counts.
-    by_id = {job.id: job for job in (*live.jobs, *recent)}
-    return replace(live, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))
+    by_id = {job.id: job for job in (*waiting.jobs, *live.jobs, *recent)}
+    return replace(waiting, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))

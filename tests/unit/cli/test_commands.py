@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.api.queue_views import HolderView, OutlookView
 from orchestrator.api.views import CheckpointView, FailureView, GpuView, ProgressView
+from orchestrator.cli.status_view import MORE, MOST_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,16 @@ def test_status_asks_for_little_where_a_lot_is_remembered(orch: Orch, served: Se
     assert len(shown) == 51
     assert shown[-1] == live.id, "newest first, and no live one is left out"
     assert len(orch("status", "--state", "all", "--json").json["jobs"]) == 61
+
+
+def test_status_lists_the_newest_of_very_many_that_wait(orch: Orch, served: ServedFake, job: JobView) -> None:
+    served.do(lambda service: [service.add("waits", state="PENDING") for _ in range(MOST_WAITING + 1)])
+    shown = orch("status").out.splitlines()
+    assert sum("PENDING" in line for line in shown[:-1]) == MOST_WAITING
+    assert any(job.id in line for line in shown), "and what runs, however old"
+    assert shown[-1] == MORE
+    assert len(orch("status", "--json").json["jobs"]) == MOST_WAITING + 2
+    assert len(orch("status", "--state", "PENDING").out.splitlines()) == 1 + MOST_WAITING + 1
 
 
 def test_status_filters(orch: Orch, served: ServedFake, job: JobView) -> None:
