@@ -68,6 +68,8 @@ class Settings:
     user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
     user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
     docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus` and exported rules and boards link to it.
+    time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
+        one that is expected to need less time, when it would repeat no more than that.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
     """
@@ -91,6 +93,7 @@ class Settings:
     user_max_jobs: int | None = None
     user_max_gpus: int | None = None
     docs_url: str = ""
+    time_sharing: float | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -266,6 +269,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "user_max_jobs": ("ORCH_USER_MAX_JOBS", _number(1, 1_000_000)),
     "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
     "docs_url": ("ORCH_DOCS_URL", _web_address),
+    "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -287,7 +287,7 @@ MUTANTS: Final = (
         "job.state is JobState.RUNNING and rule.gives_way(job)",
     ),
     Mutant("a back-off is not waited for", SCHEDULER, "if job.not_before > now:\n        commands.ask_again(job.not_before)", "if job.not_before > now + 1e9:\n        commands.ask_again(job.not_before)"),
-    Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, where, nodes)", "full = where is None"),
+    Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, round_.free, nodes)", "full = job is None"),
     Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.gang + 1, nodes=larger", "gang=job.gang, nodes=larger"),
     Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due())", "jobs.next_due()"),
 )  # fmt: skip

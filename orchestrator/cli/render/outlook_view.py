@@ -20,6 +20,8 @@ RULES: Final = {
     "queue": "its queue is under its guarantee, or has the smaller share",
     "priority": "it has the higher priority",
     "user": "its user has the smaller share",
+    "aged": "it has waited for longer (ORCH_AGEING)",
+    "work": "it is expected to need less time, or has run for less",
     "arrival": "it came first",
 }
 _COLUMNS: Final = (

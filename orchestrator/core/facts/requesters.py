@@ -63,6 +63,14 @@ class ByPreemption(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByTimeSharing(Fact):
+    """The scheduler makes room for a job that is expected to need less time."""
+
+    kind: ClassVar[str] = "by_time_sharing"
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
     """A user drains a node of the gang."""
 

@@ -15,12 +15,16 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durable:
-    """A checkpoint on storage. ``digest`` is that of the newest file that the script wrote by itself; "" without one."""
+    """A checkpoint on storage. ``digest`` is that of the newest file that the script wrote by itself; "" without one.
+
+    ``every`` are the seconds since the one before it, which the same attempt wrote; None for the first.
+    """
 
     step: int
     at: float
     path: str
     digest: str = ""
+    every: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,11 @@ class Checkpoints:
     def durable_step(self) -> int:
         """Return the step of the newest on storage."""
         return self.durable.step if self.durable is not None else 0
+
+    @property
+    def durable_every(self) -> float | None:
+        """Return the seconds between the newest two on storage."""
+        return self.durable.every if self.durable is not None else None
 
     @property
     def durable_at(self) -> float | None:

@@ -22,7 +22,7 @@ class Past:
 
     ``ordered_at`` is when the first attempt was ordered, ``running_at`` when all ranks of one were up for the first time.
     ``recoveries`` counts attempts that reached a new step after one that failed, ``recovery_seconds`` is what they took
-    from the failure to that step, all together.
+    from the failure to that step, all together; ``ran_seconds`` is how long all ranks were up.
     """
 
     attempts: int = 0
@@ -34,6 +34,7 @@ class Past:
     steps_lost: int = 0
     recoveries: int = 0
     recovery_seconds: float = 0.0
+    ran_seconds: float = 0.0
 
     def add(self, attempt: Attempt, following: Attempt | None) -> Past:
         """Return the counters with the next attempt, and with the recovery from it by ``following``."""
@@ -49,6 +50,7 @@ class Past:
             steps_lost=self.steps_lost + attempt.steps_lost,
             recoveries=self.recoveries + (took is not None),
             recovery_seconds=self.recovery_seconds + (took or 0.0),
+            ran_seconds=self.ran_seconds + running_seconds(attempt, attempt.ended_at),
         )
 
     def add_all(self, attempts: tuple[Attempt, ...]) -> Past:
@@ -57,6 +59,12 @@ class Past:
         for number, attempt in enumerate(attempts, start=1):
             past = past.add(attempt, attempts[number] if number < len(attempts) else None)
         return past
+
+
+def running_seconds(attempt: Attempt, until: float | None) -> float:
+    """Return how long all ranks of an attempt were up, until then if it has not ended."""
+    ended = until if attempt.ended_at is None else attempt.ended_at
+    return 0.0 if attempt.running_at is None or ended is None else max(0.0, ended - attempt.running_at)
 
 
 def recovery_seconds(failed: Attempt, following: Attempt) -> float | None:

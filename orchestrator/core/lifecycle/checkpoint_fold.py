@@ -24,7 +24,7 @@ def _context_saved(event: CheckpointSaved, job: Job) -> Job:
         return job  # fenced: only the current attempt's checkpoints count
     if not event.path and not job.gang_open:
         return job  # it was lost with the actors that had it in memory
-    newest, durable = _newest(event, job.checkpoints), _durable(event, job.checkpoints)
+    newest, durable = _newest(event, job.checkpoints), _durable(event, job)
     if newest is job.checkpoints.newest and durable is job.checkpoints.durable:
         return job
     attempts, no_progress = job.attempts, job.no_progress
@@ -42,11 +42,20 @@ def _newest(event: CheckpointSaved, before: Checkpoints) -> Saved:
     return Saved(step=event.step, at=event.at)
 
 
-def _durable(event: CheckpointSaved, before: Checkpoints) -> Durable | None:
-    known = before.durable
+def _durable(event: CheckpointSaved, job: Job) -> Durable | None:
+    known = job.checkpoints.durable
     if not event.path or (known is not None and event.step <= known.step):
         return known
-    return Durable(step=event.step, at=event.at, path=event.path, digest=known.digest if known is not None else "")
+    digest = known.digest if known is not None else ""
+    return Durable(step=event.step, at=event.at, path=event.path, digest=digest, every=_since_the_last(event, job))
+
+
+def _since_the_last(event: CheckpointSaved, job: Job) -> float | None:
+    """The seconds since the checkpoint on storage before it, if the same attempt wrote that."""
+    known, began = job.checkpoints.durable, job.attempts[-1].running_at if job.attempts else None
+    if known is None or began is None or known.at < began or event.at <= known.at:
+        return None
+    return event.at - known.at
 
 
 def _script_saved(event: CheckpointSaved, job: Job) -> Job:
@@ -64,7 +73,8 @@ def _script_saved(event: CheckpointSaved, job: Job) -> Job:
         current = replace(current, checkpoint_step=event.step, progressed=True)
     else:
         current = replace(current, checkpoint_step=event.step, start_step=event.step)
-    found = Durable(step=event.step, at=event.at, path=event.path, digest=event.digest)
+    every = _since_the_last(event, job)
+    found = Durable(step=event.step, at=event.at, path=event.path, digest=event.digest, every=every)
     checkpoints = Checkpoints(newest=Saved(step=event.step, at=event.at), durable=found)
     return replace(job, attempts=_with_last(job.attempts, current), no_progress=0, checkpoints=checkpoints)
 

@@ -13,17 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.scheduler.durations import Basis, limit_left
-from orchestrator.core.scheduler.lanes import shape_of
 from orchestrator.core.scheduler.placement import give_back, known_shares, place, take
-from orchestrator.core.scheduler.skips import Skips
 from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes
+    from orchestrator.core.scheduler.room.vacancy import Vacancy
 
 
 SOONEST: Final = 1.0
@@ -37,11 +36,10 @@ class Reservation(NamedTuple):
 
 
 class Backfill:
-    """What is free beside what has been placed, claims left out, and until when it may be used. It is made before the first claim."""
+    """What is free beside what has been placed, claims left out, and until when it may be used. ``free`` is that before the round."""
 
-    def __init__(self, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> None:
-        self._free = {node_id: left.copy() for node_id, left in free.items()}
-        self._skips = Skips(self._free)
+    def __init__(self, free: Vacancy, nodes: Mapping[str, Node]) -> None:
+        self._free = free
         self._nodes = nodes
         self._reserved: Reservation | None = None
         self._known = False
@@ -50,16 +48,15 @@ class Backfill:
     def placed(self, job: Job, where: Sequence[str]) -> None:
         """The round placed a job."""
         take(job, where, self._free)
-        self._skips.changed()
 
     def place(
-        self, job: Job, now: float, reservation: Callable[[Mapping[str, Free]], Reservation | None]
+        self, job: Job, now: float, reservation: Callable[[Vacancy], Reservation | None]
     ) -> tuple[str, ...] | None:
         """Where a job goes that ends before the reservation of the head, which is asked for once it matters."""
         limit = limit_left(job, now)
         if limit is None:
             return None
-        found = place(job, self._skips.where(shape_of(job)), self._nodes)
+        found = place(job, self._free, self._nodes)
         if found is None:
             return None
         if not self._known:
@@ -76,19 +73,22 @@ class Backfill:
 def reservation(
     head: Job,
     holding: Iterable[Job],
-    free: Mapping[str, Free],
+    free: Vacancy,
     nodes: Mapping[str, Node],
     now: float,
     run_times: RunTimes,
 ) -> Reservation | None:
     """When the head fits as jobs end that hold gangs; None where nothing is known of one that has to end."""
-    left = {node_id: there.copy() for node_id, there in free.items()}
-    for at, _, job in ends(holding, now, run_times):
-        there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in left]
-        give_back(job, [n for n, _ in there], [s for _, s in there], left)
-        if place(head, left, nodes) is not None:
-            basis = run_times.left(job, now)
-            return Reservation(at, recedes=basis is not None and basis.basis is Basis.ELAPSED and job.stop is None)
+    free.begin()
+    try:
+        for at, _, job in ends(holding, now, run_times):
+            there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in free]
+            give_back(job, [n for n, _ in there], [s for _, s in there], free)
+            if place(head, free, nodes) is not None:
+                basis = run_times.left(job, now)
+                return Reservation(at, recedes=basis is not None and basis.basis is Basis.ELAPSED and job.stop is None)
+    finally:
+        free.restore()
     return None
 
 

@@ -12,10 +12,12 @@ from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from orchestrator.core.job.past_attempts import running_seconds
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -57,13 +59,14 @@ class RunTimes:
 
     known: Mapping[Like, Sequence[float]] = field(default_factory=dict)
     reported: Mapping[JobId, float] = field(default_factory=dict)
+    enough: AbstractSet[Like] | None = None
 
     def left(self, job: Job, now: float) -> TimeLeft | None:
         """The time that the job still runs, of one that waits from its start on; None where nothing is known of it."""
         ran = ran_seconds(job, now)
         limit = limit_left(job, now)
         found = None if job.id not in self.reported else TimeLeft(self.reported[job.id], Basis.PROGRESS)
-        found = found or self._of_like_jobs(job, ran)
+        found = found or self.of_like(like(job), ran)
         if found is None and ran > 0:
             found = TimeLeft(ran, Basis.ELAPSED)
         if limit is not None and (found is None or limit < found.seconds):
@@ -76,13 +79,19 @@ class RunTimes:
         wrong = [abs(median(times[:n]) - took) / max(took, 1.0) for n, took in enumerate(times) if n >= ENOUGH]
         return median(wrong) if wrong else None
 
-    def _of_like_jobs(self, job: Job, ran: float) -> TimeLeft | None:
-        """The median of what is left to those that ran longer than the job has."""
-        times = sorted(self.known.get(like(job), ()))
+    def of_like(self, who: Like, ran: float) -> TimeLeft | None:
+        """The median of what is left to those like jobs that ran longer; None where too little is known of them."""
+        times = sorted(self.known.get(who, ()))
         longer = times[bisect_right(times, ran) :]
         if len(times) < ENOUGH or not longer:
             return None
         return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times))
+
+    def likes(self) -> AbstractSet[Like]:
+        """Those of whose like jobs enough is known. What ``RunTimeHistory`` shows is kept, and grows."""
+        if self.enough is not None:
+            return self.enough
+        return frozenset(who for who, times in self.known.items() if len(times) >= ENOUGH)
 
 
 class RunTimeHistory:
@@ -90,15 +99,18 @@ class RunTimeHistory:
 
     def __init__(self) -> None:
         self._known: dict[Like, tuple[float, ...]] = {}
-        self.view = RunTimes(self._known)
+        self._enough: set[Like] = set()
+        self.view = RunTimes(self._known, enough=self._enough)
 
     def ended(self, job: Job) -> None:
         """Take in a job that has just ended."""
         if (seconds := _run_time(job)) is not None:
             times = self._known.pop(like(job), ())  # and those that ended last are the last to be forgotten
-            self._known[like(job)] = (*times, seconds)[-REMEMBERED:]
+            self._set(like(job), (*times, seconds)[-REMEMBERED:])
             if len(self._known) > MOST_LIKES:
-                del self._known[next(iter(self._known))]
+                oldest = next(iter(self._known))
+                del self._known[oldest]
+                self._enough.discard(oldest)
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Take in jobs that ended before those that are known."""
@@ -106,7 +118,12 @@ class RunTimeHistory:
             times = self._known.get(like(job), ())
             room = len(times) < REMEMBERED and (times or len(self._known) < MOST_LIKES)
             if room and (seconds := _run_time(job)) is not None:
-                self._known[like(job)] = (seconds, *times)
+                self._set(like(job), (seconds, *times))
+
+    def _set(self, who: Like, times: tuple[float, ...]) -> None:
+        self._known[who] = times
+        if len(times) >= ENOUGH:
+            self._enough.add(who)
 
 
 def _run_time(job: Job) -> float | None:
@@ -121,12 +138,8 @@ def like(job: Job) -> Like:
 
 
 def ran_seconds(job: Job, now: float) -> float:
-    """How long the job's attempts have run, those that its record no longer lists left out."""
-    return sum(
-        max(0.0, (now if attempt.ended_at is None else attempt.ended_at) - attempt.running_at)
-        for attempt in job.attempts
-        if attempt.running_at is not None
-    )
+    """How long the job's attempts have run."""
+    return job.past.ran_seconds + sum(running_seconds(attempt, now) for attempt in job.attempts)
 
 
 def limit_left(job: Job, now: float) -> float | None:

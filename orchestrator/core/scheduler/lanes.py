@@ -1,42 +1,45 @@
 """Groups waiting jobs, so that a decision examines each group and not each job. Pure.
 
-Jobs of one queue, user and priority are a lane: they differ only in arrival. Within a lane, jobs of one *kind* need the
+Jobs of one queue, user and priority are a lane. Within it they go by level (service/levels.py), those of one level by arrival; jobs
+that have waited for ``ageing`` go before all of these, the longest first. Within a lane, jobs of one *kind* need the
 same of the same nodes. Free resources, and what limits leave, only shrink during a decision; so once a job of a lane
 and kind cannot start for a lasting reason, none of its equals can, and the decision skips all of them.
+
+A lane keeps its jobs in groups of one kind and one level, so that a decision looks at the first job of each. A group's level may
+change as like jobs end; its jobs stay together, because it follows from what they have in common.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from heapq import heapify, heappop, heapreplace, merge
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.placement import needs_home, rank_size
+from orchestrator.core.scheduler.durations import Like
+from orchestrator.core.scheduler.placement import Shape, shape_of
+from orchestrator.core.scheduler.service.levels import AGED, Work, level_of, waiting_since, was_preempted, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes
+    from orchestrator.spec.model import JobSpec
 
 arrival = attrgetter("submission.sequence")
+_KNOWN_KINDS: Final = 4096
+_kinds: dict[int, tuple[JobSpec, Kind]] = {}
 
 
 class Lane(NamedTuple):
-    """Jobs that differ only in arrival; ``queue`` as their job.yaml names it."""
+    """Jobs that queues, shares and priorities treat alike; ``queue`` as their job.yaml names it."""
 
     queue: str
     user: str
     priority: int
-
-
-class Shape(NamedTuple):
-    """What determines on which nodes a rank of the job fits."""
-
-    size: tuple[float, float, int]
-    gpu_model: str | None
-    at_home: bool
-    nodes: tuple[str, ...]
 
 
 class Kind(NamedTuple):
@@ -53,28 +56,43 @@ def lane_of(job: Job) -> Lane:
     return Lane(job.spec.queue, job.submission.user, job.priority)
 
 
-def shape_of(job: Job) -> Shape:
-    """Return the shape of the job's ranks."""
-    resources = job.spec.resources
-    return Shape(
-        rank_size(job), resources.resources_per_worker.gpu_model, bool(needs_home(job)), tuple(resources.nodes)
-    )
-
-
 def kind_of(job: Job) -> Kind:
     """Return the kind of the job's gang."""
+    spec = job.spec
+    fixed = job.submission.resume_from is None and isinstance(spec.resources.num_workers, int)
+    if not fixed:
+        return _kind_of(job)
+    known = _kinds.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_kinds) >= _KNOWN_KINDS:
+        _kinds.clear()
+    kind = _kind_of(job)
+    _kinds[id(spec)] = spec, kind
+    return kind
+
+
+def _kind_of(job: Job) -> Kind:
     limit = job.spec.max_duration
     seconds = None if limit is None else limit.total_seconds()
     return Kind(shape_of(job), job.size.least, job.spec.resources.placement_strategy, seconds)
 
 
-class Line:
-    """The waiting jobs of one lane, by kind and in order of arrival. Those with a back-off, also a past one, are separate (None)."""
+class Group(NamedTuple):
+    """What the jobs of a group have in common; without a ``kind`` they have, or had, a back-off, and are looked at one by one."""
 
-    __slots__ = ("groups",)
+    kind: Kind | None
+    work: Work
+
+
+class Line:
+    """The waiting jobs of one lane: by group and in order of arrival; ``returned`` are those that were preempted, by the time of that."""
+
+    __slots__ = ("groups", "returned")
 
     def __init__(self) -> None:
-        self.groups: dict[Kind | None, list[Job]] = {}
+        self.groups: dict[Group, list[Job]] = {}
+        self.returned: list[tuple[float, int, Job]] = []
 
     def __len__(self) -> int:
         return sum(map(len, self.groups.values()))
@@ -82,21 +100,47 @@ class Line:
     def __iter__(self) -> Iterator[Job]:
         return merge(*self.groups.values(), key=arrival)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, group: Group) -> None:
         """Add a waiting job."""
-        insort(self.groups.setdefault(_group(job), []), job, key=arrival)
+        jobs = self.groups.setdefault(group, [])
+        if jobs and arrival(jobs[-1]) > arrival(job):
+            insort(jobs, job, key=arrival)
+        else:
+            jobs.append(job)
+        if was_preempted(job):
+            insort(self.returned, (waiting_since(job), arrival(job), job))
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Job, group: Group) -> None:
         """Remove a job; the record is the one that was added."""
-        group = _group(job)
         jobs = self.groups[group]
-        del jobs[bisect_left(jobs, arrival(job), key=arrival)]
+        del jobs[0 if jobs[0] is job else bisect_left(jobs, arrival(job), key=arrival)]
         if not jobs:
             del self.groups[group]
+        if was_preempted(job):
+            del self.returned[bisect_left(self.returned, (waiting_since(job), arrival(job)))]
+
+    def of_kind(self, kind: Kind) -> Iterator[Job]:
+        """Return the jobs of a kind."""
+        for group, jobs in self.groups.items():
+            if group.kind == kind:
+                yield from jobs
+
+    def regroup(self, name: str, known: AbstractSet[Like]) -> None:
+        """Group the jobs of a name anew, which like jobs now say something of, or no longer do."""
+        for group, jobs in list(self.groups.items()):
+            moved = [job for job in jobs if job.name == name] if group.work.name in ("", name) else []
+            if moved:
+                ids = {job.id for job in moved}
+                self.groups[group] = [job for job in jobs if job.id not in ids]
+                if not self.groups[group]:
+                    del self.groups[group]
+                for job in moved:
+                    insort(self.groups.setdefault(group_of(job, known), []), job, key=arrival)
 
 
-def _group(job: Job) -> Kind | None:
-    return None if job.not_before else kind_of(job)
+def group_of(job: Job, known: AbstractSet[Like]) -> Group:
+    """Return the group of a job; ``known`` are those of whose like jobs enough is known."""
+    return Group(None if job.not_before else kind_of(job), work_of(job, known))
 
 
 class Lines:
@@ -105,6 +149,8 @@ class Lines:
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_lane: dict[Lane, Line] = {}
         self.count = 0
+        self._names: Counter[Like] = Counter()
+        self._known: set[Like] = set()
         for job in jobs:
             self.add(job)
 
@@ -114,75 +160,134 @@ class Lines:
         line = self.by_lane.get(lane)
         if line is None:
             line = self.by_lane[lane] = Line()
-        line.add(job)
+        line.add(job, group_of(job, self._known))
+        self._names[Like(job.submission.user, job.name)] += 1
         self.count += 1
 
     def remove(self, job: Job) -> None:
         """Remove a job; the record is the one that was added."""
         lane = lane_of(job)
         line = self.by_lane[lane]
-        line.remove(job)
+        line.remove(job, group_of(job, self._known))
         self.count -= 1
+        who = Like(job.submission.user, job.name)
+        self._names[who] -= 1
+        if not self._names[who]:
+            del self._names[who]
         if not line.groups:
             del self.by_lane[lane]
+
+    def learn(self, run_times: RunTimes) -> None:
+        """Group jobs anew of which like jobs say something since the last time, or no longer do."""
+        likes = run_times.likes()
+        if len(likes) == len(self._known) and likes == self._known:
+            return
+        changed = likes ^ self._known
+        self._known = set(likes)
+        for user, name in (who for who in changed if who in self._names):
+            for lane, line in self.by_lane.items():
+                if lane.user == user:
+                    line.regroup(name, self._known)
 
     def delayed(self) -> Iterator[Job]:
         """Return the jobs that have, or had, a back-off."""
         for line in self.by_lane.values():
-            yield from line.groups.get(None, ())
+            for group, jobs in line.groups.items():
+                if group.kind is None:
+                    yield from jobs
 
 
-Groups = list[tuple["Kind | None", "Sequence[Job]"]]
+class Entry(NamedTuple):
+    """Jobs of a lane that are looked at together, in order; of one kind, or (None) one by one."""
+
+    kind: Kind | None
+    level: int
+    jobs: Sequence[Job]
 
 
-def groups_of(lines: Mapping[Lane, Line], others: Iterable[Job]) -> dict[Lane, Groups]:
-    """Return the groups of each lane; ``others`` are jobs beside those of the lines."""
-    found: dict[Lane, Groups] = {lane: list(line.groups.items()) for lane, line in lines.items()}
-    apart: dict[Lane, list[Job]] = {}
+class Waiting(NamedTuple):
+    """The jobs of a lane: entries in order of arrival each, and those that were preempted, by the time of that."""
+
+    entries: list[Entry]
+    returned: Sequence[tuple[float, int, Job]]
+
+    def aged(self, latest: float) -> list[Job]:
+        """Return the preempted jobs that have waited since then or longer, the longest first."""
+        return [job for _, _, job in self.returned[: bisect_right(self.returned, latest, key=itemgetter(0))]]
+
+    def longest(self, now: float) -> Job | None:
+        """Return the job that has waited for the longest, of those that may start."""
+        firsts = [_ready(entry.jobs, now) for entry in self.entries]
+        firsts.append(_ready((job for _, _, job in self.returned), now))
+        waits = ((waiting_since(job), arrival(job), job) for job in firsts if job is not None)
+        return min(waits, key=itemgetter(0, 1), default=(0, 0, None))[2]
+
+
+def _ready(jobs: Iterable[Job], now: float) -> Job | None:
+    return next((job for job in jobs if job.not_before <= now), None)
+
+
+def waiting_of(lines: Mapping[Lane, Line], others: Iterable[Job], run_times: RunTimes) -> dict[Lane, Waiting]:
+    """Return the jobs of each lane; ``others`` are jobs beside those of the lines."""
+    found: dict[Lane, Waiting] = {}
+    for lane, line in lines.items():
+        entries = [Entry(g.kind, level_of(g.work, lane.user, run_times), jobs) for g, jobs in line.groups.items()]
+        found[lane] = Waiting(entries, line.returned)
+    apart: dict[Lane, dict[Work, list[Job]]] = {}
     for job in others:
-        apart.setdefault(lane_of(job), []).append(job)
-    for lane, jobs in apart.items():
-        found.setdefault(lane, []).append((None, sorted(jobs, key=arrival)))
+        apart.setdefault(lane_of(job), {}).setdefault(work_of(job, run_times.likes()), []).append(job)
+    for lane, works in apart.items():
+        known = found.get(lane, Waiting([], []))
+        more = [Entry(None, level_of(w, lane.user, run_times), sorted(jobs, key=arrival)) for w, jobs in works.items()]
+        back = [
+            (waiting_since(job), arrival(job), job) for jobs in works.values() for job in jobs if was_preempted(job)
+        ]
+        found[lane] = Waiting([*known.entries, *more], sorted([*known.returned, *back]) if back else known.returned)
     return found
 
 
+Rank = tuple[int, float, int]
+
+
 class Cursor:
-    """Iterates over the groups of a lane in order of arrival."""
+    """Iterates over the jobs of a lane in order; ``latest``: jobs that wait since then, or longer, have aged."""
 
-    __slots__ = ("_groups", "_heap", "_places")
+    __slots__ = ("_entries", "_heap", "_latest", "_places", "_told")
 
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._places = [0] * len(groups)
-        self._heap: list[tuple[int, int]] = [(arrival(jobs[0]), number) for number, (_, jobs) in enumerate(groups)]
+    def __init__(self, waiting: Waiting, latest: float) -> None:
+        aged = waiting.aged(latest) if waiting.returned else []
+        self._entries = [*waiting.entries, Entry(None, AGED, aged)] if aged else waiting.entries
+        self._told = {job.id for job in aged}
+        self._latest = latest
+        self._places = [0] * len(self._entries)
+        numbers = range(len(self._entries))
+        self._heap = [(self._rank(number), number) for number in numbers if self._move(number, 0)]
         heapify(self._heap)
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
     @property
-    def at(self) -> int:
-        """Return the arrival of the next job."""
+    def at(self) -> Rank:
+        """Return the place of the next job: its level and its arrival, or since when it waits if that is long."""
         return self._heap[0][0]
 
     @property
     def kind(self) -> Kind | None:
         """Return the kind of the next job; None for a single job."""
-        return self._groups[self._heap[0][1]][0]
+        return self._entries[self._heap[0][1]].kind
 
     @property
     def job(self) -> Job:
         """Return the next job."""
         number = self._heap[0][1]
-        return self._groups[number][1][self._places[number]]
+        return self._entries[number].jobs[self._places[number]]
 
     def forward(self) -> None:
         """Skip the next job."""
         number = self._heap[0][1]
-        jobs = self._groups[number][1]
-        self._places[number] += 1
-        if self._places[number] < len(jobs):
-            heapreplace(self._heap, (arrival(jobs[self._places[number]]), number))
+        if self._move(number, self._places[number] + 1):
+            heapreplace(self._heap, (self._rank(number), number))
         else:
             heappop(self._heap)
 
@@ -190,18 +295,36 @@ class Cursor:
         """Skip the next job and its equals."""
         heappop(self._heap)
 
+    def _move(self, number: int, place: int) -> bool:
+        """Go on to the first job from ``place`` on that does not come among the aged ones; whether there is one."""
+        _, level, jobs = self._entries[number]
+        if self._told and level != AGED:
+            while place < len(jobs) and jobs[place].id in self._told:
+                place += 1
+        self._places[number] = place
+        return place < len(jobs)
+
+    def _rank(self, number: int) -> Rank:
+        _, level, jobs = self._entries[number]
+        job = jobs[self._places[number]]
+        since = waiting_since(job) if job.attempts else job.submission.submitted_at
+        if since <= self._latest and (level == AGED or not was_preempted(job)):
+            return (AGED, since, arrival(job))
+        return (level, 0.0, arrival(job))
+
 
 __all__ = [
     "Cursor",
-    "Groups",
     "Kind",
     "Lane",
     "Line",
     "Lines",
+    "Rank",
     "Shape",
+    "Waiting",
     "arrival",
-    "groups_of",
     "kind_of",
     "lane_of",
     "shape_of",
+    "waiting_of",
 ]

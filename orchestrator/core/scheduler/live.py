@@ -195,7 +195,7 @@ class Reasons(Mapping[JobId, Fact]):
                 yield job_id
         for lane, kind in self.shared:
             line = self._jobs.lines.by_lane.get(lane)
-            for job in () if line is None else line.groups.get(kind, ()):
+            for job in () if line is None else line.of_kind(kind):
                 if job.id not in self.own and job.id not in self.placed:
                     yield job.id
 

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.scheduler.placement import free_on
-from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, gang_began
+from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.room.vacancy import Vacancy
+from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
@@ -56,26 +59,33 @@ class Occupancy:
     """The jobs that hold gangs, what is free beside them, and what their accounts hold."""
 
     def __init__(self) -> None:
-        self.jobs: dict[JobId, Job] = {}
+        self.holding = Holding()
         self._on: dict[str, dict[JobId, Job]] = {}
         self._nodes: Mapping[str, Node] = {}
-        self._free: dict[str, Free] = {}
+        self._capacity: tuple[Mapping[str, Node], Amounts] | None = None
+        self._free = Vacancy()
+        self._loose = Vacancy()
         self._changed: set[str] = set()
         self._accounts: Accounts | None = None
+
+    @property
+    def jobs(self) -> Mapping[JobId, Job]:
+        """Return the jobs that hold gangs."""
+        return self.holding.by_id
 
     def put(self, job: Job) -> None:
         """Set a job's record."""
         before = self.jobs.get(job.id)
         if before is not None:
             if before.held is job.held and before.attempts is job.attempts:
-                self.jobs[job.id] = job
+                self.holding.put(job)
                 for node_id in job.nodes:
                     self._on[node_id][job.id] = job
                 return
             self.drop(job.id)
         if not job.gang_open:
             return
-        self.jobs[job.id] = job
+        self.holding.put(job)
         for node_id in job.nodes:
             self._on.setdefault(node_id, {})[job.id] = job
         self._changed.update(job.nodes)
@@ -84,7 +94,7 @@ class Occupancy:
 
     def drop(self, job_id: JobId) -> None:
         """Remove a job."""
-        job = self.jobs.pop(job_id, None)
+        job = self.holding.drop(job_id)
         if job is None:
             return
         for node_id in set(job.nodes):
@@ -93,20 +103,38 @@ class Occupancy:
         if self._accounts is not None:
             self._accounts.count(job, -1)
 
-    def free(self, nodes: Mapping[str, Node]) -> dict[str, Free]:
-        """Return the free resources of every schedulable node, as a copy for a round."""
+    @contextmanager
+    def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
+        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end."""
         if nodes is not self._nodes:
             self._changed |= {i for i, node in nodes.items() if self._nodes.get(i) != node}
             for gone in self._free.keys() - nodes.keys():
-                del self._free[gone]
+                self._free.drop(gone)
+                self._loose.drop(gone)
             self._nodes = nodes
         for node_id in self._changed & nodes.keys():
-            self._free.pop(node_id, None)
-            self._free |= free_on((nodes[node_id],), self._on.get(node_id, {}).values())
+            left = free_on((nodes[node_id],), self._on.get(node_id, {}).values()).get(node_id)
+            if left is None:
+                self._free.drop(node_id)
+                self._loose.drop(node_id)
+            else:
+                self._free.put(node_id, left)
+                self._loose.put(node_id, left.copy())
         self._changed.clear()
-        if self._free.keys() == nodes.keys():
-            return {node_id: self._free[node_id].copy() for node_id in nodes}
-        return {node_id: self._free[node_id].copy() for node_id in nodes if node_id in self._free}
+        both = self._free, self._loose
+        for vacancy in both:
+            vacancy.begin()
+        try:
+            yield both
+        finally:
+            for vacancy in both:
+                vacancy.restore()
+
+    def capacity(self, nodes: Mapping[str, Node]) -> Amounts:
+        """Return what the nodes have, added up once while they stay the same."""
+        if self._capacity is None or self._capacity[0] is not nodes:
+            self._capacity = nodes, capacity_of(nodes)
+        return self._capacity[1]
 
     def accounts(self, half_life: float, now: float) -> Accounts:
         """Return what each account holds."""

@@ -1,18 +1,21 @@
 """The order in which waiting jobs are offered to the nodes. Pure.
 
-Jobs of one queue, user and priority are a *lane*: within it, the first to arrive is the first to go. Between lanes:
+Jobs of one queue, user and priority are a *lane*. Between lanes:
 
-1. a lane that is *overdue*: its job has waited for ``ageing`` seconds in which none of the lane started; the longest first;
+1. a lane that is *overdue*: its longest waiting job has waited for ``ageing`` seconds in which none of the lane started; the longest first;
 2. queues, level by level: those under their guarantee, then those with the smallest share by weight (``shares.py``);
-3. inside a queue the higher priority, then the user with the smallest share, then the first to arrive.
+3. inside a queue the higher priority, then the user with the smallest share;
+4. where all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, the longest first; then the shortest by what is
+   expected of them (``service/levels.py``), of one level the first to arrive.
 
-A job that is placed counts at once, so the order goes on from the shares that it leaves. With one user and no queues the
-shares are equal, and what remains is priority, then arrival. Back-off never changes a place.
+A job waits since its submission, or since it was last preempted. A job that is placed counts at once, so the order goes on from the
+shares that it leaves. With one user and no queues the shares are equal, and what remains is priority, what is expected, and arrival.
+Back-off never changes a place.
 
 **Nothing starves.** Let L lanes have jobs that wait, and let every gang end, or be stopped, within D seconds of its start. Then a
-job that fits on the empty nodes, that no quota or limit holds back and with k starts of its lane before it (a job that was
-stopped for others starts again, and has at most four of these an hour), starts within
-(k + 1)(A + 2 L D) seconds, A being ``ageing``: after A seconds without a start its lane is overdue. Lanes that have been so for
+job that fits on the empty nodes, that no quota or limit holds back and before which k jobs of its lane have begun to wait, starts within
+A + (k + 1)(A + 2 L D) seconds, A being ``ageing``. After A seconds it goes before all of its lane but those k: what was submitted, or preempted, later
+has waited for less. From then on the lane is overdue after A seconds without a start. Lanes that have been so for
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
 starts of overdue lanes. The first job that does not fit claims what becomes free, and nothing behind it takes that but jobs that
 end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
@@ -25,7 +28,9 @@ from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
-from orchestrator.core.scheduler.lanes import Cursor, arrival, groups_of, kind_of, lane_of
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.lanes import Cursor, arrival, kind_of, lane_of, waiting_of
+from orchestrator.core.scheduler.service.levels import AGED, level_of, waiting_since, work_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,13 +50,15 @@ class Rule(StrEnum):
     QUEUE = "queue"
     PRIORITY = "priority"
     USER = "user"
+    AGED = "aged"
+    WORK = "work"
     ARRIVAL = "arrival"
 
 
 class WaitingOrder:
     """Iterates over waiting jobs. ``shares`` change while it does: the order goes on from what they are then.
 
-    ``others`` wait beside those of the ``lines``. ``started`` says when a lane's jobs last started. ``resized`` are the jobs that
+    ``others`` wait beside those of the ``lines``, which have learned from ``run_times``. ``started`` says when a lane's jobs last started. ``resized`` are the jobs that
     were stopped only to be resized. They come first, not to lose what they had, and are in no lane.
     """
 
@@ -64,8 +71,10 @@ class WaitingOrder:
         *,
         others: Iterable[Job] = (),
         resized: Sequence[Job] = (),
+        run_times: RunTimes | None = None,
     ) -> None:
-        self._lanes = groups_of(lines, others)
+        self._run_times = RunTimes() if run_times is None else run_times
+        self._lanes = waiting_of(lines, others, self._run_times)
         self._resized = resized
         self._started = started
         self._shares = shares
@@ -96,43 +105,58 @@ class WaitingOrder:
         for rule, one, another in zip((Rule.QUEUE, Rule.PRIORITY, Rule.USER), mine, other, strict=True):
             if one != another:
                 return rule
-        return Rule.ARRIVAL
+        levels = self._level(first), self._level(second)
+        if AGED in levels:
+            return Rule.AGED
+        return Rule.ARRIVAL if levels[0] == levels[1] else Rule.WORK
+
+    def _level(self, job: Job) -> int:
+        if waiting_since(job) <= self._latest:
+            return AGED
+        return level_of(work_of(job, self._run_times.likes()), job.submission.user, self._run_times)
 
     def limited(self) -> bool:
         """Whether jobs may be among them that have a ``max_duration``."""
-        return any(kind is None or kind.limit is not None for groups in self._lanes.values() for kind, _ in groups)
+        entries = (entry for waiting in self._lanes.values() for entry in waiting.entries)
+        return any(entry.kind is None or entry.kind.limit is not None for entry in entries)
 
     def queues(self) -> set[str]:
         """The queues in which jobs wait, as their job.yaml names them."""
         return {lane.queue for lane in self._lanes} | {job.spec.queue for job in self._resized}
 
     def next_overdue(self) -> float | None:
-        """When the next lane becomes overdue; None where that would change nothing."""
-        if len(self._lanes) < 2:
-            return None
-        due = [since + self._shares.sharing.ageing for since, _ in self._heads()]
-        return min((at for at in due if at > self._now), default=None)
+        """When the next job has waited for too long; None where that would change nothing."""
+        due = [since for since, _ in self._heads()] if len(self._lanes) > 1 else []
+        mixed = (waiting.longest(self._now) for waiting in self._lanes.values() if len(waiting.entries) > 1)
+        due += [waiting_since(job) for job in mixed if job is not None]
+        ageing = self._shares.sharing.ageing
+        return min((since + ageing for since in due if since + ageing > self._now), default=None)
+
+    @property
+    def _latest(self) -> float:
+        """The time since when jobs have waited too long."""
+        return self._now - self._shares.sharing.ageing
 
     def _heads(self) -> list[tuple[float, Job]]:
-        """The first job of each lane that may start now, and since when none of its lane has."""
+        """The job of each lane that waits the longest, of those that may start now, and since when none of its lane has."""
         heads = []
-        for lane, groups in self._lanes.items():
-            firsts = [next((j for j in jobs if j.not_before <= self._now), None) for _, jobs in groups]
-            job = min((first for first in firsts if first is not None), key=arrival, default=None)
+        for lane, waiting in self._lanes.items():
+            job = waiting.longest(self._now)
             if job is not None:
-                heads.append((max(job.submission.submitted_at, self._started.get(lane, 0.0)), job))
+                heads.append((max(waiting_since(job), self._started.get(lane, 0.0)), job))
         return heads
 
     def _overdue(self) -> list[Job]:
-        latest = self._now - self._shares.sharing.ageing
         if len(self._lanes) < 2:
             return []
+        latest = self._latest
         found = [(since, arrival(job), job) for since, job in self._heads() if since <= latest]
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
     def _by_share(self) -> Iterator[Job]:
         names = list(self._lanes)
-        cursors = [Cursor(groups) for groups in self._lanes.values()]
+        latest = self._latest
+        cursors = [Cursor(waiting, latest) for waiting in self._lanes.values()]
         version = self._shares.version
         seen = [version] * len(names)
         alone = len(names) == 1

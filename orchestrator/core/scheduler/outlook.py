@@ -16,9 +16,10 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.backfill import ends
 from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.placement import rank_size
-from orchestrator.core.scheduler.preemption import loss, make_room
+from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
+from orchestrator.core.scheduler.service.saves import loss
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -87,14 +88,12 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
     if place is None:
         return Outlook()
     job = waiting[place]
-    holding = jobs.occupancy.jobs.values()
+    holding = jobs.occupancy.holding
+    room = make_room(job, holding, state.nodes, now, Reclaim(job, shares, order.queues()))
     found = Outlook(
         ahead=tuple(one.id for one in waiting[:place]),
         rule=order.rule(waiting[place - 1], job) if place else None,
-        stops=tuple(
-            Victim(one, loss(one, now)[0])
-            for one in make_room(job, holding, state.nodes, now, Reclaim(job, shares, order.queues())).stop
-        ),
+        stops=tuple(Victim(one, loss(one, now)[0]) for one in (*room.stop, *room.later)),
     )
     if place >= MOST_WAITING:
         return found

@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
+from orchestrator.core.scheduler.room.vacancy import Slots, Vacancy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
+    from orchestrator.spec.model import JobSpec
 
 
 LEAST_CPUS = 0.001
 """What a rank without a GPU reserves with ``cpu: 0``. Ray reserves nothing that is empty, and a node without CPUs only
 coordinates."""
+_KNOWN_SHAPES: Final = 4096
+_shapes: dict[int, tuple[JobSpec, Shape]] = {}
+
+
+class Shape(NamedTuple):
+    """What determines on which nodes a rank of the job fits."""
+
+    size: tuple[float, float, int]
+    gpu_model: str | None
+    at_home: bool
+    nodes: tuple[str, ...]
+
+
+def shape_of(job: Job) -> Shape:
+    """Return the shape of the job's ranks."""
+    if job.submission.resume_from is not None:  # where it may run depends on more than its spec
+        return _shape_of(job)
+    spec = job.spec
+    known = _shapes.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_shapes) >= _KNOWN_SHAPES:
+        _shapes.clear()
+    shape = _shape_of(job)
+    _shapes[id(spec)] = spec, shape
+    return shape
+
+
+def _shape_of(job: Job) -> Shape:
+    resources = job.spec.resources
+    model = resources.resources_per_worker.gpu_model
+    return Shape(rank_size(job), model, bool(needs_home(job)), tuple(resources.nodes))
 
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
@@ -48,14 +82,20 @@ def take(
     """Count a gang's ranks as placed; return for each rank the name of its shared GPU, which ``shares`` may give."""
     size = rank_size(job)
     known = shares or (None,) * len(placed)
-    return tuple(free[node_id].take(*size, gpu=gpu) for node_id, gpu in zip(placed, known, strict=True))
+    change = _changing(free)
+    return tuple(change(node_id).take(*size, gpu=gpu) for node_id, gpu in zip(placed, known, strict=True))
 
 
 def give_back(job: Job, placed: Sequence[str], shares: Sequence[str | None], free: Mapping[str, Free]) -> None:
     """Count the gang's ranks as gone, with their shares of GPUs."""
     size = rank_size(job)
+    change = _changing(free)
     for node_id, gpu in zip(placed, shares, strict=True):
-        free[node_id].give_back(*size, gpu)
+        change(node_id).give_back(*size, gpu)
+
+
+def _changing(free: Mapping[str, Free]) -> Callable[[str], Free]:
+    return free.changing if isinstance(free, Vacancy) else free.__getitem__
 
 
 def rank_size(job: Job) -> tuple[float, float, int]:
@@ -73,7 +113,9 @@ def place(
     ``ranks`` defaults to the fewest that the job runs with.
     """
     wanted = job.size.least if ranks is None else ranks
-    return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes)) if wanted else None
+    if not wanted:
+        return None
+    return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes))
 
 
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
@@ -81,16 +123,26 @@ def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> i
     slots = _room(job, free, nodes)
     match job.spec.resources.placement_strategy:
         case "STRICT_PACK":
-            return max(slots.values(), default=0)
+            return slots.most
         case "STRICT_SPREAD":
-            return len(slots)
+            return len(slots.of)
         case _:
-            return sum(slots.values())
+            return slots.total
 
 
-def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> dict[str, int]:
-    slots = {node_id: _slots(job, left) for node_id, left in free.items() if _suits(job, nodes[node_id])}
-    return {node_id: count for node_id, count in slots.items() if count > 0}
+def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slots:
+    """How many ranks of the job fit on each node that suits it."""
+    shape = shape_of(job)
+
+    def count(node_id: str, left: Free) -> int:
+        return _slots(shape, left) if suits(shape, nodes[node_id]) else 0
+
+    if isinstance(free, Vacancy):
+        return free.slots(shape, count)
+    slots = Slots()
+    for node_id, left in free.items():
+        slots.put(node_id, count(node_id, left))
+    return slots
 
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
@@ -106,19 +158,29 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
 
     Returns whether it claimed everything that its ranks fit in.
     """
-    size = rank_size(job)
+    shape, slots = shape_of(job), _room(job, free, nodes)
+    change = _changing(free)
     left = job.size.least
-    for node_id in sorted(free, key=lambda n: -_slots(job, free[n])):
-        if not _suits(job, nodes[node_id]):
-            continue
-        while left and free[node_id].room(*size) != 0:
-            free[node_id].take(*size)
-            left -= 1
-    if left:  # the rest of its demand claims GPUs that are left in pieces too small for a rank
-        for node_id, node_free in free.items():
-            if _suits(job, nodes[node_id]) and size[1] > 0:
-                node_free.claim_gpus()
+    for node_id in list(_beginning(slots, left)):
+        taken = min(left, slots.of[node_id])
+        there = change(node_id)
+        for _ in range(taken):
+            there.take(*shape.size)
+        left -= taken
+    if left and shape.size[1] > 0:  # the rest of its demand claims GPUs that are left in pieces too small for a rank
+        for node_id in free.with_gpus() if isinstance(free, Vacancy) else free:
+            if suits(shape, nodes[node_id]):
+                change(node_id).claim_gpus()
     return left > 0
+
+
+def _beginning(slots: Slots, ranks: int) -> Iterable[str]:
+    """The roomiest nodes that have room for so many ranks."""
+    for node_id in slots.roomiest():
+        if ranks <= 0:
+            return
+        yield node_id
+        ranks -= slots.of[node_id]
 
 
 def needs_home(job: Job) -> str:
@@ -132,43 +194,44 @@ def needs_home(job: Job) -> str:
     return ""
 
 
-def _suits(job: Job, node: Node) -> bool:
-    if not node.shares_home and needs_home(job):
+def suits(shape: Shape, node: Node) -> bool:
+    """Whether ranks of a shape may run on a node, whatever is free there."""
+    if shape.at_home and not node.shares_home:
         return False
-    pinned = job.spec.resources.nodes
-    if pinned and node.name not in pinned and node.id not in pinned:
+    if shape.nodes and node.name not in shape.nodes and node.id not in shape.nodes:
         return False
-    model = job.spec.resources.resources_per_worker.gpu_model
+    model = shape.gpu_model
     if model is None:
         return True
     return any(model.lower() in known.lower() for known in node.gpu_models)
 
 
-def _slots(job: Job, left: Free) -> int:
-    """Return how many of the job's ranks fit; its maximum when they need nothing."""
-    room = left.room(*rank_size(job))
-    return job.size.most if room is None else room
+def _slots(shape: Shape, left: Free) -> int:
+    """Return how many ranks of a shape fit. Each needs a GPU, or a part of a CPU."""
+    return left.room(*shape.size) or 0
 
 
-def _by_strategy(strategy: str, ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
-    order = sorted(slots, key=lambda n: (-slots[n], n))
+def _by_strategy(strategy: str, ranks: int, slots: Slots) -> tuple[str, ...] | None:
     if strategy in ("PACK", "STRICT_PACK"):
-        whole = [n for n in order if slots[n] >= ranks]
-        if whole:  # the fullest node that holds all of it, so that large spaces stay for large jobs
-            return (min(whole, key=lambda n: (slots[n], n)),) * ranks
+        whole = slots.tightest(ranks)
+        if whole is not None:  # the fullest node that holds all of it, so that large spaces stay for large jobs
+            return (whole,) * ranks
         if strategy == "STRICT_PACK":
             return None
-        return _fill(order, ranks, slots)
+        return _fill(ranks, slots) if slots.total >= ranks else None
+    order = list(slots.roomiest())
     if strategy == "STRICT_SPREAD":
         return tuple(order[:ranks]) if len(order) >= ranks else None
-    return _round_robin(order, ranks, slots)
+    return _round_robin(order, ranks, slots.of)
 
 
-def _fill(order: Sequence[str], ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:
+def _fill(ranks: int, slots: Slots) -> tuple[str, ...]:
     placed: list[str] = []
-    for node_id in order:
-        placed.extend([node_id] * min(slots[node_id], ranks - len(placed)))
-    return tuple(placed) if len(placed) == ranks else None
+    for node_id in slots.roomiest():
+        placed.extend([node_id] * min(slots.of[node_id], ranks - len(placed)))
+        if len(placed) == ranks:
+            break
+    return tuple(placed)
 
 
 def _round_robin(order: Sequence[str], ranks: int, slots: Mapping[str, int]) -> tuple[str, ...] | None:

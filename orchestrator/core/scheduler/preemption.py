@@ -2,8 +2,8 @@
 
 ``Reclaim`` (reclaim.py) chooses the jobs that give way to another: of lower priority, or in a queue that borrows. One that says
 ``preemptible: false``, has not run for its ``min_runtime``, or was preempted often of late does not. Of those that may, the ones that lose the least GPU time since their newest durable checkpoint are
-taken, and no more of them than are needed. Nothing is stopped where what is ending anyway makes room enough, or where no set
-of jobs would. A stopped job keeps its place in the queue.
+taken, and no more of them than are needed. A stop waits for a checkpoint that is due within a minute (service/saves.py). Nothing is stopped where what is ending anyway makes room enough, or where no set
+of jobs would. A stopped job keeps its place in the queue among those that are expected to need as long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.placement import free_on, place, rank_size, share_unknown
+from orchestrator.core.scheduler.placement import free_on, place, share_unknown
+from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.service.saves import RECORDED, loss, worth_waiting
 from orchestrator.core.states import AttemptState, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.reclaim import Reclaim
+    from orchestrator.core.scheduler.service.saves import Saves
 
 WINDOW_SECONDS: Final = 3600.0
 MOST_IN_A_WINDOW: Final = 4
@@ -27,38 +30,36 @@ MOST_IN_A_WINDOW: Final = 4
 
 
 class Room(NamedTuple):
-    """Who stops, who is stopping for it already, and when to ask again because a job may be preempted from then on."""
+    """Who stops, who is stopping for it already, who stops ``later``, and when to ask again because of these or of what ends then."""
 
     stop: tuple[Job, ...] = ()
     stopping: tuple[Job, ...] = ()
     ask_again_at: float | None = None
+    later: tuple[Job, ...] = ()
 
 
-def make_room(job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float, rule: Reclaim) -> Room:
+def make_room(
+    job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float, rule: Reclaim, saves: Saves = RECORDED
+) -> Room:
     """Who has to stop for ``job``, which does not fit beside all of ``jobs``; ``rule`` says who gives way to it."""
-    stopping = tuple(sorted(filter(_stops, jobs), key=lambda other: other.submission.sequence))
-    if not stopping and not any(_gives_way(other, rule) for other in jobs):
+    holding = jobs if isinstance(jobs, Holding) else Holding(jobs)
+    stopping = tuple(sorted(holding.stopping.values(), key=lambda other: other.submission.sequence))
+    if not stopping and not (
+        any(rule.may_give_way(*rank) for rank in holding.ranks) and any(_gives_way(o, rule) for o in jobs)
+    ):
         return Room()  # before what is free is counted anew: most often no job may be preempted
     staying = [other for other in jobs if other.gang_open and not _ends(other)]
     if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)
     possible = [other for other in staying if _gives_way(other, rule)]
     due = {other.id: preemptible_at(other) for other in possible}
-    cheapest = sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now))
+    cheapest = sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now, saves))
     victims = _fewest(job, rule.together(cheapest), staying, nodes)
     if victims:
-        return Room(stop=victims)
+        saving = [at for victim in victims if (at := worth_waiting(victim, now, saves)) is not None]
+        return Room(ask_again_at=min(saving), later=victims) if saving else Room(stop=victims)
     later = [at for at in due.values() if at > now]
     return Room(ask_again_at=min(later, default=None))
-
-
-def loss(job: Job, now: float) -> tuple[float, float, int]:
-    """What a stop at ``now`` costs at most: GPU seconds and CPU seconds since the newest durable checkpoint; then its age."""
-    attempt = job.attempt
-    began = attempt.running_at if attempt is not None and attempt.running_at is not None else now
-    seconds = max(0.0, now - max(began, job.checkpoints.durable_at or 0.0))
-    cpus, gpus, _ = rank_size(job)
-    return job.num_workers * gpus * seconds, job.num_workers * cpus * seconds, -job.submission.sequence
 
 
 def preemptible_at(job: Job) -> float:
@@ -79,10 +80,6 @@ def preemptible_at(job: Job) -> float:
 
 def _gives_way(job: Job, rule: Reclaim) -> bool:
     return job.state is JobState.RUNNING and job.spec.preemptible and not job.degraded and rule.gives_way(job)
-
-
-def _stops(job: Job) -> bool:
-    return job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT
 
 
 def _ends(job: Job) -> bool:

@@ -18,7 +18,8 @@ AGEING_SECONDS: Final = 86400.0
 class Sharing:
     """How GPUs are shared: the queues (none: all jobs are in one), how fast use is forgotten, ageing, limits of a user.
 
-    ``user_jobs`` and ``user_gpus`` bound what runs at once; None is no bound.
+    ``user_jobs`` and ``user_gpus`` bound what runs at once; None is no bound. ``time_sharing`` is how many seconds a running job may
+    have to repeat when it stops for one that is expected to need less time; None: none stops for that.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -26,6 +27,7 @@ class Sharing:
     ageing: float = AGEING_SECONDS
     user_jobs: int | None = None
     user_gpus: int | None = None
+    time_sharing: float | None = None
 
 
 class QueueTree:

@@ -75,6 +75,11 @@ class Reclaim:
         self._gpus = rank_size(job)[1] * job.size.least
         self._fair = fair_shares(shares, set(waiting)) if shares.tree.configured else {}
 
+    def may_give_way(self, queue: str, priority: int) -> bool:
+        """Whether a job of this queue, as a job.yaml names it, and priority may be among those that give way."""
+        same = not self._shares.tree.configured or queue == self._queue
+        return priority < self._job.priority if same else self._gpus > 0
+
     def gives_way(self, other: Job) -> bool:
         """Whether ``other`` may be stopped, seen alone."""
         if self._shares.tree.queue_of(other) == self._queue:

@@ -14,33 +14,30 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByGrowth, ByPreemption
+from orchestrator.core.facts.requesters import ByGrowth
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
 from orchestrator.core.scheduler.conditions.held import fail_fast
-from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.placement import claim, could_ever_fit, rank_size, take
-from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.rounds.head import Head
+from orchestrator.core.scheduler.rounds.round import Round
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.scheduler.skips import Skips
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from orchestrator.core.cluster import Free, Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.core.scheduler.lanes import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,46 +119,25 @@ def _advance(job: Job, jobs: LiveJobs, now: float, commands: Commands) -> None:
         commands.effects.append(effect)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
-
-    ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
-    ``free`` is what is left when the round is over. ``brief``: reasons are wanted only of the first jobs that wait, so
-    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
-    those of jobs that have ended; ``limited``: jobs may be among those that wait that have a ``max_duration``.
-    """
-
-    queue: Iterable[Job]
-    holding: Collection[Job]
-    free: Mapping[str, Free]
-    nodes: Mapping[str, Node]
-    shares: Shares
-    waiting: Collection[str] = ()
-    brief: bool = False
-    fits_ever: Callable[[Job, Kind, Mapping[str, Node]], bool] = field(default_factory=lambda: LiveJobs().fits_ever)
-    run_times: RunTimes = field(default_factory=RunTimes)
-    limited: bool = False
-
-
 def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float, commands: Commands) -> None:
-    free = jobs.occupancy.free(state.nodes)
     shares = _shares(jobs, state, now)
     queue = _order(jobs, released, state, shares, now)
-    round_ = Round(
-        queue=queue,
-        holding=jobs.occupancy.jobs.values(),
-        free=free,
-        nodes=state.nodes,
-        shares=shares,
-        waiting=queue.queues(),
-        fits_ever=jobs.fits_ever,
-        run_times=state.past.run_times,
-        limited=queue.limited(),
-    )
-    schedule(round_, now, commands)
-    commands.ask_again(queue.next_overdue())
-    _grow(jobs, state, free, shares, now, commands)
+    limited = queue.limited()
+    with jobs.occupancy.free(state.nodes) as (free, loose):
+        round_ = Round(
+            queue=queue,
+            holding=jobs.occupancy.holding,
+            free=free,
+            nodes=state.nodes,
+            shares=shares,
+            waiting=queue.queues(),
+            fits_ever=jobs.fits_ever,
+            run_times=state.past.run_times,
+            loose=loose if limited else None,
+        )
+        schedule(round_, now, commands)
+        commands.ask_again(queue.next_overdue())
+        _grow(jobs, state, free, shares, now, commands)
 
 
 def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
@@ -169,7 +145,11 @@ def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares
     returning = [job for job in jobs.elastic.values() if wants_gang(job, now)]
     others = [*released, *(job for job in returning if not is_resizing(job))]
     resized = [job for job in returning if is_resizing(job)]
-    return WaitingOrder(jobs.lines.by_lane, state.past.started, shares, now, others=others, resized=resized)
+    run_times = state.past.run_times
+    jobs.lines.learn(run_times)
+    return WaitingOrder(
+        jobs.lines.by_lane, state.past.started, shares, now, others=others, resized=resized, run_times=run_times
+    )
 
 
 def waiting_order(state: State, now: float) -> list[Job]:
@@ -192,7 +172,8 @@ def shares_of(state: State, now: float) -> Shares:
 
 def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
     accounts = jobs.occupancy.accounts(state.sharing.half_life, now)
-    return Shares.of(state.sharing, state.past, (), state.nodes, now, accounts=accounts)
+    capacity = jobs.occupancy.capacity(state.nodes)
+    return Shares.of(state.sharing, state.past, (), state.nodes, now, accounts=accounts, capacity=capacity)
 
 
 def schedule(round_: Round, now: float, commands: Commands) -> None:
@@ -200,7 +181,7 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
     free, nodes = round_.free, round_.nodes
     skips = Skips(free)
     placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
-    ahead = _Head(round_, now)
+    ahead = Head(round_, now)
     for job in round_.queue:
         found = _try(job, round_, skips, ahead, now, commands)
         if found is not None:
@@ -208,7 +189,6 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
             ahead.placed(job, found)
             commands.waiting.placed.add(job.id)
             round_.shares.started(job, len(found))
-            skips.changed()
             continue
         if job.state is not JobState.PENDING:
             reason = NoRoom(ranks=job.size.least, cause=job.reason)
@@ -226,61 +206,19 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         _preempt(ahead, now, commands)
 
 
-class _Head:
-    """The first job of a round that finds too little free, the jobs that stop for it, and what runs until it can start."""
-
-    def __init__(self, round_: Round, now: float) -> None:
-        self.job: Job | None = None
-        self._round = round_
-        self._now = now
-        self._backfill = Backfill(round_.free, round_.nodes) if round_.limited else None
-
-    def room(self) -> Room:
-        """Who stops for it."""
-        if self.job is None:
-            return Room()
-        reclaim = Reclaim(self.job, self._round.shares, self._round.waiting)
-        return make_room(self.job, self._round.holding, self._round.nodes, self._now, reclaim)
-
-    def placed(self, job: Job, where: tuple[str, ...]) -> None:
-        """The round placed a job."""
-        if self._backfill is not None:
-            self._backfill.placed(job, where)
-
-    def backfilled(self, job: Job) -> tuple[str, ...] | None:
-        """Where another job goes that ends before this one can start; None where none may, or before there is one."""
-        if self._backfill is None or self.job is None:
-            return None
-        return self._backfill.place(job, self._now, self._reservation)
-
-    def ask_again_at(self) -> float | None:
-        """When another job may end before this one can start, though nothing else changes."""
-        return None if self._backfill is None else self._backfill.ask_again_at
-
-    def _reservation(self, free: Mapping[str, Free]) -> Reservation | None:
-        room, round_ = self.room(), self._round
-        if self.job is None or room.stop or room.stopping:
-            return None
-        found = reservation(self.job, round_.holding, free, round_.nodes, self._now, round_.run_times)
-        due = room.ask_again_at
-        return Reservation(due) if due is not None and (found is None or due < found.at) else found
-
-
-def _preempt(ahead: _Head, now: float, commands: Commands) -> None:
-    """Have jobs stopped for the first job of the queue that finds too little free, once nothing else changes."""
-    head = ahead.job
-    if head is None:
-        return
-    room = ahead.room()
+def _preempt(ahead: Head, now: float, commands: Commands) -> None:
+    """Have jobs stopped for one that finds too little free, once nothing else changes."""
+    job, room, by = ahead.stops()
     commands.ask_again(room.ask_again_at)
-    by = ByPreemption(job=head.id, priority=head.priority)
-    for job in room.stop:
-        commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
+    if job is None or by is None:
+        return
+    for other in room.stop:
+        commands.events.extend(request_stop(other, StopPurpose.PREEMPT, by, now))
     if stopping := room.stop or room.stopping:
-        commands.waiting[head.id] = AwaitsRoom(jobs=tuple(job.id for job in stopping))
+        commands.waiting[job.id] = AwaitsRoom(jobs=tuple(other.id for other in stopping))
 
 
-def _try(job: Job, round_: Round, skips: Skips, ahead: _Head, now: float, commands: Commands) -> tuple[str, ...] | None:
+def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, commands: Commands) -> tuple[str, ...] | None:
     """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
     nodes = round_.nodes
     if not nodes:
@@ -298,9 +236,8 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: _Head, now: float, comman
     if limit is not None:  # it claims nothing: what is free is of no use to it
         _pass_over(job, limit, round_, commands)
         return None
-    where = skips.where(kind.shape)
     full = skips.full(kind.shape)
-    found = None if full else elastic.first_place(job, where, nodes)
+    found = None if full else elastic.first_place(job, round_.free, nodes)
     if found is not None:
         return found
     if not round_.fits_ever(job, kind, nodes):
@@ -312,13 +249,13 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: _Head, now: float, comman
     if found is not None:
         return found
     reason = commands.waiting[job.id] = _why_waiting(job, skips)
-    if ahead.job is None:
-        ahead.job = job
-    if not full:
-        full = claim(job, where, nodes)
-        skips.changed()
+    ahead.falls_short(job)
+    keeps = full or ahead.claims(job)
+    if keeps and not full:
+        full = claim(job, round_.free, nodes)
     if full:
         skips.fill(kind.shape)
+    if full or not keeps:
         _pass_over(job, reason, round_, commands)
     return None
 

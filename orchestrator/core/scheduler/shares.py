@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.core.scheduler.queues import QueueTree
-from orchestrator.core.scheduler.use import Amounts, amounts_of, gang_began
+from orchestrator.core.scheduler.use import Amounts, amounts_of, capacity_of, gang_began
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -42,20 +42,42 @@ class _Balance:
     __slots__ = ("held", "mean")
 
     def __init__(self) -> None:
-        self.held = Amounts()
-        self.mean = Amounts()
+        self.held = [0.0, 0.0, 0.0]
+        self.mean = [0.0, 0.0, 0.0]
+
+    def add(self, amounts: Amounts, weight: float) -> None:
+        """Count what is held, and what it takes from q."""
+        gpus, cpus, memory = amounts
+        held, mean = self.held, self.mean
+        held[0] += gpus
+        held[1] += cpus
+        held[2] += memory
+        mean[0] -= weight * gpus
+        mean[1] -= weight * cpus
+        mean[2] -= weight * memory
+
+    def used(self, amounts: Amounts, factor: float) -> None:
+        """Count in q alone."""
+        for place, amount in enumerate(amounts):
+            self.mean[place] += factor * amount
 
     def share(self, capacity: Amounts, fade: float) -> float:
-        return round(self.held.plus(self.held).plus(self.mean, fade).dominant(capacity), _DIGITS)
+        most = 0.0
+        for held, mean, whole in zip(self.held, self.mean, capacity, strict=True):
+            if whole > 0:
+                most = max(most, (2.0 * held + fade * mean) / whole)
+        return round(most, _DIGITS)
 
 
 class Shares:
     """The balances at ``now``. ``started`` counts what a round places; ``ended`` and ``advance`` go on to the next one."""
 
-    def __init__(self, sharing: Sharing, nodes: Mapping[str, Node], now: float) -> None:
+    def __init__(
+        self, sharing: Sharing, nodes: Mapping[str, Node], now: float, *, capacity: Amounts | None = None
+    ) -> None:
         self.sharing = sharing
         self.tree = QueueTree(sharing.queues)
-        self.capacity = _capacity(nodes)
+        self.capacity = capacity_of(nodes) if capacity is None else capacity
         self.version = 0
         self._since = self._now = now
         self._fade = 1.0
@@ -75,13 +97,14 @@ class Shares:
         now: float,
         *,
         accounts: Accounts | None = None,
+        capacity: Amounts | None = None,
     ) -> Shares:
         """The shares of those that hold gangs, of ``accounts`` that hold others, and of what was used before."""
-        shares = cls(sharing, nodes, now)
+        shares = cls(sharing, nodes, now, capacity=capacity)
         for account, used in past.used.items():
             queue = account.queue if shares.tree.configured else ""
             for balance in shares._balances(queue, account.user):
-                balance.mean = balance.mean.plus(used.by(now, sharing.half_life), log(2) / sharing.half_life)
+                balance.used(used.by(now, sharing.half_life), log(2) / sharing.half_life)
         for job in holding:
             began = gang_began(job)
             shares._user_jobs[job.submission.user] += 1
@@ -91,8 +114,8 @@ class Shares:
             shares._user_jobs[account.user] += use.gangs
             shares._user_gpus[account.user] += use.held.gpus
             for balance in shares._balances(account.queue if shares.tree.configured else "", account.user):
-                balance.held = balance.held.plus(use.held)
-                balance.mean = balance.mean.plus(use.begun, -weight)
+                balance.add(use.held, 0.0)
+                balance.used(use.begun, -weight)
         return shares
 
     def advance(self, now: float) -> None:
@@ -102,7 +125,7 @@ class Shares:
         self._fade = 0.5**halvings
         if halvings > _MOST_HALVINGS:  # before the numbers of q become too large
             for balance in (*self._queues.values(), *self._users.values()):
-                balance.mean = Amounts().plus(balance.mean, self._fade)
+                balance.mean = [mean * self._fade for mean in balance.mean]
             self._since, self._fade = now, 1.0
 
     def started(self, job: Job, ranks: int) -> None:
@@ -154,16 +177,16 @@ class Shares:
 
     def held_gpus(self, queue: str) -> float:
         """GPUs that jobs of a queue hold, those of the queues below it included."""
-        return self._queues[queue].held.gpus
+        return self._queues[queue].held[0]
 
     def user_held_gpus(self, queue: str, user: str) -> float:
         """GPUs that jobs of a user in a queue hold."""
         balance = self._users.get((queue, user))
-        return 0.0 if balance is None else balance.held.gpus
+        return 0.0 if balance is None else balance.held[0]
 
     def holding_queues(self) -> list[str]:
         """The queues whose jobs hold GPUs."""
-        return [name for name, balance in self._queues.items() if balance.held.gpus > 0]
+        return [name for name, balance in self._queues.items() if balance.held[0] > 0]
 
     def path_key(self, queue: str) -> PathKey:
         """The place of a queue: at each level, those under their guarantee first, then the smallest share by weight."""
@@ -189,16 +212,10 @@ class Shares:
         amounts, user = amounts_of(job, ranks), job.submission.user
         weight = 2.0 ** ((at - self._since) / self.sharing.half_life)
         for balance in self._balances(self.tree.queue_of(job), user):
-            balance.held = balance.held.plus(amounts)
-            balance.mean = balance.mean.plus(amounts, -weight)
+            balance.add(amounts, weight)
         self._user_gpus[user] += amounts.gpus
 
     def _balances(self, queue: str, user: str) -> Iterator[_Balance]:
         yield self._users[queue, user]
         for each in self.tree.path(queue):
             yield self._queues[each.name]
-
-
-def _capacity(nodes: Mapping[str, Node]) -> Amounts:
-    there = [node for node in nodes.values() if node.schedulable]
-    return Amounts(sum(n.gpus for n in there), sum(n.cpus for n in there), float(sum(n.memory_bytes for n in there)))

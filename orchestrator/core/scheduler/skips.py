@@ -10,47 +10,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orchestrator.core.cluster import Free
-    from orchestrator.core.scheduler.lanes import Shape
+    from orchestrator.core.scheduler.placement import Shape
+    from orchestrator.core.scheduler.room.vacancy import Vacancy
 
 
 class Skips:
     """The shapes that no longer fit, and the sums of free resources, for one round."""
 
-    def __init__(self, free: Mapping[str, Free]) -> None:
+    def __init__(self, free: Vacancy) -> None:
         self._free = free
-        self._with_gpus = {node_id: left for node_id, left in free.items() if left.idle_gpus > 0 or left.shares}
         self._full: set[Shape] = set()
-        self._sums: dict[bool, tuple[float, float]] = {}
 
     def full(self, shape: Shape) -> bool:
         """Whether no rank of this shape fits any more."""
-        return shape in self._full or (shape.size[1] > 0 and not self._with_gpus)
+        return shape in self._full
 
     def fill(self, shape: Shape) -> None:
         """Record that no rank of this shape fits any more."""
         self._full.add(shape)
 
-    def where(self, shape: Shape) -> Mapping[str, Free]:
-        """Return the free resources of the nodes that a rank of this shape may fit on."""
-        return self._with_gpus if shape.size[1] > 0 else self._free
-
     def sums(self, *, whole: bool) -> tuple[float, float]:
         """Return free GPUs, only whole ones if requested, and free CPUs."""
-        if whole not in self._sums:
-            with_gpus = self._with_gpus.values()
-            self._sums[whole] = (
-                sum(max(0.0, f.idle_gpus if whole else f.gpus) for f in with_gpus),
-                sum(max(0.0, f.cpus) for f in self._free.values()),
-            )
-        return self._sums[whole]
-
-    def changed(self) -> None:
-        """Record that something was taken or claimed."""
-        self._sums.clear()
-        if self._with_gpus:
-            spent = [i for i, f in self._with_gpus.items() if f.idle_gpus <= 0 and not f.shares]
-            for node_id in spent:
-                del self._with_gpus[node_id]
+        gpus, idle, cpus = self._free.sums()
+        return idle if whole else gpus, cpus

@@ -17,6 +17,7 @@ from orchestrator.core.scheduler.placement import rank_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job
@@ -92,6 +93,12 @@ def amounts_of(job: Job, ranks: int) -> Amounts:
     """What so many ranks hold."""
     cpus, gpus, memory = rank_size(job)
     return Amounts(ranks * gpus, ranks * cpus, float(ranks * memory))
+
+
+def capacity_of(nodes: Mapping[str, Node]) -> Amounts:
+    """Return what the nodes have on which something may start."""
+    there = [node for node in nodes.values() if node.schedulable]
+    return Amounts(sum(n.gpus for n in there), sum(n.cpus for n in there), float(sum(n.memory_bytes for n in there)))
 
 
 def gang_began(job: Job) -> float | None:

@@ -91,6 +91,11 @@ def _(fact: requesters.ByPreemption) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByTimeSharing) -> str:
+    return f"for {fact.job}, which is expected to need less time"
+
+
+@sentence.register
 def _(fact: requesters.ByNodeDrain) -> str:
     return f"{fact.name} drains its node"
 

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
     from orchestrator.core.simulation.trace import TraceJob
 
-_Entry = tuple[float, int]
+Entry = tuple[float, int]
 _EPSILON = 1e-6
 
 
 @dataclass(slots=True)
-class _Left:
+class Left:
+    """A job that has not ended."""
+
     job: TraceJob
     started_at: float | None = None
     preemptions: int = 0
@@ -32,9 +34,9 @@ def shortest_remaining(trace: Sequence[TraceJob], gpus: float) -> Outcome:
     """Run the trace; jobs that need more GPUs than there are count as refused."""
     jobs = sorted((job for job in trace if job.all_gpus <= gpus), key=lambda job: job.at)
     refused = tuple(job for job in trace if job.all_gpus > gpus)
-    lives = [_Left(job) for job in jobs]
-    waiting: list[_Entry] = []
-    running: list[_Entry] = []
+    lives = [Left(job) for job in jobs]
+    waiting: list[Entry] = []
+    running: list[Entry] = []
     ran: list[Ran] = []
     usage = Usage()
     samples: list[tuple[float, float, int]] = []
@@ -61,16 +63,16 @@ def shortest_remaining(trace: Sequence[TraceJob], gpus: float) -> Outcome:
         while arrived < len(jobs) and jobs[arrived].at <= now:
             insort(waiting, (jobs[arrived].seconds, arrived))
             arrived += 1
-        running, waiting = _choose(running, waiting, lives, gpus, now)
+        running, waiting = choose(running, waiting, lives, gpus, now)
         samples.append((now, busy, len(waiting)))
     return Outcome(ran=tuple(ran), refused=refused, usage=usage, samples=tuple(samples))
 
 
-def _choose(
-    running: list[_Entry], waiting: list[_Entry], lives: Sequence[_Left], gpus: float, now: float
-) -> tuple[list[_Entry], list[_Entry]]:
+def choose(
+    running: list[Entry], waiting: list[Entry], lives: Sequence[Left], gpus: float, now: float
+) -> tuple[list[Entry], list[Entry]]:
     """Choose which jobs run next, in order of remaining time, and which wait."""
-    chosen: list[_Entry] = []
+    chosen: list[Entry] = []
     left = gpus
     for entry in merge(running, waiting):
         if left <= 0:

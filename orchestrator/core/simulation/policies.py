@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.simulation.attained import LAS, TIRESIAS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,13 +19,14 @@ Order = tuple[float, float]
 class Policy:
     """A name, the order of the queue from a job's record and its seconds left, and whether only the first job is offered.
 
-    Without an ``order`` it is the daemon's, with its shares of queues and users.
+    Without an ``order`` it is the daemon's, with its shares of queues and users, and with ``time_sharing`` where that is set.
     """
 
     name: str
     summary: str
     order: Callable[[Job, float], Order] | None
     first_only: bool = False
+    time_sharing: float | None = None
 
 
 def _arrival(job: Job, _left: float) -> Order:
@@ -45,7 +48,10 @@ POLICIES: Final = {
         Policy(name="fifo", summary="by arrival; nothing overtakes", order=_arrival, first_only=True),
         Policy(name="shortest", summary="the shortest first, durations known", order=_shortest),
         Policy(name="smallest", summary="the least GPU time first, durations known", order=_smallest),
+        Policy(name="orch-shared", summary="as it decides with ORCH_TIME_SHARING=1m", order=None, time_sharing=60.0),
     )
 }
 BOUND: Final = "srtf"
 """Shortest remaining time first with free preemption, on GPUs without nodes (``bound.py``): no schedule, but a bound."""
+PUBLISHED: Final = {"tiresias": TIRESIAS, "las": LAS}
+"""Published policies, with free preemption and on GPUs without nodes as the bound (``attained.py``)."""

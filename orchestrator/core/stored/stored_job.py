@@ -89,6 +89,7 @@ class JobRecord:
     checkpoint_digest: str = ""
     durable_step: int = 0
     durable_at: float | None = None
+    durable_every: float | None = None
     fenced_until: float = 0.0
     failure: ev.Failure | None = None
     degraded: bool = False
@@ -121,6 +122,7 @@ _READ_FROM: dict[str, str] = (
         "checkpoint_digest": "checkpoints.digest",
         "durable_step": "checkpoints.durable_step",
         "durable_at": "checkpoints.durable_at",
+        "durable_every": "checkpoints.durable_every",
     }
 )
 _read = attrgetter(*_READ_FROM.values())
@@ -193,7 +195,13 @@ def _recovering(r: JobRecord) -> Recovering:
 def _checkpoints(r: JobRecord) -> Checkpoints:
     durable = None
     if r.durable_at is not None:
-        durable = Durable(step=r.durable_step, at=r.durable_at, path=r.checkpoint_path, digest=r.checkpoint_digest)
+        durable = Durable(
+            step=r.durable_step,
+            at=r.durable_at,
+            path=r.checkpoint_path,
+            digest=r.checkpoint_digest,
+            every=r.durable_every,
+        )
     if r.checkpoint_at is not None:
         return Checkpoints(newest=Saved(step=r.checkpoint_step, at=r.checkpoint_at), durable=durable)
     newest = None if durable is None else Saved(step=durable.step, at=durable.at)

@@ -103,4 +103,5 @@ def sharing_of(settings: Settings) -> Sharing:
         ageing=settings.ageing,
         user_jobs=settings.user_max_jobs,
         user_gpus=settings.user_max_gpus,
+        time_sharing=settings.time_sharing,
     )

@@ -9,7 +9,7 @@ from orchestrator.core.simulation.trace import TraceJob
 def test_a_trace_and_decisions_are_timed() -> None:
     found = simulate_scale.measure(jobs=50, queued=30, nodes="3x8", rounds=2)
     assert found["ours"]["n"] == 1
-    assert found["decision"]["n"] == 4
+    assert found["decision"]["n"] == found["decision_with_limits"]["n"] == 4
 
 
 def test_a_long_queue_is_held_against_an_empty_one() -> None:
@@ -18,9 +18,23 @@ def test_a_long_queue_is_held_against_an_empty_one() -> None:
     assert found["status"]["jobs"] == 30 + 7
 
 
-def test_each_family_is_held_against_fifo_and_the_bound() -> None:
-    trace = [TraceJob(at=0.0, seconds=100.0, ranks=8), TraceJob(at=1.0, seconds=10.0, ranks=8)]
-    found = policy_quality.measure(jobs=40, nodes="1x8", seeds=2, trace=trace)
+TWO = [TraceJob(at=0.0, seconds=100.0, ranks=8), TraceJob(at=1.0, seconds=10.0, ranks=8)]
+
+
+def test_each_family_is_held_against_fifo_published_policies_and_the_bound() -> None:
+    found = policy_quality.measure(jobs=40, nodes="1x8", seeds=2, trace=TWO)
     assert set(found["families"]) == {"philly", "bursty", "large", "exponential", "trace"}
-    assert found["families"]["trace"]["mean_over_bound"]["median"] == (100 + 109) / (110 + 10)
     assert found["ours"]["n"] == 8
+    ratios = policy_quality.ratios(TWO, "1x8")
+    assert ratios["mean_over_bound"] == (100 + 109) / (110 + 10)
+    assert (
+        ratios["mean_over_fifo"] == ratios["mean_over_las"] * ratios["las_over_bound"] / ratios["fifo_over_bound"] == 1
+    )
+
+
+def test_a_trace_is_cut_in_its_middle_and_has_the_nodes_of_its_load() -> None:
+    trace = [TraceJob(at=10.0 * n, seconds=36.0, ranks=8) for n in range(100)]
+    (first, second) = policy_quality.cuts(trace, 40, 2)
+    assert (first[0].at, first[-1].at, second[0].at, len(second)) == (100.0, 490.0, 500.0, 40)
+    assert policy_quality.cuts(trace, 1000, 3) == [trace]
+    assert policy_quality.nodes_for(trace) == "5x8", "a job of 8 GPUs and 36 seconds every 9.9 seconds, at 0.9"

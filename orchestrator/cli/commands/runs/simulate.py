@@ -32,7 +32,12 @@ def simulate(
         str, typer.Option("--nodes", metavar="NxG", help="Nodes and GPUs of each: 64x8, or 64x8,4x16.")
     ] = "8x8",
     policy: Annotated[
-        str, typer.Option("--policy", metavar="P", help="orch (the daemon's), fifo, shortest, smallest or srtf.")
+        str,
+        typer.Option(
+            "--policy",
+            metavar="P",
+            help="orch (the daemon's), orch-shared, fifo, shortest, smallest, las, tiresias or srtf.",
+        ),
     ] = "orch",
     compare: Annotated[str, typer.Option("--compare", metavar="P,P", help="More policies, side by side.")] = "",
     history: Annotated[
@@ -64,8 +69,9 @@ def simulate(
 ) -> int:
     """Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness.
 
-    Policies: orch decides as the daemon does. fifo: by arrival, nothing overtakes. shortest and smallest know durations and
-    order the queue by them. srtf is a bound: shortest remaining time first, preemption free, GPUs without nodes.
+    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m. fifo: by arrival, nothing overtakes.
+    shortest and smallest know durations and order the queue by them. las and tiresias go by attained service, srtf by remaining time,
+    and have what no scheduler has: preemption free, GPUs without nodes.
     """
     from orchestrator.analysis.simulation.comparison import compare as play
     from orchestrator.analysis.simulation.comparison import parse_nodes, parse_policies

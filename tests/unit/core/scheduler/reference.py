@@ -8,19 +8,34 @@ compares N cases (`make reference`).
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NotEnoughFree
-from orchestrator.core.facts.requesters import ByPreemption
+from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, MadeRoom, NotEnoughFree
+from orchestrator.core.facts.requesters import ByPreemption, ByUser
+from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.scheduler.use import PastUse
-from tests.unit.core.builders import after, changed, checkpoint, make_spec, node, nodes, pending, running
-from tests.unit.core.scheduler.reference_sharing import NOW, Policy, need, random_policy, ranks_of
+from orchestrator.core.states import StopPurpose
+from tests.unit.core.builders import (
+    after,
+    changed,
+    checkpoint,
+    gone,
+    make_spec,
+    node,
+    nodes,
+    pending,
+    released,
+    running,
+    stop,
+)
+from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -211,9 +226,11 @@ def _backfills(
         trial = Answer([], [], {})
         queues = {one.spec.queue for one in waiting}
         _preempt(short[:1], holding, known, trial, policy, queues, [*holding, *placed])
-        until.append(None if trial.stops else _reserved(short[0], holding, found.starts, placed, known))
+        until.append(None if trial.stops else _reserved(short[0], holding, found.starts, placed, known, policy))
     assert job.spec.max_duration is not None
-    return until[0] is not None and NOW + job.spec.max_duration.total_seconds() <= until[0]
+    began = NOW if job.started_at is None else job.started_at
+    ends = max(NOW, began + job.spec.max_duration.total_seconds())
+    return until[0] is not None and ends <= until[0]
 
 
 def _reserved(
@@ -222,9 +239,10 @@ def _reserved(
     starts: Sequence[tuple[str, tuple[str, ...]]],
     placed: Sequence[Job],
     known: Mapping[str, Node],
+    policy: Policy,
 ) -> float | None:
     """When the head fits, as jobs end that run; what was just placed runs on."""
-    ends = sorted((_ends_at(job), job.submission.sequence, job) for job in holding)
+    ends = sorted((_ends_at(job, policy), job.submission.sequence, job) for job in holding)
     for count, (at, _, _) in enumerate(ends, start=1):
         there = all_left(known, [job for _, _, job in ends[count:]])
         for job, (_, spot) in zip(placed, starts, strict=True):
@@ -235,11 +253,14 @@ def _reserved(
     return None
 
 
-def _ends_at(job: Job) -> float:
-    """At its limit, or when it has run as long again."""
+def _ends_at(job: Job, policy: Policy) -> float:
+    """At its limit, when most like jobs that ran for longer had ended, or when it has run as long again."""
     assert job.attempt is not None
     assert job.attempt.running_at is not None
-    again = NOW + (NOW - job.attempt.running_at)
+    ran = NOW - job.attempt.running_at
+    times = policy.past.run_times.known.get(Like(job.submission.user, job.name), ())
+    longer = [seconds for seconds in times if seconds > ran]
+    again = NOW + (statistics.median(longer) - ran if len(times) >= 3 and longer else ran)
     limit = job.spec.max_duration
     return again if limit is None else min(again, max(NOW, job.attempt.running_at + limit.total_seconds()))
 
@@ -286,9 +307,15 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     )
     known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
     kinds = [_random_spec(choose, names) for _ in range(choose.randint(1, 4))]
-    if choose.random() < 0.4:  # a large gang that waits, and small ones that end soon
-        kinds += [make_spec(workers=choose.choice([6, 8, 12]), queue=names[0])]
-        kinds += [make_spec(workers=1, queue=names[0], max_duration=timedelta(seconds=n)) for n in (20, 60, 400)]
+    last: list[Any] = []
+    if choose.random() < 0.5:  # a large gang that waits, and small ones that end soon
+        brief = [
+            make_spec(workers=1, queue=names[0], max_duration=timedelta(seconds=n), name="plain") for n in (20, 60, 400)
+        ]
+        limit = choose.choice([None, timedelta(seconds=10)])
+        large = make_spec(workers=choose.choice([4, 6, 8]), queue=names[0], max_duration=limit, name="plain")
+        kinds += [*brief, large]
+        last = [large, *choose.choices(brief, k=2)]
     jobs: list[Job] = []
     for number in range(choose.randint(1, 14)):
         spec = choose.choice(kinds)
@@ -302,9 +329,19 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
                 job = after(job, checkpoint(job, 5, path="/c", at=NOW - choose.randint(1, 90)))
         elif choose.random() < 0.1:
             job = changed(job, not_before=NOW + 5)
+        elif choose.random() < 0.2:
+            job = _preempted(job, NOW - choose.choice([1, 400]), choose.choice([5, 90, 500]))
         jobs.append(job)
+    jobs += [pending(spec, sequence=90 + n, job_id=f"last-{n}", user=users[0]) for n, spec in enumerate(last)]
     choose.shuffle(jobs)
     return jobs, known, random_policy(choose, users, names, known)
+
+
+def _preempted(job: Job, at: float, seconds: float) -> Job:
+    """The job, after it ran for so long and was stopped for another."""
+    job = running(job, at=at - seconds)
+    job = after(job, stop(job, StopPurpose.PREEMPT, at=at), gone(job, at=at), released(job, at=at))
+    return after(job, ev.JobRequeued(job_id=job.id, at=at, reason=MadeRoom(by=ByUser(name="ada"))))
 
 
 def _random_node(choose: random.Random, name: str) -> Node:
@@ -322,6 +359,7 @@ def _random_node(choose: random.Random, name: str) -> Node:
 def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
     gpu = choose.choice([0, 1, 1, 1, 2])
     return make_spec(
+        name=choose.choice(NAMES),
         workers=choose.choice([1, 1, 2, 3, 4, 8]),
         gpu=gpu,
         cpu=choose.choice([1, 1, 2, 4]),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
+from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
+from orchestrator.core.states import AttemptState
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from tests.unit.core.builders import T0
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 NOW = T0 + 1000
+NAMES = ("digits", "words")
 
 
 def need(job: Job) -> tuple[float, float, int]:
@@ -34,6 +38,19 @@ def ranks_of(job: Job) -> int:
 
 def gpus_of(job: Job) -> float:
     return need(job)[1] * ranks_of(job)
+
+
+def waits_since(job: Job) -> float:
+    """Since when a waiting job waits: its submission, or its preemption."""
+    last = job.attempts[-1] if job.attempts else None
+    if last is None or last.state is not AttemptState.PREEMPTED or last.ended_at is None:
+        return job.submission.submitted_at
+    return last.ended_at
+
+
+def seconds_run(job: Job) -> float:
+    """How long its attempts were up, all of which have ended."""
+    return sum(one.ended_at - one.running_at for one in job.attempts if one.ended_at and one.running_at)
 
 
 @dataclass
@@ -94,7 +111,22 @@ class Policy:
         user, queues = job.submission.user, {job.spec.queue} if chain else None
         mine = [one for one in having if one.submission.user == user and (not queues or one.spec.queue in queues)]
         accounts = [a for a in self.past.used if a.user == user and (not queues or a.queue in queues)]
-        return tuple(levels), -job.priority, self.share(mine, accounts), job.submission.sequence
+        since = waits_since(job)
+        rank = (-1, since) if NOW - since >= self.sharing.ageing else (self.level(job), 0.0)
+        return tuple(levels), -job.priority, self.share(mine, accounts), rank, job.submission.sequence
+
+    def level(self, job: Job) -> int:
+        """How often a minute has to be doubled until it is as long as what the job is expected to need."""
+        ran = 0.0
+        if job.attempts and job.attempts[-1].state is AttemptState.PREEMPTED:
+            ran = next(30.0 * 2**n for n in range(99) if seconds_run(job) < 60.0 * 2**n)
+        times = self.past.run_times.known.get(Like(job.submission.user, job.name), ())
+        longer = [seconds for seconds in times if seconds > ran]
+        known = len(times) >= 3 and longer
+        expected = statistics.median(longer) - ran if known else max(600.0, ran)
+        if job.spec.max_duration is not None:
+            expected = min(expected, job.spec.max_duration.total_seconds() - ran)
+        return next(n for n in range(99) if expected <= 60.0 * 2**n)
 
     def overdue(self, waiting: Sequence[Job]) -> list[Job]:
         """The first job of each lane in which none has started for too long, the longest first."""
@@ -106,8 +138,8 @@ class Policy:
                 for job in waiting
                 if (job.spec.queue, job.submission.user, job.priority) == kind and job.not_before <= NOW
             ]
-            for job in sorted(ready, key=lambda one: one.submission.sequence)[:1]:
-                since = max(job.submission.submitted_at, self.past.started.get(kind, 0.0))
+            for job in sorted(ready, key=lambda one: (waits_since(one), one.submission.sequence))[:1]:
+                since = max(waits_since(job), self.past.started.get(kind, 0.0))
                 if NOW - since >= self.sharing.ageing:
                     found.append((since, job.submission.sequence, job))
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
@@ -198,7 +230,13 @@ def random_policy(
         user_jobs=choose.choice([None, None, None, 2]),
         user_gpus=choose.choice([None, None, None, 4]),
     )
-    return Policy(sharing, PastUse(used=used, started=started), known)
+    return Policy(sharing, PastUse(used=used, started=started, run_times=_random_times(choose, users)), known)
+
+
+def _random_times(choose: random.Random, users: Sequence[str]) -> RunTimes:
+    """Run times of like jobs, of some users and names enough of them."""
+    likes = [Like(user, name) for user in users for name in NAMES if choose.random() < 0.4]
+    return RunTimes({who: [choose.choice([20.0, 200.0, 2000.0]) for _ in range(choose.randint(1, 5))] for who in likes})
 
 
 def _random_queues(choose: random.Random) -> tuple[QueueSpec, ...]:

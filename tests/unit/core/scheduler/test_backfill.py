@@ -44,7 +44,7 @@ def starts(commands: Commands) -> list[str]:
     return [event.job_id for event in commands.events if isinstance(event, ev.AttemptStarted)]
 
 
-HEAD = waits("head", 2, 8)
+HEAD = waits("head", 2, 8, max_duration=timedelta(seconds=1))
 
 
 def test_a_job_that_ends_before_the_head_can_start_takes_what_it_has_claimed() -> None:

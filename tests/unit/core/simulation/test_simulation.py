@@ -107,7 +107,7 @@ TRACES = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(trace=TRACES, policy=st.sampled_from(sorted(POLICIES)))
 def test_every_job_runs_whole_and_no_gpu_is_given_twice(trace: list[TraceJob], policy: str) -> None:
     outcome = Simulation(trace, TWO_NODES, POLICIES[policy], checkpoint_seconds=10).run()

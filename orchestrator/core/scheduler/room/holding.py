@@ -1,0 +1,67 @@
+"""The jobs that hold gangs, counted by what decides whether any of them may be stopped for another. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from orchestrator.core.states import StopPurpose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from orchestrator.core.ids import JobId
+    from orchestrator.core.job.record import Job
+
+
+def stops_for_another(job: Job) -> bool:
+    """Whether the job stops because it was preempted."""
+    return job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT
+
+
+class Holding(Collection["Job"]):
+    """Jobs by id, those among them that stop for others, and how many there are of each queue and priority."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self.by_id: dict[JobId, Job] = {}
+        self.stopping: dict[JobId, Job] = {}
+        self.ranks: Counter[tuple[str, int]] = Counter()
+        for job in jobs:
+            self.put(job)
+
+    def __contains__(self, job: object) -> bool:
+        return job in self.by_id.values()
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.by_id.values())
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def put(self, job: Job) -> None:
+        """Set a job's record."""
+        before = self.by_id.get(job.id)
+        if before is None or before.priority != job.priority:
+            if before is not None:
+                self._count(before, -1)
+            self._count(job, 1)
+        self.by_id[job.id] = job
+        if stops_for_another(job):
+            self.stopping[job.id] = job
+        else:
+            self.stopping.pop(job.id, None)
+
+    def drop(self, job_id: JobId) -> Job | None:
+        """Remove a job; return its record."""
+        job = self.by_id.pop(job_id, None)
+        if job is not None:
+            self._count(job, -1)
+            self.stopping.pop(job_id, None)
+        return job
+
+    def _count(self, job: Job, sign: int) -> None:
+        key = (job.spec.queue, job.priority)
+        self.ranks[key] += sign
+        if not self.ranks[key]:
+            del self.ranks[key]

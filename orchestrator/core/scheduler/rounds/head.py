@@ -1,0 +1,98 @@
+"""The jobs of a round that find too little free: who stops for them, and what runs until they can start. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.core.facts.requesters import ByPreemption, ByTimeSharing
+from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
+from orchestrator.core.scheduler.preemption import Room, make_room
+from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.rounds.time_sharing import share_time
+from orchestrator.core.scheduler.service.levels import waiting_since
+
+if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.room.vacancy import Vacancy
+    from orchestrator.core.scheduler.rounds.round import Round
+
+MOST_SHORT: Final = 32
+"""So many jobs that found too little are considered for time sharing in a round."""
+
+
+class Head:
+    """The first job of a round that finds too little free (``job``), and with time sharing others behind it.
+
+    What is free is claimed for a job that does not fit, so that nothing behind it delays it. With time sharing, jobs get their room from
+    those that have run for longer; so it is claimed only for a job that has waited too long, or for which others stop already.
+    """
+
+    def __init__(self, round_: Round, now: float) -> None:
+        self.job: Job | None = None
+        self._short: list[Job] = []
+        self._round = round_
+        self._now = now
+        self._backfill = None if round_.loose is None else Backfill(round_.loose, round_.nodes)
+        self._shared = round_.shares.sharing.time_sharing is not None
+        self._served = _served(round_) if self._shared else set()
+
+    def falls_short(self, job: Job) -> None:
+        """A job finds too little free."""
+        if self.job is None:
+            self.job = job
+        if self._shared and len(self._short) < MOST_SHORT:
+            self._short.append(job)
+
+    def claims(self, job: Job) -> bool:
+        """Whether what is free is kept for a job that does not fit."""
+        if not self._shared or job.id in self._served:
+            return True
+        return waiting_since(job) <= self._now - self._round.shares.sharing.ageing
+
+    def room(self) -> Room:
+        """Who stops for the first one."""
+        if self.job is None:
+            return Room()
+        reclaim = Reclaim(self.job, self._round.shares, self._round.waiting)
+        return make_room(self.job, self._round.holding, self._round.nodes, self._now, reclaim, saves=self._round.saves)
+
+    def stops(self) -> tuple[Job | None, Room, Fact | None]:
+        """Who stops, for which job, and why: for the first one, else for one that is expected to need less time."""
+        head = self.job
+        room = self.room()
+        if head is None or room.stop or room.stopping or not self._shared:
+            return head, room, None if head is None else ByPreemption(job=head.id, priority=head.priority)
+        job, shared = share_time(self._short, self._round, self._now)
+        due = [at for at in (room.ask_again_at, shared.ask_again_at) if at is not None]
+        by = None if job is None else ByTimeSharing(job=job.id)
+        return job, shared._replace(ask_again_at=min(due, default=None)), by
+
+    def placed(self, job: Job, where: tuple[str, ...]) -> None:
+        """The round placed a job."""
+        if self._backfill is not None:
+            self._backfill.placed(job, where)
+
+    def backfilled(self, job: Job) -> tuple[str, ...] | None:
+        """Where another job goes that ends before this one can start; None where none may, or before there is one."""
+        if self._backfill is None or self.job is None:
+            return None
+        return self._backfill.place(job, self._now, self._reservation)
+
+    def ask_again_at(self) -> float | None:
+        """When another job may end before this one can start, though nothing else changes."""
+        return None if self._backfill is None else self._backfill.ask_again_at
+
+    def _reservation(self, free: Vacancy) -> Reservation | None:
+        room, round_ = self.room(), self._round
+        if self.job is None or room.stop or room.stopping:
+            return None
+        found = reservation(self.job, round_.holding, free, round_.nodes, self._now, round_.run_times)
+        due = room.ask_again_at
+        return Reservation(due) if due is not None and (found is None or due < found.at) else found
+
+
+def _served(round_: Round) -> set[str]:
+    """The jobs for which others are stopping."""
+    by = (job.stop.by for job in round_.holding.stopping.values() if job.stop is not None)
+    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing)}

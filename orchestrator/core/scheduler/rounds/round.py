@@ -1,0 +1,45 @@
+"""What a round of placing looks at. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.service.saves import RECORDED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from orchestrator.core.cluster import Node
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.lanes import Kind
+    from orchestrator.core.scheduler.room.holding import Holding
+    from orchestrator.core.scheduler.room.vacancy import Vacancy
+    from orchestrator.core.scheduler.service.saves import Saves
+    from orchestrator.core.scheduler.shares import Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
+
+    ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
+    ``free`` is what is left when the round is over, ``loose`` the same without what it claims: given where jobs may be
+    among those that wait that have a ``max_duration``. ``brief``: reasons are wanted only of the first jobs that wait, so
+    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
+    those of jobs that have ended. ``saves`` says when running jobs save.
+    """
+
+    queue: Iterable[Job]
+    holding: Holding
+    free: Vacancy
+    nodes: Mapping[str, Node]
+    shares: Shares
+    waiting: Collection[str] = ()
+    brief: bool = False
+    fits_ever: Callable[[Job, Kind, Mapping[str, Node]], bool] = field(default_factory=lambda: LiveJobs().fits_ever)
+    run_times: RunTimes = field(default_factory=RunTimes)
+    loose: Vacancy | None = None
+    saves: Saves = RECORDED

@@ -1,0 +1,90 @@
+"""Levels of the time that a job is expected to need still; each stands for twice as much as the one before it. Pure.
+
+What a job needs is known from like jobs (durations.py), and from its ``max_duration``, which bounds it. Where neither says anything,
+attained service does: a job counts for as much as it has run, and for ``UNKNOWN_SECONDS`` until it has run for that long. With
+durations of a long tail that is what is left on average; this is least attained service, in levels as in Tiresias. So a
+``max_duration`` never puts a job behind one without. Only service that a preemption ended counts: a failure costs no place.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, log2
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orchestrator.core.scheduler.durations import Like, ran_seconds
+from orchestrator.core.states import AttemptState
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes
+
+LEVEL_SECONDS: Final = 60.0
+"""What the lowest level stands for."""
+UNKNOWN_SECONDS: Final = 600.0
+"""What a job counts for of which nothing is known."""
+AGED: Final = -1
+"""The level of a job that has waited for too long: before all others."""
+
+
+class Work(NamedTuple):
+    """What the level of a waiting job follows from: its name where jobs of that name say something, what it ran, and its limit.
+
+    Jobs that have run fall into few classes: ``ran`` is a power of two times ``LEVEL_SECONDS``, and 0 for those that have not.
+    """
+
+    name: str
+    ran: float
+    limit: float | None
+
+
+def work_of(job: Job, known: Container[Like]) -> Work:
+    """Return what the level of a waiting job follows from; ``known`` are those of whose like jobs enough is known."""
+    limit = job.spec.max_duration
+    name = job.name if known and Like(job.submission.user, job.name) in known else ""
+    return Work(name, attained(job) if job.attempts else 0.0, None if limit is None else limit.total_seconds())
+
+
+def attained(job: Job) -> float:
+    """Return the class of what a waiting job has run; 0 before its first attempt, and where a failure ended the last one."""
+    if not was_preempted(job):
+        return 0.0
+    return LEVEL_SECONDS * 2.0 ** max(-1, floor(log2(max(1.0, ran_seconds(job, 0.0)) / LEVEL_SECONDS)))
+
+
+def was_preempted(job: Job) -> bool:
+    """Whether a preemption ended the last attempt of a waiting job."""
+    return bool(job.attempts) and job.attempts[-1].state is AttemptState.PREEMPTED
+
+
+def waiting_since(job: Job) -> float:
+    """Return since when a waiting job waits: its submission, or the preemption of its last attempt."""
+    ended = job.attempts[-1].ended_at if was_preempted(job) else None
+    return job.submission.submitted_at if ended is None else ended
+
+
+def level_of(work: Work, user: str, run_times: RunTimes) -> int:
+    """Return the level of waiting jobs."""
+    left = None if work.limit is None else max(0.0, work.limit - work.ran)
+    return level(expected_seconds(Like(user, work.name), work.ran, left, run_times))
+
+
+def running_level(job: Job, now: float, run_times: RunTimes) -> int:
+    """Return the level of a running job."""
+    ran = ran_seconds(job, now)
+    limit = job.spec.max_duration
+    left = None if limit is None else max(0.0, limit.total_seconds() - ran)
+    return level(expected_seconds(Like(job.submission.user, job.name), ran, left, run_times))
+
+
+def expected_seconds(who: Like, ran: float, limit: float | None, run_times: RunTimes) -> float:
+    """Return the seconds that a job still needs after it ran for ``ran``; ``limit`` is what its ``max_duration`` leaves of it."""
+    like = run_times.of_like(who, ran) if who.name else None
+    seconds = max(UNKNOWN_SECONDS, ran) if like is None else like.seconds
+    return seconds if limit is None else min(seconds, limit)
+
+
+def level(seconds: float) -> int:
+    """Return the level of an expected time."""
+    return 0 if seconds <= LEVEL_SECONDS else ceil(log2(seconds / LEVEL_SECONDS))

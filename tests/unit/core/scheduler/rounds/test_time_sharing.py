@@ -1,0 +1,144 @@
+"""Time sharing: jobs that have run for long stop for those that are expected to need less, just after they saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.facts.reasons import AwaitsRoom
+from orchestrator.core.facts.requesters import ByTimeSharing
+from orchestrator.core.scheduler.durations import Like, RunTimes
+from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW
+from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.scheduler import Commands, State, decide
+from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
+from orchestrator.core.sentences import sentence
+from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
+from tests.unit.core.scheduler.service.test_levels import preempted
+
+if TYPE_CHECKING:
+    from orchestrator.core.job.record import Job
+
+NOW = T0 + 7200
+NODES = nodes(node("a", gpus=8, cpus=64))
+
+
+def runs(
+    job_id: str, ranks: int, *, saved: float | None = NOW - 20, at: float = T0, user: str = "ada", **keys: Any
+) -> Job:
+    job = pending(make_spec(workers=ranks, **keys), sequence=1, job_id=job_id, user=user)
+    job = running(job, nodes=("a",) * ranks, at=at)
+    return job if saved is None else after(job, checkpoint(job, 5, path="/c/5", at=saved))
+
+
+def waits(job_id: str, ranks: int = 4, *, sequence: int = 9, user: str = "ada", **keys: Any) -> Job:
+    return pending(make_spec(workers=ranks, **keys), sequence=sequence, job_id=job_id, user=user, at=NOW - 60)
+
+
+def ask(
+    *jobs: Job, seconds: float | None = 60.0, now: float = NOW, past: PastUse | None = None, **keys: Any
+) -> Commands:
+    sharing = Sharing(time_sharing=seconds, **keys)
+    return decide(State(jobs={job.id: job for job in jobs}, nodes=NODES, sharing=sharing, past=past or PastUse()), now)
+
+
+def stopped(*jobs: Job, **keys: Any) -> list[str]:
+    return [event.job_id for event in ask(*jobs, **keys).events if isinstance(event, ev.StopRequested)]
+
+
+def test_a_job_that_has_run_for_long_stops_for_a_new_one_and_both_say_so() -> None:
+    long, new = runs("long", 8), waits("new")
+    commands = ask(long, new)
+    (event,) = commands.events
+    assert isinstance(event, ev.StopRequested)
+    assert (event.job_id, event.by) == ("long", ByTimeSharing(job="new"))
+    assert commands.waiting["new"] == AwaitsRoom(jobs=("long",))
+    assert sentence(after(long, event).reason) == (
+        "making room (for new, which is expected to need less time); its processes have time to save"
+    )
+    assert stopped(long, new, seconds=None) == [], "it is off unless it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("long", "new"),
+    [
+        (runs("long", 8, saved=NOW - 100), waits("new")),
+        (runs("long", 8, saved=None), waits("new")),
+        (runs("long", 8, at=NOW - 700, saved=NOW - 5), waits("new")),
+        (runs("long", 8, preemptible=False), waits("new")),
+        (runs("long", 8, priority=60), waits("new")),
+        (runs("long", 8), preempted(waits("new"), 20_000)),
+        (runs("long", 8, user="bob"), waits("new")),
+        (runs("long", 2), waits("new", 7, gpu=1.0, nodes=("b",))),
+    ],
+    ids=[
+        "unsaved",
+        "never saved",
+        "new itself",
+        "not preemptible",
+        "higher priority",
+        "ran for longer",
+        "other user",
+        "no use",
+    ],
+)
+def test_it_runs_on(long: Job, new: Job) -> None:
+    used = {Account("default", "ada"): Used(NOW, Amounts(gpus=1e9))}
+    assert stopped(long, new, past=PastUse(used=used)) == []
+
+
+def test_a_job_of_a_user_with_a_larger_share_gives_way() -> None:
+    assert stopped(runs("long", 8, user="bob"), waits("new")) == ["long"]
+
+
+def test_it_is_asked_again_when_the_next_checkpoint_is_due() -> None:
+    long = runs("long", 8, saved=NOW - 600)
+    long = after(long, checkpoint(long, 6, path="/c/6", at=NOW - 300))
+    commands = ask(long, waits("new"))
+    assert (commands.events, commands.wake_at) == ([], NOW + 10)
+    young = runs("young", 8, at=NOW - 100, saved=NOW - 5)
+    assert ask(young, waits("new")).wake_at == NOW - 100 + 960 + 1, (
+        "when it has run for longer than a new job counts for"
+    )
+
+
+def test_no_more_stop_than_are_needed_and_those_that_lose_least() -> None:
+    jobs = [runs(f"long-{n}", 2, saved=NOW - 10 * n) for n in range(1, 5)]
+    assert stopped(*jobs, waits("new", 2)) == ["long-1"]
+    assert sorted(stopped(*jobs, waits("new", 3))) == ["long-1", "long-2"]
+    large = runs("large", 6, saved=NOW - 1)
+    assert stopped(runs("small", 2, saved=NOW - 2), large, waits("new", 6)) == ["large"]
+
+
+def test_jobs_that_were_preempted_often_are_left_alone() -> None:
+    job = pending(make_spec(workers=8), sequence=1, job_id="long")
+    for number in range(MOST_IN_A_WINDOW):
+        job = preempted(job, 2000, at=NOW - 400 + number)
+    job = running(job, nodes=("a",) * 8, at=NOW - 50)
+    job = after(job, checkpoint(job, 9, path="/c/9", at=NOW - 5))
+    assert stopped(job, waits("new")) == []
+
+
+def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none_else() -> None:
+    long, other, new = runs("long", 4), runs("other", 4, preemptible=False), waits("new", 4)
+    (event,) = ask(long, other, new).events
+    long = after(long, event)
+    assert ask(long, other, new, waits("small", 1, sequence=10)).events == []
+    long = after(long, gone(long), released(long))
+    events = ask(long, other, new, waits("small", 1, sequence=10), now=NOW + 5).events
+    assert [e.job_id for e in events if isinstance(e, ev.AttemptStarted)] == ["new"]
+    free = [runs("kept", 6, preemptible=False), waits("large", 4), waits("small", 1, sequence=10)]
+    assert [e.job_id for e in ask(*free).events] == ["small"], "with time sharing a job that waits claims nothing"
+    assert [e.job_id for e in ask(*free, ageing=30.0).events] == [], "unless it has waited too long"
+
+
+def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:
+    times = RunTimes({Like("ada", "words"): (100, 100, 100)})
+    long = runs("long", 8, at=NOW - 900, saved=NOW - 5)
+    jobs = [long, waits("unknown", 8), waits("short", 8, sequence=10, name="words")]
+    commands = ask(*jobs, past=PastUse(run_times=times))
+    assert [(e.job_id, e.by) for e in commands.events if isinstance(e, ev.StopRequested)] == [
+        ("long", ByTimeSharing(job="short"))
+    ]
