@@ -134,6 +134,16 @@ class DoesNotFit(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitsNodes(Fact):
+    """It fits on no node that is up; with these nodes, which are down, it would."""
+
+    kind: ClassVar[str] = "awaits_nodes"
+    nodes: tuple[str, ...]
+    gpus: float
+    cpus: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotEnoughFree(Fact):
     """It waits until the GPUs and CPUs that it needs are free."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
@@ -151,6 +152,14 @@ def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
         n.id: Free(cpus=n.cpus, idle_gpus=round(n.gpus), memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive
     }
     return place(job, empty, nodes) is not None
+
+
+def missing_nodes(job: Job, nodes: Mapping[str, Node]) -> tuple[str, ...]:
+    """Return the names of the nodes that are down and that the gang could use, where it would fit if they were back; else nothing."""
+    shape = shape_of(job)
+    down = sorted(n.name for n in nodes.values() if not n.alive and suits(shape, n))
+    back = {n.id: replace(n, alive=True) for n in nodes.values()}
+    return tuple(down) if down and could_ever_fit(job, back) else ()
 
 
 def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
 from orchestrator.core.facts.requesters import ByGrowth
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
@@ -22,7 +22,7 @@ from orchestrator.core.scheduler.conditions.held import fail_fast
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
-from orchestrator.core.scheduler.placement import claim, could_ever_fit, rank_size, take
+from orchestrator.core.scheduler.placement import claim, could_ever_fit, missing_nodes, rank_size, take
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.rounds.head import Head
 from orchestrator.core.scheduler.rounds.round import Round
@@ -242,8 +242,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
         return found
     if not round_.fits_ever(job, kind, nodes):
         # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
-        gpus, cpus = _demand(job)
-        _pass_over(job, DoesNotFit(gpus=gpus, cpus=cpus), round_, commands)
+        _pass_over(job, _why_never(job, nodes), round_, commands)
         return None
     found = ahead.backfilled(job)
     if found is not None:
@@ -290,6 +289,12 @@ def _grow(
             shares.more(job, size - job.num_workers)
             by = ByGrowth(ranks=size, instead_of=job.num_workers)
             commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
+
+
+def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
+    gpus, cpus = _demand(job)
+    down = missing_nodes(job, nodes)
+    return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
 
 
 def _why_waiting(job: Job, skips: Skips) -> NotEnoughFree:

@@ -135,6 +135,13 @@ def _(fact: reasons.DoesNotFit) -> str:
 
 
 @sentence.register
+def _(fact: reasons.AwaitsNodes) -> str:
+    names, many = ", ".join(fact.nodes), len(fact.nodes) > 1
+    there = f"node{'s' if many else ''} {names}, which {'are' if many else 'is'} down"
+    return f"waiting for {there}; the nodes that are up cannot hold {_demand(fact.gpus, fact.cpus)}"
+
+
+@sentence.register
 def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
     return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"

@@ -16,7 +16,7 @@ from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
-from orchestrator.core.scheduler.placement import could_ever_fit, needs_home, rank_size
+from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home, rank_size
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.git_state import git_state
@@ -52,8 +52,8 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
         )
     if alive and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, alive)
-        if _pins_wait_for_a_node(checked, nodes):
-            return
+        if missing_nodes(probe(checked), nodes):
+            return  # it waits, and says for which
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
         workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
@@ -72,12 +72,6 @@ def _refuse_unknown_nodes(checked: Checked, nodes: Mapping[str, Node]) -> None:
             f"there is no node {', '.join(map(repr, unknown))}; the nodes are {', '.join(sorted({n.name for n in nodes.values()}))}",
             hint="fix resources.nodes; `orch nodes` shows the nodes",
         )
-
-
-def _pins_wait_for_a_node(checked: Checked, nodes: Mapping[str, Node]) -> bool:
-    """Whether the job fits on the nodes that it names once those of them that are down are back."""
-    back = {n.id: replace(n, alive=True) for n in nodes.values()}
-    return bool(checked.spec.resources.nodes) and could_ever_fit(probe(checked), back)
 
 
 def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:

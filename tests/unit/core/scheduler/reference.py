@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsRoom, BackingOff, DoesNotFit, MadeRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, MadeRoom, NotEnoughFree
 from orchestrator.core.facts.requesters import ByPreemption, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
@@ -188,7 +188,12 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
                 left[node_id].take(job)
                 loose[node_id].take(job)
         elif place(job, all_left(known, [], empty=True), known) is None:
-            found.waiting[job.id] = told[equal] = DoesNotFit(gpus=gpus * ranks, cpus=cpus * ranks)
+            back = {name: replace(one, alive=True) for name, one in known.items()}
+            down = tuple(one.name for one in known.values() if not one.alive and suits(job, one))
+            whole = place(job, all_left(back, [], empty=True), back)
+            needs = {"gpus": gpus * ranks, "cpus": cpus * ranks}
+            never = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
+            found.waiting[job.id] = told[equal] = never
         elif between is not None and _backfills(job, short, holding, placed, found, known, policy, waiting, until):
             found.starts.append((job.id, between))
             found.backfilled += 1

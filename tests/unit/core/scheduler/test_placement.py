@@ -13,15 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.reasons import AwaitsNodes
 from orchestrator.core.scheduler.placement import (
     LEAST_CPUS,
     claim,
     could_ever_fit,
     free_on,
     give_back,
+    missing_nodes,
     place,
     take,
 )
+from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.runtime.gangs.actors import _bundle
 from orchestrator.spec.job import CheckpointSpec
 from tests.unit.core.builders import (
@@ -361,3 +364,13 @@ def test_a_share_on_a_gpu_that_a_lost_gang_still_counts_for_is_not_free_elsewher
     for others in ((lost, placed), (placed, lost)):
         assert free_on([node("a", gpus=2)], others)["a"].gpus == 0.5
         assert put(job_of(1), node("a", gpus=2), others=others) is None
+
+
+def test_a_job_that_fits_only_with_nodes_that_are_down_waits_and_names_them() -> None:
+    known = {"a": replace(A8, alive=False), "c": C4}
+    waits = job_of(6)
+    commands = decide(State(jobs={waits.id: waits}, nodes=known), T0 + 9)
+    assert commands.waiting[waits.id] == AwaitsNodes(nodes=("a",), gpus=6, cpus=6)
+    never = job_of(13)
+    assert missing_nodes(never, known) == ()
+    assert missing_nodes(job_of(6, gpu_model="H100"), known) == (), "a node that does not suit is not waited for"

@@ -36,5 +36,6 @@ def test_nodes_that_are_too_small_are_refused_with_the_remedy() -> None:
 def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
     down = {**THERE, "a": replace(THERE["a"], alive=False)}
     check_fits(asked(8, "a"), down)
+    check_fits(asked(8), down)
     with pytest.raises(RefusedError):
         check_fits(asked(9, "a"), down)
