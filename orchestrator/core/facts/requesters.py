@@ -54,6 +54,16 @@ class ByGrowth(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByShrinking(Fact):
+    """The elastic job continues on ``ranks`` ranks; it has ``instead_of``, and ``job`` waits for the rest."""
+
+    kind: ClassVar[str] = "by_shrinking"
+    job: str
+    ranks: int
+    instead_of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByPreemption(Fact):
     """The scheduler makes room for a job of higher priority."""
 

@@ -10,13 +10,14 @@ it continues with what there is, again at least ``min``. It grows at a checkpoin
 - only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not save
   when it is told to stop repeats almost nothing.
 
-It is never made smaller for others while it runs. ``auto`` is not elastic: its number is fixed at its first start.
+It shrinks, at a checkpoint too, when the first job that finds too little free would fit then (rounds/shrinking.py). ``auto`` is not elastic: its number is fixed at its first start.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.core.facts.requesters import ByShrinking
 from orchestrator.core.lifecycle.advance import is_resizing
 from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, share_unknown, take
 from orchestrator.core.states import JobState
@@ -34,10 +35,16 @@ FRESH_SECONDS = 30.0
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
     """Return where the job goes before any job gets more than it needs; a resized one gets what it had, if possible."""
     if is_resizing(job):
-        found = place(job, free, nodes, ranks=job.num_workers)
+        found = place(job, free, nodes, ranks=_wanted(job))
         if found is not None:
             return found
     return place(job, free, nodes)
+
+
+def _wanted(job: Job) -> int:
+    """The ranks that a resized job gets before any other job: what it had, or what it was left."""
+    by = job.stop.by if job.stop is not None else None
+    return by.ranks if isinstance(by, ByShrinking) else job.num_workers
 
 
 def extend(
@@ -63,12 +70,21 @@ def extend(
 
 def growth_due(job: Job, now: float) -> bool | float:
     """Return whether the job may be stopped now to grow; a time to ask again; False until something happens to it."""
+    return job.num_workers < job.size.most and _resize_due(job, now)
+
+
+def may_shrink(job: Job, now: float) -> bool:
+    """Return whether the job may be stopped now to continue on fewer ranks."""
+    return job.num_workers > job.size.least and _resize_due(job, now) is True
+
+
+def _resize_due(job: Job, now: float) -> bool | float:
     attempt = job.attempt
     if job.state is not JobState.RUNNING or job.elastic is None or attempt is None or attempt.running_at is None:
         return False
     if job.stop is not None or job.gang_lost or job.degraded or job.exits or job.succeeded:
         return False
-    if job.num_workers >= job.size.most or attempt.checkpoint_step <= attempt.start_step:
+    if attempt.checkpoint_step <= attempt.start_step:
         return False
     if job.checkpoints.at is None or now > job.checkpoints.at + FRESH_SECONDS:
         return False  # the next checkpoint asks again

@@ -48,7 +48,7 @@ def make_room(
         any(rule.may_give_way(*rank) for rank in holding.ranks) and any(_gives_way(o, rule) for o in jobs)
     ):
         return Room()  # before what is free is counted anew: most often no job may be preempted
-    staying = [other for other in jobs if other.gang_open and not _ends(other)]
+    staying = [other for other in jobs if other.gang_open and not ends_anyway(other)]
     if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)
     possible = [other for other in staying if _gives_way(other, rule)]
@@ -82,7 +82,7 @@ def _gives_way(job: Job, rule: Reclaim) -> bool:
     return job.state is JobState.RUNNING and job.spec.preemptible and not job.degraded and rule.gives_way(job)
 
 
-def _ends(job: Job) -> bool:
+def ends_anyway(job: Job) -> bool:
     """Whether what the gang holds becomes free without being asked for; a job that is resized takes it again."""
     if job.stop is not None:
         return job.stop.purpose is not StopPurpose.RESIZE

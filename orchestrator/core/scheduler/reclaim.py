@@ -86,6 +86,11 @@ class Reclaim:
             return other.priority < self._job.priority
         return self._reclaims(other, {})
 
+    def shrinks(self, other: Job) -> bool:
+        """Whether an elastic job gives back what it has beyond its smallest size."""
+        same = self._shares.tree.queue_of(other) == self._queue
+        return other.priority <= self._job.priority if same else self.gives_way(other)
+
     def together(self, candidates: Sequence[Job]) -> list[Job]:
         """Those of the candidates that may be stopped all together, or any of them; earlier ones are preferred."""
         taken: dict[str, float] = {}

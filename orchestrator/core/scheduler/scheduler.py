@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByGrowth
+from orchestrator.core.facts.requesters import ByGrowth, ByShrinking
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
@@ -208,6 +208,14 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
 
 def _preempt(ahead: Head, now: float, commands: Commands) -> None:
     """Have jobs stopped for one that finds too little free, once nothing else changes."""
+    under_way, smaller = ahead.shrinks()
+    if ahead.job is not None and (under_way or smaller):
+        head = ahead.job.id
+        for other, ranks in smaller:
+            shrinks = ByShrinking(job=head, ranks=ranks, instead_of=other.num_workers)
+            commands.events.extend(request_stop(other, StopPurpose.RESIZE, shrinks, now))
+        commands.waiting[head] = AwaitsRoom(jobs=tuple(one.id for one in under_way or [job for job, _ in smaller]))
+        return
     job, room, by = ahead.stops()
     commands.ask_again(room.ask_again_at)
     if job is None or by is None:

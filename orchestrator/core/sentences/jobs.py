@@ -86,6 +86,11 @@ def _(fact: requesters.ByGrowth) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByShrinking) -> str:
+    return f"the scheduler, to run on {plural(fact.ranks, 'rank')} instead of {fact.instead_of}: {fact.job} waits for the rest"
+
+
+@sentence.register
 def _(fact: requesters.ByPreemption) -> str:
     return f"for {fact.job}, priority {fact.priority}"
 

@@ -21,11 +21,12 @@ def stops_for_another(job: Job) -> bool:
 
 
 class Holding(Collection["Job"]):
-    """Jobs by id, those among them that stop for others, and how many there are of each queue and priority."""
+    """Jobs by id, those among them that stop for others, those that are elastic, and how many there are of each queue and priority."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_id: dict[JobId, Job] = {}
         self.stopping: dict[JobId, Job] = {}
+        self.elastic: dict[JobId, Job] = {}
         self.ranks: Counter[tuple[str, int]] = Counter()
         for job in jobs:
             self.put(job)
@@ -47,6 +48,8 @@ class Holding(Collection["Job"]):
                 self._count(before, -1)
             self._count(job, 1)
         self.by_id[job.id] = job
+        if job.elastic is not None:
+            self.elastic[job.id] = job
         if stops_for_another(job):
             self.stopping[job.id] = job
         else:
@@ -58,6 +61,7 @@ class Holding(Collection["Job"]):
         if job is not None:
             self._count(job, -1)
             self.stopping.pop(job_id, None)
+            self.elastic.pop(job_id, None)
         return job
 
     def _count(self, job: Job, sign: int) -> None:

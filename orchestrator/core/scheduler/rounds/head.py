@@ -8,10 +8,13 @@ from orchestrator.core.facts.requesters import ByPreemption, ByTimeSharing
 from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
 from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.rounds.shrinking import shrink, shrinking_for
 from orchestrator.core.scheduler.rounds.time_sharing import share_time
 from orchestrator.core.scheduler.service.levels import waiting_since
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.room.vacancy import Vacancy
@@ -56,6 +59,16 @@ class Head:
             return Room()
         reclaim = Reclaim(self.job, self._round.shares, self._round.waiting)
         return make_room(self.job, self._round.holding, self._round.nodes, self._now, reclaim, saves=self._round.saves)
+
+    def shrinks(self) -> tuple[Sequence[Job], Sequence[tuple[Job, int]]]:
+        """The jobs that are shrinking for the first one, and those that shrink now, with the ranks that each is left."""
+        head, round_ = self.job, self._round
+        if head is None or not round_.holding.elastic:
+            return (), ()
+        if under_way := shrinking_for(head, round_.holding):
+            return under_way, ()
+        rule = Reclaim(head, round_.shares, round_.waiting)
+        return (), shrink(head, round_.holding, round_.nodes, self._now, rule)
 
     def stops(self) -> tuple[Job | None, Room, Fact | None]:
         """Who stops, for which job, and why: for the first one, else for one that is expected to need less time."""

@@ -72,7 +72,7 @@ class TestTheStart:
         assert starts(ask(elastic_job(), known=(node("a", gpus=gpus),))) == {"elastic": ranks}
 
     def test_it_waits_for_its_fewest(self) -> None:
-        commands = ask(elastic_job(), on(7, name="other", sequence=2))
+        commands = ask(elastic_job(), on(7, name="other", sequence=2, saved_at=LATER - FRESH_SECONDS - 1))
         assert not commands.events
         assert sentence(commands.waiting["elastic"]).startswith("waiting for 2 GPUs")
 
