@@ -26,6 +26,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
 from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.spec.job import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
 from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import T0, checkpoint, exited, gone, make_spec, node, nodes, released, submission, up
@@ -90,7 +91,7 @@ class Scheduling(RuleBasedStateMachine):
     @rule(
         user=st.sampled_from(["ada", "bob"]),
         queue=PICK,
-        workers=st.sampled_from([1, 1, 2, 3, 4]),
+        workers=st.sampled_from([1, 1, 2, 3, 4, ElasticWorkers(min=1, max=4), ElasticWorkers(min=2, max=3)]),
         priority=st.sampled_from([50, 50, 60]),
         limit=st.sampled_from([None, None, 90.0, 4000.0]),
         name=st.sampled_from(["digits", "words"]),
