@@ -53,6 +53,12 @@ class TimeLeft(NamedTuple):
     jobs: int = 0
 
 
+class KnownLikes(set[Like]):
+    """Those of whose like jobs enough is known; ``version`` counts the changes."""
+
+    version = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RunTimes:
     """The newest run times of jobs that succeeded, in seconds, the oldest first; ``reported`` is what running jobs say that they still need."""
@@ -99,7 +105,7 @@ class RunTimeHistory:
 
     def __init__(self) -> None:
         self._known: dict[Like, tuple[float, ...]] = {}
-        self._enough: set[Like] = set()
+        self._enough = KnownLikes()
         self.view = RunTimes(self._known, enough=self._enough)
 
     def ended(self, job: Job) -> None:
@@ -111,6 +117,7 @@ class RunTimeHistory:
                 oldest = next(iter(self._known))
                 del self._known[oldest]
                 self._enough.discard(oldest)
+                self._enough.version += 1
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Take in jobs that ended before those that are known."""
@@ -122,8 +129,9 @@ class RunTimeHistory:
 
     def _set(self, who: Like, times: tuple[float, ...]) -> None:
         self._known[who] = times
-        if len(times) >= ENOUGH:
+        if len(times) >= ENOUGH and who not in self._enough:
             self._enough.add(who)
+            self._enough.version += 1
 
 
 def _run_time(job: Job) -> float | None:

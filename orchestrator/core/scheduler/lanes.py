@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.durations import Like
+from orchestrator.core.scheduler.durations import KnownLikes, Like
 from orchestrator.core.scheduler.placement import Shape, shape_of
 from orchestrator.core.scheduler.service.levels import AGED, Work, level_of, waiting_since, was_preempted, work_of
 
@@ -151,6 +151,7 @@ class Lines:
         self.count = 0
         self._names: Counter[Like] = Counter()
         self._known: set[Like] = set()
+        self._learned: tuple[AbstractSet[Like], int | None] = self._known, None
         for job in jobs:
             self.add(job)
 
@@ -180,7 +181,11 @@ class Lines:
     def learn(self, run_times: RunTimes) -> None:
         """Group jobs anew of which like jobs say something since the last time, or no longer do."""
         likes = run_times.likes()
-        if len(likes) == len(self._known) and likes == self._known:
+        version = likes.version if isinstance(likes, KnownLikes) else None
+        if version is not None and self._learned[0] is likes and self._learned[1] == version:
+            return
+        self._learned = likes, version
+        if likes == self._known:
             return
         changed = likes ^ self._known
         self._known = set(likes)
