@@ -23,10 +23,17 @@ from tests.unit.core.builders import T0, chain, exited, finished, make_spec, rel
 
 def test_the_terms_are_those_of_the_settings() -> None:
     settings = Settings.from_environ(
-        {"HOME": "/h", "ORCH_QUEUES": "lab", "ORCH_AGEING": "2h", "ORCH_USER_MAX_GPUS": "4"}
+        {
+            "HOME": "/h",
+            "ORCH_QUEUES": "lab",
+            "ORCH_AGEING": "2h",
+            "ORCH_USER_MAX_GPUS": "4",
+            "ORCH_TIME_SHARING": "1m",
+        }
     )
     sharing = sharing_of(settings)
     assert (sharing.queues, sharing.ageing, sharing.user_gpus) == (parse_queues("lab"), 7200.0, 4)
+    assert sharing.time_sharing == 60.0
 
 
 def test_what_ended_jobs_used_counts_after_a_restart() -> None:
