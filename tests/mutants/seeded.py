@@ -269,7 +269,7 @@ MUTANTS: Final = (
         "STRICT_SPREAD puts two ranks on a node",
         PLACEMENT,
         "return tuple(order[:ranks]) if len(order) >= ranks else None",
-        "return _round_robin(order, ranks, slots)",
+        "return _round_robin(order, ranks, slots.of)",
     ),
     Mutant("STRICT_PACK takes two nodes", PLACEMENT, 'if strategy == "STRICT_PACK":', 'if strategy == "PACKED":'),
     Mutant("a shared GPU is taken for another", PLACEMENT, "free[node_id].take(*size, gpu=gpu)\n    return free", "free[node_id].take(*size)\n    return free"),
