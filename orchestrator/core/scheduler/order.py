@@ -19,7 +19,8 @@ has waited for less. From then on the lane is overdue after A seconds without a 
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
 starts of overdue lanes. The first job that does not fit claims what becomes free, and nothing behind it takes that but jobs that
 end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
-longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane.
+longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. With time
+sharing (rounds/head.py) a job claims only once it has waited for ten times as long: there A is ten times ``ageing`` for a job that no single end makes room for.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.room.vacancy import Vacancy
     from orchestrator.core.scheduler.rounds.round import Round
 
+CLAIMS_AFTER: Final = 10.0
 MOST_SHORT: Final = 32
 """So many jobs that found too little are considered for time sharing in a round."""
 
@@ -28,7 +29,8 @@ class Head:
     """The first job of a round that finds too little free (``job``), and with time sharing others behind it.
 
     What is free is claimed for a job that does not fit, so that nothing behind it delays it. With time sharing, jobs get their room from
-    those that have run for longer; so it is claimed only for a job that has waited too long, or for which others stop already.
+    those that have run for longer; so it is claimed only for a job for which others stop already, or that has waited for
+    ``CLAIMS_AFTER`` times ``ageing``: what is kept for a large gang stands idle until as many others have ended.
     """
 
     def __init__(self, round_: Round, now: float) -> None:
@@ -51,7 +53,7 @@ class Head:
         """Whether what is free is kept for a job that does not fit."""
         if not self._shared or job.id in self._served:
             return True
-        return waiting_since(job) <= self._now - self._round.shares.sharing.ageing
+        return waiting_since(job) <= self._now - CLAIMS_AFTER * self._round.shares.sharing.ageing
 
     def room(self) -> Room:
         """Who stops for the first one."""

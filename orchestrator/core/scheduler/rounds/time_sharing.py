@@ -4,8 +4,7 @@ It is least attained service with preemption, bounded by what a stop costs: a jo
 ``Sharing.time_sharing`` seconds, so most often just after it has saved, and a tenth of the time that the other has waited. It must
 have saved in its present attempt, so that each attempt gets on. It must be on a higher level (levels.py), in the same queue,
 of no higher priority, and of the same user or of one with a larger share; ``preemptible``, ``min_runtime`` and the bound on
-preemptions in an hour hold as for any preemption. For a job that has waited too long (``Sharing.ageing``) levels and shares do not
-matter: a large gang would else wait until as many small jobs have ended, with what it claims idle. One job is served at a time.
+preemptions in an hour hold as for any preemption. One job is served at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.core.scheduler.placement import give_back, known_shares, place, rank_size, share_unknown, take
 from orchestrator.core.scheduler.preemption import Room, preemptible_at
 from orchestrator.core.scheduler.service.levels import (
-    AGED,
     LEVEL_SECONDS,
     level_of,
     running_level,
@@ -54,13 +52,13 @@ def share_time(short: Sequence[Job], round_: Round, now: float) -> tuple[Job | N
     """Return the first of some waiting jobs for which others stop, and these; else when to ask again."""
     if not short or round_.holding.stopping:
         return None, Room()
-    levels = {job.id: _waiting_level(job, round_, now) for job in short}
+    levels = {job.id: _waiting_level(job, round_) for job in short}
     lowest = min(levels.values())
     able = [one for job in round_.holding if (one := _able(job, lowest, round_, now)) is not None]
     gives_way = _Rule(round_.shares)
     due: list[float] = []
     for job in short:
-        there = [one for one in able if one.level > levels[job.id] and gives_way(one.job, job, levels[job.id])]
+        there = [one for one in able if one.level > levels[job.id] and gives_way(one.job, job)]
         bound = most_repeated(job, round_.shares.sharing, now)
         cheap = sorted((one.job for one in there if one.unsaved <= bound), key=lambda o: loss(o, now, round_.saves))
         if victims := _enough(job, cheap, round_.free, round_.nodes):
@@ -77,9 +75,7 @@ def most_repeated(job: Job, sharing: Sharing, now: float) -> float:
     return (sharing.time_sharing or 0.0) + REPEATED_SHARE * waited
 
 
-def _waiting_level(job: Job, round_: Round, now: float) -> int:
-    if waiting_since(job) <= now - round_.shares.sharing.ageing:
-        return AGED
+def _waiting_level(job: Job, round_: Round) -> int:
     work = work_of(job, round_.run_times.likes())
     return level_of(work, job.submission.user, round_.run_times)
 
@@ -113,13 +109,13 @@ class _Rule:
         self._shares = shares
         self._known: dict[tuple[str, str], float] = {}
 
-    def __call__(self, other: Job, job: Job, level: int) -> bool:
+    def __call__(self, other: Job, job: Job) -> bool:
         tree = self._shares.tree
         queue = tree.queue_of(job)
         if tree.queue_of(other) != queue or other.priority > job.priority:
             return False
         user, others = job.submission.user, other.submission.user
-        return user == others or level == AGED or self._share(queue, others) > self._share(queue, user)
+        return user == others or self._share(queue, others) > self._share(queue, user)
 
     def _share(self, queue: str, user: str) -> float:
         if (queue, user) not in self._known:

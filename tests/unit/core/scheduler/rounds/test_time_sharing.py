@@ -12,6 +12,7 @@ from orchestrator.core.facts.requesters import ByTimeSharing
 from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.rounds.head import CLAIMS_AFTER
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
 from orchestrator.core.sentences import sentence
@@ -131,7 +132,7 @@ def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none
     assert [e.job_id for e in events if isinstance(e, ev.AttemptStarted)] == ["new"]
     free = [runs("kept", 6, preemptible=False), waits("large", 4), waits("small", 1, sequence=10)]
     assert [e.job_id for e in ask(*free).events] == ["small"], "with time sharing a job that waits claims nothing"
-    assert [e.job_id for e in ask(*free, ageing=30.0).events] == [], "unless it has waited too long"
+    assert [e.job_id for e in ask(*free, ageing=60.0 / CLAIMS_AFTER).events] == [], "unless it has waited too long"
 
 
 def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:
