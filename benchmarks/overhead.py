@@ -89,8 +89,7 @@ def _bare_ray(windows: int) -> list[float]:
     script = contenders.ROOT / "benchmarks" / "peers" / "bare_ray.py"
     command = [sys.executable, str(script), str(windows), str(BARE_RAY_SECONDS)]
     done = subprocess.run(command, env=contenders.ENVIRONMENT, check=True, capture_output=True, timeout=600)
-    shares: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return shares
+    return [float(window["percent"]) for window in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _torchrun(options: tuple[str, ...], ranks: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What Ray alone costs: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
 
-Prints a JSON list: for each window the processor time of these processes, in percent of one core. Left out are the
+Prints a JSON list: for each window what these processes took, as ``benchmarks.processor`` shows it. Left out are the
 script itself and what a head can do without (monitors, dashboard, log monitor, the agents). Ray's timers are set as orch sets
 them for a head of its own.
 """
@@ -14,6 +14,7 @@ import time
 import psutil
 import ray
 
+from benchmarks.processor import shares
 from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
 
 SETTLE_SECONDS = 10.0
@@ -41,17 +42,9 @@ def main(windows: int, seconds: float) -> None:
     counted = [p for p in mine if p.pid in pids or p.name() in NEEDED]
     assert len(counted) == len(pids) + len(NEEDED), [p.name() for p in mine]
     time.sleep(SETTLE_SECONDS)
-    shares = []
-    for _ in range(windows):
-        before, began = _busy(counted), time.monotonic()
-        time.sleep(seconds)
-        shares.append(100.0 * (_busy(counted) - before) / (time.monotonic() - began))
-    print(json.dumps(shares))
+    names = {p.pid: "actor" if p.pid in pids else p.name() for p in counted}
+    print(json.dumps([shares(names, seconds).shown() for _ in range(windows)]))
     ray.shutdown()
-
-
-def _busy(processes: list[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (p.cpu_times() for p in processes))
 
 
 if __name__ == "__main__":
