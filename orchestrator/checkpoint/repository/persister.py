@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.errors import CheckpointError, OvertakenError, StaleAttemptError, failure_kind
+from orchestrator.checkpoint.repository.pace import LOOK_SECONDS, Pace, next_pause
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.repository.status import PersisterStatus, StorageGauge
 from orchestrator.checkpoint.snapshots.file import PartRegion, SnapshotMeta, held, identity, version_of
@@ -35,13 +36,8 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.storage import Storage
 
 POLL_SECONDS = 0.05  # during a flush
-LOOK_SECONDS = 0.25  # otherwise: each look costs 0.1 to 0.3 ms of a core
 INTERVAL_SECONDS = 5.0  # between the starts of two writes: most that a lost node costs, beside the write
-BUSY_SHARE = 0.05  # of the time, at most, is spent writing: a slow storage stretches the interval
-RETRY_SECONDS = 2.0  # after a failed write
-SOON_SECONDS = 0.002  # the first look after a wanted snapshot was written; then twice as long each time
 _CLEARED_AGAIN = 3  # how often an older attempt's half-written checkpoint may be cleared away by the next one's ranks
-PATIENCE_SECONDS = 30.0  # until a version that some rank has not stored is abandoned for a newer one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +53,6 @@ class StoreSettings:
     score_attribute: str | None = None
     score_order: str = "max"
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How much of the time writes take, and how long to wait after failures and for missing parts."""
-
-    busy_share: float = BUSY_SHARE
-    retry_seconds: float = RETRY_SECONDS
-    patience_seconds: float = PATIENCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +177,9 @@ class SnapshotPersister:
             busy = self.poll() and self._wrote_wanted
             if self._store is not None:
                 self.gauge.look(self._store.storage)
-            pause = SOON_SECONDS if busy else min(2 * pause, LOOK_SECONDS)
+            with self._lock:
+                used = bool(self._directory.slots(self._rank))
+            pause = next_pause(pause, busy=busy, used=used)
 
     # Everything below happens under the lock
 
@@ -321,7 +310,7 @@ class SnapshotPersister:
         if self._store_state is not None:
             self._store_state.fail(failing=False)
         self._due.not_before = max(self._due.not_before, started + seconds / self.pace.busy_share)
-        self._tell(meta, info, seconds)
+        self._report(meta, info, seconds)
         return True
 
     def _write(self, meta: SnapshotMeta, slot: FileSlot) -> CheckpointInfo | None:
@@ -338,7 +327,7 @@ class SnapshotPersister:
                 parts, step=meta.step, gang=meta.gang, metrics=meta.metrics, still_valid=lambda: slot.holds(meta)
             )
 
-    def _tell(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
+    def _report(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
         self._status = dataclasses.replace(
             self._status,
             step=meta.step,
