@@ -203,7 +203,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     fork_servers = ForkServers(lambda: cluster.nodes.agents, lambda: list(loop.nodes.values()))
 
     async def after_refresh() -> None:
-        runtime.gangs.note_reach(loop.jobs.begun.values())
+        runtime.gangs.report_reachability(loop.jobs.begun.values())
         if not cluster.site.embedded:  # a slow node must not delay others
             spawn(fork_servers.warm())
         if ground.ready.is_set():
@@ -245,7 +245,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     settings, log, spawn = ground.settings, ground.log, ground.background.spawn
-    hangs = HangWatch(jobs=live_jobs(loop), looker=runtime.calls, command=loop.command, log=log)
+    hangs = HangWatch(jobs=live_jobs(loop), inspector=runtime.calls, command=loop.command, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
     findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
     desk = EstimateDesk(EstimateRecord.of(settings.home))

@@ -18,6 +18,7 @@ from orchestrator.core.facts.findings import Finding
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.diagnosis.observing import job_seen
 from orchestrator.daemon.metrics.metering import save_interval
+from orchestrator.runtime.beats import until_beat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -93,8 +94,9 @@ class FindingWatch:
     async def run(self) -> None:
         """Observe until cancelled."""
         while True:
-            due = self._clock() + TICK_SECONDS
-            await asyncio.sleep(TICK_SECONDS)
+            pause = until_beat(TICK_SECONDS, self._clock())
+            due = self._clock() + pause
+            await asyncio.sleep(pause)
             try:
                 self.tick(max(0.0, self._clock() - due))
             except Exception:  # a failed diagnosis must not harm the daemon

@@ -21,6 +21,7 @@ from orchestrator.core.diagnosis.rendezvous import gathering
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
+from orchestrator.runtime.beats import until_beat
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class _Watched:
     """One attempt. Fields below ``again_at`` belong to one stillness and are reset when it ends."""
 
     attempt: int
-    pulse: Heartbeat
+    heartbeat: Heartbeat
     task: asyncio.Task[None] | None = None
     printed: dict[int, int] = field(default_factory=dict)
     again_at: float = 0.0
@@ -81,14 +82,14 @@ class HangWatch:
         self,
         *,
         jobs: Callable[[], Iterable[Job]],
-        looker: RankInspector,
+        inspector: RankInspector,
         command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
         log: FilteringBoundLogger,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._jobs = jobs
-        self._looker = looker
+        self._inspector = inspector
         self._command = command
         self._log = log
         self._clock = clock
@@ -100,8 +101,8 @@ class HangWatch:
         watched = self._of(job)
         if attempt != watched.attempt:
             return
-        before = watched.pulse.still_seconds
-        watched.pulse.beat(
+        before = watched.heartbeat.still_seconds
+        watched.heartbeat.beat(
             Beat(
                 rank=rank,
                 phase=snapshot.phase,
@@ -110,13 +111,13 @@ class HangWatch:
                 step_seconds=snapshot.recent_step_seconds,
             )
         )
-        if watched.pulse.still_seconds < before:  # else another rank is still and remains so
+        if watched.heartbeat.still_seconds < before:  # else another rank is still and remains so
             watched.alive()
 
     def suspected(self, job_id: JobId) -> bool | None:
         """Whether the job is at present reported as hung or still; None while its pace is unknown."""
         watched = self._watched.get(job_id)
-        if watched is None or (watched.pulse.locked_after is None and not watched.told):
+        if watched is None or (watched.heartbeat.locked_after is None and not watched.told):
             return None
         return bool(watched.told)
 
@@ -127,9 +128,9 @@ class HangWatch:
             return None
         return StallSeen(
             seen=watched.seen,
-            late=_lateness(watched.pulse),
-            longest_step=watched.pulse.longest_step,
-            longest_pause=watched.pulse.longest_pause,
+            late=_lateness(watched.heartbeat),
+            longest_step=watched.heartbeat.longest_step,
+            longest_pause=watched.heartbeat.longest_pause,
             proven=Call.HUNG in watched.told,
         )
 
@@ -137,7 +138,7 @@ class HangWatch:
         """Watch until cancelled."""
         try:
             while True:
-                await asyncio.sleep(TICK_SECONDS)
+                await asyncio.sleep(until_beat(TICK_SECONDS, time.monotonic()))
                 self.tick()
         finally:
             for watched in self._watched.values():
@@ -152,21 +153,21 @@ class HangWatch:
             self._forget(job_id)
         for job in running.values():
             watched = self._of(job)
-            watched.pulse.tick(now)
+            watched.heartbeat.tick(now)
             for ended in job.exits:
-                watched.pulse.ended(ended.rank)
+                watched.heartbeat.ended(ended.rank)
             if job.degraded or job.gang_lost:  # a rank out of reach is not still
-                watched.pulse.sign()
+                watched.heartbeat.sign()
                 watched.alive()
             elif (watched.task is None or watched.task.done()) and self._is_due(job, watched, now):
-                watched.task = asyncio.create_task(self._look_into(job, watched), name=f"health-{job.id}")
+                watched.task = asyncio.create_task(self._inspect(job, watched), name=f"health-{job.id}")
 
     def _of(self, job: Job) -> _Watched:
         watched = self._watched.get(job.id)
         if watched is None or watched.attempt != job.attempt_number:
             self._forget(job.id)
-            pulse = Heartbeat(job.num_workers, self._clock())
-            watched = self._watched[job.id] = _Watched(job.attempt_number, pulse)
+            heartbeat = Heartbeat(job.num_workers, self._clock())
+            watched = self._watched[job.id] = _Watched(job.attempt_number, heartbeat)
         return watched
 
     def _forget(self, job_id: JobId) -> None:
@@ -175,13 +176,13 @@ class HangWatch:
             watched.task.cancel()
 
     def _is_due(self, job: Job, watched: _Watched, now: float) -> bool:
-        due = watched.pulse.stopped_after
+        due = watched.heartbeat.stopped_after
         limit = _limit(job, watched)
         if limit is not None:
             due = limit
-        return now >= watched.again_at and watched.pulse.still_seconds >= due - BETWEEN_LOOKS
+        return now >= watched.again_at and watched.heartbeat.still_seconds >= due - BETWEEN_LOOKS
 
-    async def _look_into(self, job: Job, watched: _Watched) -> None:
+    async def _inspect(self, job: Job, watched: _Watched) -> None:
         try:
             await self._examine(job, watched)
         except Exception:
@@ -189,38 +190,38 @@ class HangWatch:
             self._log.exception("job.examination_failed", job=job.id)
 
     async def _examine(self, job: Job, watched: _Watched) -> None:
-        pulse, limit = watched.pulse, _limit(job, watched)
+        heartbeat, limit = watched.heartbeat, _limit(job, watched)
         ranks = _running(job)
         number, now = watched.number, self._clock()
-        sets_up = pulse.locked_after is None and watched.idle and pulse.still_seconds >= SET_UP_SECONDS
-        deep = limit is not None or ((pulse.locked_after is not None or sets_up) and now >= watched.stacks_at)
-        before = await self._looker.look(job, stacks=deep, ranks=ranks)
+        sets_up = heartbeat.locked_after is None and watched.idle and heartbeat.still_seconds >= SET_UP_SECONDS
+        deep = limit is not None or ((heartbeat.locked_after is not None or sets_up) and now >= watched.stacks_at)
+        before = await self._inspector.look(job, stacks=deep, ranks=ranks)
         await self._pause(BETWEEN_LOOKS)
-        after = await self._looker.look(job, stacks=deep, ranks=ranks)
-        watched.again_at = self._clock() + (AGAIN_SECONDS if pulse.reports else UNREPORTED_SECONDS)
+        after = await self._inspector.look(job, stacks=deep, ranks=ranks)
+        watched.again_at = self._clock() + (AGAIN_SECONDS if heartbeat.reports else UNREPORTED_SECONDS)
         if deep:
             watched.stacks_at = self._clock() + watched.stacks_again
-            longest = LONGEST_AGAIN_SECONDS if pulse.locked_after is not None else SET_UP_AGAIN_SECONDS
+            longest = LONGEST_AGAIN_SECONDS if heartbeat.locked_after is not None else SET_UP_AGAIN_SECONDS
             watched.stacks_again = min(2 * watched.stacks_again, longest)
-        if self._has_printed(watched, after) and not pulse.reports:
-            pulse.sign()
+        if self._has_printed(watched, after) and not heartbeat.reports:
+            heartbeat.sign()
             watched.alive()
         if watched.number != number or not after:
             return
-        verdict = self._judge(job, watched, before, after, deep=deep)
-        watched.seen, still = self._seen(job, watched, verdict, before, after, deep=deep), pulse.still_seconds
-        due = limit if limit is not None else pulse.stopped_after if verdict.stopped else pulse.locked_after
-        hung = verdict.call is Call.HUNG if limit is None else len(after) == len(ranks)
+        finding = self._judge(job, watched, before, after, deep=deep)
+        watched.seen, still = self._seen(job, watched, finding, before, after, deep=deep), heartbeat.still_seconds
+        due = limit if limit is not None else heartbeat.stopped_after if finding.stopped else heartbeat.locked_after
+        hung = finding.call is Call.HUNG if limit is None else len(after) == len(ranks)
         if hung and due is not None and still >= due:
-            await self._hung(job, watched, verdict, after)
-        elif pulse.told_after is not None and still >= pulse.told_after and deep:
+            await self._hung(job, watched, finding, after)
+        elif heartbeat.told_after is not None and still >= heartbeat.told_after and deep:
             watched.told.add(Call.SLOW)
 
     def _seen(
         self,
         job: Job,
         watched: _Watched,
-        verdict: HangFinding,
+        finding: HangFinding,
         before: dict[int, RankLook],
         after: dict[int, RankLook],
         *,
@@ -233,56 +234,56 @@ class HangWatch:
         pairs = {rank: (before[rank], after[rank]) for rank in before.keys() & after.keys()}
         watched.idle = any(standing(*pair) is not Standing.WORKS for pair in pairs.values())
         if deep:
-            first_step = watched.pulse.locked_after is None
-            return (gathering(pairs, job.num_workers) if first_step else None) or verdict.seen
+            first_step = watched.heartbeat.locked_after is None
+            return (gathering(pairs, job.num_workers) if first_step else None) or finding.seen
         known = watched.seen
-        return known if known is not None and verdict.seen.sign is Sign.UNKNOWN else verdict.seen
+        return known if known is not None and finding.seen.sign is Sign.UNKNOWN else finding.seen
 
     def _judge(
         self, job: Job, watched: _Watched, before: dict[int, RankLook], after: dict[int, RankLook], *, deep: bool
     ) -> HangFinding:
-        pulse, ranks = watched.pulse, _running(job)
+        heartbeat, ranks = watched.heartbeat, _running(job)
         how = Circumstances(
-            still_seconds=pulse.still_seconds,
-            usual_seconds=pulse.usual_seconds,
+            still_seconds=heartbeat.still_seconds,
+            usual_seconds=heartbeat.usual_seconds,
             certain=len(set(job.nodes)) == 1 and not job.spec.resources.resources_per_worker.gpu,
         )
-        verdict = judge({r: (before[r], after[r]) for r in before.keys() & after.keys()}, ranks, how)
+        finding = judge({r: (before[r], after[r]) for r in before.keys() & after.keys()}, ranks, how)
         if deep and not watched.first:
             watched.first = before
-        if verdict.call is Call.HUNG and how.patient and not verdict.stopped and watched.first:
+        if finding.call is Call.HUNG and how.patient and not finding.stopped and watched.first:
             # Evidence that rests on time alone must have been the same all the time.
             whole = {r: (watched.first[r], after[r]) for r in watched.first.keys() & after.keys()}
             return judge(whole, ranks, how)
-        return verdict
+        return finding
 
     def _has_printed(self, watched: _Watched, looks: Mapping[int, RankLook]) -> bool:
         printed = {rank: look.printed for rank, look in looks.items()}
         before, watched.printed = watched.printed, {**watched.printed, **printed}
         return any(count != before.get(rank, 0) for rank, count in printed.items())
 
-    async def _hung(self, job: Job, watched: _Watched, verdict: HangFinding, looks: Mapping[int, RankLook]) -> None:
+    async def _hung(self, job: Job, watched: _Watched, finding: HangFinding, looks: Mapping[int, RankLook]) -> None:
         if Call.HUNG in watched.told:
             return
-        pulse = watched.pulse
+        heartbeat = watched.heartbeat
         watched.told.add(Call.HUNG)
         if any(not look.threads for look in looks.values()):  # the stop was found without reading stacks
-            looks = {**looks, **await self._looker.look(job, stacks=True)}
-        await self._looker.note(job, {rank: report_lines(look) for rank, look in looks.items()})
-        hang = Hang(seen=verdict.seen, late=_lateness(pulse), attempt=job.attempt_number)
-        reports = pulse.reports and job.spec.health.progress is None
+            looks = {**looks, **await self._inspector.look(job, stacks=True)}
+        await self._inspector.note(job, {rank: report_lines(look) for rank, look in looks.items()})
+        hang = Hang(seen=finding.seen, late=_lateness(heartbeat), attempt=job.attempt_number)
+        reports = heartbeat.reports and job.spec.health.progress is None
         action = job.spec.health.on_hang or ("restart" if reports else "notify")
-        self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=verdict.rank, action=action)
+        self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=finding.rank, action=action)
         if action == "notify":
             return
-        blamed = looks.get(verdict.rank) if verdict.rank is not None else None
+        blamed = looks.get(finding.rank) if finding.rank is not None else None
         failure = ev.Failure(
             failure_class=FailureClass.HANG,
             cause=hang,
-            rank=verdict.rank,
+            rank=finding.rank,
             log_tail=tuple(report_lines(blamed)) if blamed is not None else (),
         )
-        began = time.time() - pulse.still_seconds
+        began = time.time() - heartbeat.still_seconds
         await self._command(lambda: self._failed(job, failure, began))
 
     def _failed(self, job: Job, failure: ev.Failure, began: float) -> Sequence[ev.Event]:
@@ -303,10 +304,12 @@ def _limit(job: Job, watched: _Watched) -> float | None:
     if not isinstance(limit, timedelta):
         return None
     seconds = limit.total_seconds()
-    if watched.pulse.reports or any(watched.printed.values()):
+    if watched.heartbeat.reports or any(watched.printed.values()):
         return seconds
     return max(seconds, job.spec.health.startup_timeout.total_seconds())
 
 
-def _lateness(pulse: Heartbeat) -> Lateness:
-    return Lateness(still_seconds=pulse.still_seconds, usual_seconds=pulse.usual_seconds, by_steps=pulse.reports)
+def _lateness(heartbeat: Heartbeat) -> Lateness:
+    return Lateness(
+        still_seconds=heartbeat.still_seconds, usual_seconds=heartbeat.usual_seconds, by_steps=heartbeat.reports
+    )

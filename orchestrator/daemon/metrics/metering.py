@@ -19,6 +19,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
+from orchestrator.runtime.beats import until_beat
 from orchestrator.telemetry.annotations import mark_of
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
@@ -101,8 +102,9 @@ class Metering:
     ) -> None:
         """Measure how late the event loop wakes up, until cancelled."""
         while True:
-            due = clock() + LAG_SECONDS
-            await sleep(LAG_SECONDS)
+            pause = until_beat(LAG_SECONDS, clock())
+            due = clock() + pause
+            await sleep(pause)
             self._lags.append(max(0.0, clock() - due))
 
     def submitted(self, seconds: float) -> None:

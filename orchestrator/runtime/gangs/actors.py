@@ -123,6 +123,7 @@ class RayRankActors:
                     rank=rank,
                     node_dir=str(self._site.node_dir(node_id)),
                     attempt=job.attempt_number,
+                    leased=not self._site.embedded,
                 )
             )
         return actors

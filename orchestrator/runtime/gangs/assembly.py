@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.runtime.gangs.actors import RayRankActors
 from orchestrator.runtime.gangs.ending import Ender
+from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.gangs import Gangs
 from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.runtime.gangs.orders import RPC_SECONDS, Orders
@@ -54,7 +55,15 @@ def ray_gangs(
     table = GangTable(RayRankActors(cluster.site, ray, nodes), call)
     orders = Orders(ray, nodes, table, post=post, log=log)
     relay = EventRelay(
-        orders, files, paths, reports=reports, gpu_evidence=gpu_evidence, post=post, progress=progress, log=log
+        orders,
+        files,
+        paths,
+        reports=reports,
+        gpu_evidence=gpu_evidence,
+        post=post,
+        progress=progress,
+        log=log,
+        pages=ProgressPages(settings.page_dir if cluster.site.embedded else None, progress, log),
     )
     launcher = Launcher(
         settings,

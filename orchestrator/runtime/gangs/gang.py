@@ -9,11 +9,13 @@ from orchestrator.runtime.gangs.reports import LeftOut
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Iterable
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import PollCursor
     from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress_reading import PageReader
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class Gang:
     processes: dict[int, ProcessSeen] = field(default_factory=dict)
     storage: dict[int, StorageSeen] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
+    pages: dict[int, PageReader] = field(default_factory=dict)
+    """The progress pages that the daemon reads itself: those of running ranks on its own machine."""
     failing: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The present failure of each rank's saves, over all attempts."""
     left_out: LeftOut = field(default_factory=LeftOut)
@@ -41,8 +45,16 @@ class Gang:
         self.watching = attempt
         self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
         self.processes, self.storage = {}, {}
+        self.close_pages(list(self.pages))
 
     def unwatch(self) -> None:
         """Stop recording reports of the attempt."""
         for task in self.watchers:
             task.cancel()
+        self.close_pages(list(self.pages))
+
+    def close_pages(self, ranks: Iterable[int]) -> None:
+        """Close the pages of these ranks; a rank without one is left out."""
+        for rank in ranks:
+            if (page := self.pages.pop(rank, None)) is not None:
+                page.close()

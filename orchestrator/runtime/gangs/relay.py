@@ -24,6 +24,7 @@ from orchestrator.runtime.gangs.event_mapping import (
     saves_fail_of,
     seats_of,
 )
+from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import usable, usable_event
 from orchestrator.runtime.ranks.rank_events import PollCursor
@@ -61,7 +62,7 @@ class Actors(Protocol):
 
 
 class EventRelay:
-    """Relays events. ``post`` takes events for the record; ``progress`` takes the newest progress of a rank.
+    """Relays events. ``post`` takes events for the record; ``progress`` takes the newest progress of a rank; ``pages`` reads it here.
 
     ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs.
     """
@@ -77,6 +78,7 @@ class EventRelay:
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         log: FilteringBoundLogger,
+        pages: ProgressPages | None = None,
         patience: Patience | None = None,
     ) -> None:
         self._actors = actors
@@ -87,6 +89,7 @@ class EventRelay:
         self._post = post
         self._progress = progress
         self._log = log
+        self._pages = pages or ProgressPages(None, progress, log)
         self._patience = patience or Patience()
 
     def watch(self, job: Job, gang: Gang, attempt: int) -> None:
@@ -100,6 +103,8 @@ class EventRelay:
             asyncio.create_task(self.follow(job, gang, attempt, rank), name=f"watch-{job.id}-{rank}")
             for rank in range(job.num_workers)
         ]
+        if self._pages.sees(job):
+            gang.watchers.append(asyncio.create_task(self._pages.run(job, gang, attempt), name=f"pages-{job.id}"))
 
     async def follow(self, job: Job, gang: Gang, attempt: int, rank: int) -> None:
         """Follow a rank until it ends. A report that cannot be processed is logged and skipped."""
@@ -121,7 +126,7 @@ class EventRelay:
             try:
                 reply: PollReply = await within(
                     patience.poll_seconds + patience.order_seconds,
-                    gang.actors[rank].poll.remote(attempt, gang.cursors.get(rank, PollCursor()), patience.poll_seconds),
+                    gang.actors[rank].poll.remote(attempt, _cursor(gang, rank), patience.poll_seconds),
                 )
             except asyncio.CancelledError:
                 raise
@@ -138,7 +143,7 @@ class EventRelay:
                 self._post([noted(job.id, Reachable(rank=rank), degraded=bool(gang.unreached))])
             late = 0
             gang.cursors[rank] = reply.cursor
-            await self._hear(job, gang, attempt, rank, reply)
+            await self._take_reply(job, gang, attempt, rank, reply)
 
     async def _unreached(self, job: Job, gang: Gang, rank: int, error: Exception, late: int) -> None:
         """Handle an actor that has not answered ``late`` polls."""
@@ -158,7 +163,7 @@ class EventRelay:
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
         self._post([*words, gang_lost(job.id, gang.number, lost)])
 
-    async def _hear(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
+    async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
         told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         if reply.progress is not None:
@@ -176,8 +181,12 @@ class EventRelay:
                 self._post(facts)
         if reply.events:  # the rank's end is reported, whatever its progress page says
             events = await self._with_gpu_evidence(gang, rank, [usable_event(event) for event in reply.events])
-            if facts := heard(job, gang, attempt, rank, events):
+            if facts := facts_of(job, gang, attempt, rank, events):
                 self._post(facts)
+            if any(event.kind == "started" for event in events):
+                self._pages.open(job, gang, rank)
+            if any(event.kind != "started" for event in events):  # its last report has come with this end
+                gang.close_pages([rank])
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
         """Add the driver's evidence about the rank's GPUs to a failure among the events."""
@@ -195,7 +204,18 @@ class EventRelay:
         ]
 
 
-def heard(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
+def _cursor(gang: Gang, rank: int) -> PollCursor:
+    known = gang.cursors.get(rank, PollCursor())
+    return PollCursor(
+        event=known.event,
+        progress=known.progress,
+        persisted=known.persisted,
+        processes=getattr(known, "processes", 0),  # an actor of an earlier version has none
+        reads_page=rank in gang.pages,
+    )
+
+
+def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
     """Return the facts that follow from a rank's events and from what the others reported before."""
     facts: list[ev.Event] = []
     for event in events:

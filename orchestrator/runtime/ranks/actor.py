@@ -1,7 +1,8 @@
 """The Ray actor around a rank's supervisor: adds what Ray knows (GPU ids, the node), and the lease on the cluster.
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
-its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice.
+its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice. The only node of an
+embedded head cannot be cut off: its ranks' locks tell whether they have ended, and its actors need no lease.
 """
 
 from __future__ import annotations
@@ -63,11 +64,22 @@ def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str,
 class RankActor:
     """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused.
 
-    ``attempt`` is the one that the actor is created for: it needs no order to prepare for it.
+    ``attempt`` is the one that the actor is created for: it needs no order to prepare for it. ``leased``: its node can be cut
+    off from the cluster.
     """
 
-    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int) -> None:  # noqa: ARG002 - Ray's tools show the gang
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        gang: int,  # noqa: ARG002 - Ray's tools show it
+        rank: int,
+        node_dir: str,
+        attempt: int,
+        leased: bool,
+    ) -> None:
         self._made_for = attempt
+        self._leased = leased
         linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._rank = rank
         self._supervisor = RankSupervisor(
@@ -79,7 +91,7 @@ class RankActor:
         """Return the greeting as soon as the actor exists."""
         import ray
 
-        if self._lease is None:
+        if self._leased and self._lease is None:
             self._lease = asyncio.create_task(self._keep_lease())
         context, address = ray.get_runtime_context(), ray.util.get_node_ip_address()
         if self._supervisor.attempt == 0:

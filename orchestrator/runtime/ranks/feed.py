@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RankFeed:
-    """Answers polls. Progress is new at most once a second."""
+    """Answers polls. Progress is new at most once a second; where the daemon reads the page itself, it comes with other news."""
 
     def __init__(
         self,
@@ -49,18 +49,21 @@ class RankFeed:
         events = self._log.after(cursor.event)
         self._look(final=bool(events))
         progress, checkpoints = self._progress, self._checkpoints
-        snapshot = progress.newest if progress.number > cursor.progress else None
         persisted = checkpoints.newest if checkpoints.number > cursor.persisted else None
         processes = self._processes
         # A daemon of an earlier version has a cursor without the number, and gets no look.
         known = getattr(cursor, "processes", processes.number)
         seen = processes.newest if processes.number > known else None
+        alone = not events and persisted is None and seen is None
+        on_page = getattr(cursor, "reads_page", False) and progress.on_page
+        snapshot = progress.newest if progress.number > cursor.progress and not (alone and on_page) else None
         return PollReply(
             cursor=PollCursor(
                 event=events[-1].number if events else cursor.event,
                 progress=cursor.progress if snapshot is None else progress.number,
                 persisted=cursor.persisted if persisted is None else checkpoints.number,
                 processes=known if seen is None else processes.number,
+                reads_page=getattr(cursor, "reads_page", False),
             ),
             events=events,
             progress=snapshot,

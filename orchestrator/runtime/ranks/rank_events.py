@@ -66,6 +66,8 @@ class PollCursor:
     progress: int = 0
     persisted: int = 0
     processes: int = 0
+    reads_page: bool = False
+    """The asker reads the rank's progress page itself: a report on it alone ends no poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,10 @@ PROGRESS_SECONDS: Final = 1.0
 
 
 class RankProgress:
-    """A rank's progress. ``newest`` is the last reading, ``number`` counts news; ``output`` is the current process's."""
+    """A rank's progress. ``newest`` is the last reading, ``number`` counts news; ``output`` is the current process's.
+
+    ``on_page``: the script reports its steps, so the page alone has all of the progress.
+    """
 
     def __init__(self, *, seconds: float = PROGRESS_SECONDS) -> None:
         self.seconds = seconds
@@ -28,6 +31,7 @@ class RankProgress:
         self.output: RankOutput | None = None
         self.newest: ProgressSnapshot | None = None
         self.number = 0
+        self.on_page = False
         self.highest_step = 0
 
     def open(self, path: str) -> None:
@@ -38,7 +42,7 @@ class RankProgress:
 
     def close(self) -> None:
         """Close the page of an ended attempt."""
-        self.newest = None
+        self.newest, self.on_page = None, False
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -59,6 +63,7 @@ class RankProgress:
         if self.page is None or (not final and now - self._read_at < self.seconds * 0.9):
             return False
         snapshot = masked_progress(self.page.read(), masker)
+        self.on_page = snapshot.step is not None
         if self.output is not None:
             snapshot = self.output.over(snapshot)
         if snapshot != self.newest:

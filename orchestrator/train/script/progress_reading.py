@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
+from orchestrator.spec.plain_files import open_plain
 from orchestrator.train.script import progress_layout as layout
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot, create_page
 from orchestrator.train.script.progress_layout import ProgressPageError
@@ -39,7 +40,7 @@ _CLOSED: Final = -1
 
 
 class PageReader:
-    """The rank actor's end of a page: creates the file, reads it, requests a stop."""
+    """Reads a page; the rank actor's reader also creates the file and requests a stop."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -52,6 +53,11 @@ class PageReader:
         """Create a blank page at ``path`` (normally under /dev/shm), replacing an existing one; mode 0600."""
         target = Path(path)
         return cls(target, create_page(target))
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Open an existing page to read it. Raises NotPlainFileError for anything but a regular file, and OSError."""
+        return cls(path, open_plain(path))
 
     def close(self) -> None:
         """Close the page; the file stays. ``read`` then returns the last reading."""

@@ -41,7 +41,7 @@ class World:
         self.fails = False
         self.watch = HangWatch(
             jobs=lambda: [self.job],
-            looker=self,
+            inspector=self,
             command=self.command,
             log=get_logger("test"),
             clock=lambda: self.now,

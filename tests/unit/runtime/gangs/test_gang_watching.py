@@ -18,13 +18,16 @@ from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.core.events import Exit
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.stored.stored_job import JobRecord
+from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.relay import EventRelay
+from orchestrator.runtime.nodes.directories import page_name
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress_reading import PageReader
 from tests.unit.core.builders import make_spec, pending, running
 
 STARTED = RankEvent(number=1, kind="started", at=1.0, pid=7)
@@ -139,3 +142,12 @@ def test_what_a_rank_meets_on_storage_is_checked_and_kept_by_rank() -> None:
     watched = Watched(reply(1, STARTED, storage=met), reply(3, EXITED, GONE))
     watched.run()
     assert watched.gang.storage == {0: StorageSeen(rank=0, failures=3, said="no space")}
+
+
+def test_a_rank_whose_page_is_read_here_is_asked_for_the_rest_only(tmp_path: Path) -> None:
+    watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE))
+    watched.relay._pages = ProgressPages(tmp_path, lambda *_: None, structlog.get_logger())
+    PageReader.create(tmp_path / page_name(watched.job.id, 0))
+    watched.run()
+    assert [cursor.reads_page for cursor in watched.actor.cursors] == [False, True]
+    assert watched.gang.pages == {}, "it is closed at the rank's end"

@@ -15,6 +15,7 @@ from orchestrator.runtime.ranks.event_log import EventLog
 from orchestrator.runtime.ranks.feed import RankFeed
 from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
 from orchestrator.runtime.ranks.rank_events import PollCursor
+from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 class World:
@@ -26,7 +27,9 @@ class World:
         self.marks = 0
         self.page = True
         output = SimpleNamespace(lost=None)
-        self.progress = SimpleNamespace(newest=None, number=0, seconds=3600.0, output=output, look=self._look)
+        self.progress = SimpleNamespace(
+            newest=None, number=0, on_page=False, seconds=3600.0, output=output, look=self._look
+        )
         self.checkpoints = SimpleNamespace(newest=None, number=0, look=lambda _masker: None)
         self.processes = SimpleNamespace(newest=None, number=0, look=lambda _pid, _training: None)
         self.fence.attempt = 1
@@ -122,5 +125,31 @@ def test_the_log_knows_the_state_of_its_process() -> None:
         assert (log.running, log.exited) == (False, True)
         (told,) = log.after(1)
         assert told.exit == replace(end, error_message="the token is ***")
+
+    asyncio.run(run())
+
+
+def test_a_report_that_the_daemon_reads_itself_comes_with_other_news_only() -> None:
+    async def run() -> None:
+        world = World()
+        report = ProgressSnapshot(step=1)
+        world.progress.newest, world.progress.number, world.progress.on_page = report, 1, True
+        reads = PollCursor(reads_page=True)
+        assert (await world.ask(reads)).cursor == reads
+        assert (await world.ask()).progress is report, "another daemon reads no page"
+        world.log.add(kind="started", at=1.0, pid=7)
+        answer = await world.ask(reads)
+        assert (answer.progress, answer.cursor) == (report, PollCursor(event=1, progress=1, reads_page=True))
+
+    asyncio.run(run())
+
+
+def test_progress_that_is_not_on_the_page_is_sent_to_a_daemon_that_reads_it() -> None:
+    """Steps were found in the script's output."""
+
+    async def run() -> None:
+        world = World()
+        world.progress.newest, world.progress.number = "found in the output", 1
+        assert (await world.ask(PollCursor(reads_page=True))).progress == "found in the output"
 
     asyncio.run(run())
