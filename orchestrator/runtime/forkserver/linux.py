@@ -17,6 +17,9 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
+_LARGEST_MAPPED_BYTES = (32 << 20) - (
+    64 << 10
+)  # glibc adapts its limits to blocks of at most 32 MiB, with their headers
 
 # Resolved once, in the fork server: a keeper should not call dlopen between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -192,6 +195,23 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def keep_freed_memory() -> None:
+    """Make the C library return memory to the kernel only from 64 MiB of it on, here and in forks.
+
+    glibc adapts this limit to the largest block that was freed, up to 32 MiB, so one such block sets it for good. With a low
+    limit a training step returns its gradients and activations, and the kernel clears each page again in the next step; whether it does
+    depends on where the heap ends, which is not the same in a fork and in a fresh interpreter. Other C libraries are not changed.
+    """
+    malloc, free = _libc.malloc, _libc.free
+    malloc.argtypes, malloc.restype, free.argtypes, free.restype = (
+        [ctypes.c_size_t],
+        ctypes.c_void_p,
+        [ctypes.c_void_p],
+        None,
+    )
+    free(malloc(_LARGEST_MAPPED_BYTES))
 
 
 def huge_page_candidates() -> list[int]:

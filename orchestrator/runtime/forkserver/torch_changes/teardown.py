@@ -26,7 +26,7 @@ def let_threads_finish() -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def mend_teardown(distributed: Any) -> None:
+def patch_teardown(distributed: Any) -> None:
     """Make `destroy_process_group` give torch's threads time to finish first."""
     original = distributed.destroy_process_group
 
