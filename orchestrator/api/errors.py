@@ -256,12 +256,12 @@ class ForeignOriginError(OrchError):
 
 
 class DiskFullError(OrchError):
-    """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs go on."""
+    """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs continue."""
 
     code = "disk_full"
     http_status = 507
     exit_code = EXIT_REFUSED
-    default_hint = "free space (`orch prune` removes old jobs), then submit again; running jobs go on"
+    default_hint = "free space (`orch prune` removes old jobs), then submit again; running jobs continue"
 
 
 class InternalError(OrchError):

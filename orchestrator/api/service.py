@@ -101,7 +101,7 @@ class LogQuery:
 
     ``attempt`` None means the newest; ``tail`` keeps the last lines of what there is now; ``since`` keeps lines with
     ``at >= since`` (of every attempt when ``attempt`` is None, so that a follower can pick up where it was cut off);
-    ``follow`` goes on, across restarts, until the job has ended and all its output was sent. ``contains`` keeps lines with
+    ``follow`` continues across restarts until the job has ended and all its output was sent. ``contains`` keeps lines with
     that text, whatever its case; of those that ``tail`` leaves.
     """
 

@@ -453,7 +453,7 @@ class NodeActionReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownReply(View):
-    """The daemon stops; ``running`` jobs go on without it, ``stopped`` ones saved and went back to the queue."""
+    """The daemon stops; ``running`` jobs continue without it; ``stopped`` ones saved and went back to the queue."""
 
     running: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()

@@ -57,9 +57,9 @@ class Console:
     def note(self, text: str) -> None:
         """Print a note on standard error; nothing with --quiet."""
         if not self.quiet:
-            self.complain(text)
+            self.print_error(text)
 
-    def complain(self, text: str) -> None:
+    def print_error(self, text: str) -> None:
         """Print a message on standard error, also with --quiet."""
         with suppress(OSError):
             self.out.flush()  # keeps the order of both streams; the result's writer reports its errors

@@ -65,13 +65,13 @@ def _missing(error: ModuleNotFoundError, console: Console, *, as_json: bool) -> 
 def _bug(console: Console) -> int:
     import traceback
 
-    console.complain(traceback.format_exc().rstrip())
-    console.complain("orch: this is a bug of orch; please report it with the lines above")
+    console.print_error(traceback.format_exc().rstrip())
+    console.print_error("orch: this is a bug of orch; please report it with the lines above")
     return EXIT_INTERNAL
 
 
 def _abandon_output() -> None:
-    """Discard buffered output: Python would try to write it once more at its end, and complain."""
+    """Discard buffered output: Python would try to write it once more at its end, and report that."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -82,15 +82,15 @@ def tell(error: OrchError, console: Console, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        console.complain(json.dumps(error.to_json(), ensure_ascii=False))
+        console.print_error(json.dumps(error.to_json(), ensure_ascii=False))
         return
-    console.complain(f"{console.err_style('orch:', 'red', 'bold')} {error.message}")
+    console.print_error(f"{console.err_style('orch:', 'red', 'bold')} {error.message}")
     for problem in error.problems[:MAX_PROBLEMS]:
-        console.complain(f"  {problem.render()}")
+        console.print_error(f"  {problem.render()}")
     if len(error.problems) > MAX_PROBLEMS:
-        console.complain(f"  and {len(error.problems) - MAX_PROBLEMS} more")
+        console.print_error(f"  and {len(error.problems) - MAX_PROBLEMS} more")
     if error.hint:
-        console.complain(f"  {console.err_style('next:', 'bold')} {error.hint}")
+        console.print_error(f"  {console.err_style('next:', 'bold')} {error.hint}")
 
 
 def require(part: str, what: str) -> None:

@@ -95,10 +95,10 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
             recorder.stop()
             gc.unfreeze()
     if recorder.problem:
-        session.console.complain(recorder.problem)
+        session.console.print_error(recorder.problem)
     if request.report:
         _write_report(session, recorder, options)
-    _tell(session, recorder, as_json=as_json)
+    _print_result(session, recorder, as_json=as_json)
     if earlier is not None:
         session.console.print(comparison_text(earlier, read_recording(recorder.paths[-1])))
     return code
@@ -121,12 +121,12 @@ def _write_report(session: Session, recorder: Recorder, options: RecordOptions) 
     try:
         plot = write_plot(read_recording(recorder.paths[-1]), first.with_name(f"{first.stem}_plot.png"))
     except (PlotError, RecordingError) as error:
-        session.console.complain(str(error))
+        session.console.print_error(str(error))
     else:
         session.console.note(f"wrote {plot}")
 
 
-def _tell(session: Session, recorder: Recorder, *, as_json: bool) -> None:
+def _print_result(session: Session, recorder: Recorder, *, as_json: bool) -> None:
     if as_json:
         from orchestrator.cli.session import print_json
 

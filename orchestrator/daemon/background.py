@@ -16,7 +16,7 @@ TASKS_END_SECONDS: Final = 10.0
 class Background:
     """Starts and ends tasks. ``on_failure`` is called once ``failure`` holds a supervised task's error.
 
-    ``deaf`` are tasks that did not end when they were cancelled.
+    ``uncancelled`` are tasks that did not end when they were cancelled.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Background:
         self._end_seconds = end_seconds
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failure: BaseException | None = None
-        self.deaf: set[asyncio.Task[Any]] = set()
+        self.uncancelled: set[asyncio.Task[Any]] = set()
 
     def supervise(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run a task for the daemon's lifetime."""
@@ -50,8 +50,8 @@ class Background:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            _, self.deaf = await asyncio.wait(self._tasks, timeout=self._end_seconds)
-            for task in self.deaf:
+            _, self.uncancelled = await asyncio.wait(self._tasks, timeout=self._end_seconds)
+            for task in self.uncancelled:
                 self._log.error("daemon.task_does_not_end", task=task.get_name())
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -224,7 +224,7 @@ class Loop:
         for done in answered:
             if not done.done():
                 done.set_result(None)
-        self._tell(batch)
+        self._publish(batch)
         return wake_at
 
     def _take(self, event: Event, batch: list[Change]) -> None:
@@ -232,16 +232,16 @@ class Loop:
         unusable = misfits(event)
         if unusable:
             self._log.warning("loop.unusable_fact", job=event.job_id, fact=event.kind, fields=unusable)
-            self._tell_dropped(DroppedFact(event=event.kind, fields=unusable), event.job_id, batch)
+            self._note_dropped(DroppedFact(event=event.kind, fields=unusable), event.job_id, batch)
             return
         try:
             self._fold(event, batch)
         except Exception as error:
             self._log.exception("loop.impossible_fact", job=event.job_id, fact=event.kind)
             if not isinstance(error, CoreError):  # CoreError is for repeated or late facts
-                self._tell_dropped(DroppedFact(event=event.kind, error_type=type(error).__name__), event.job_id, batch)
+                self._note_dropped(DroppedFact(event=event.kind, error_type=type(error).__name__), event.job_id, batch)
 
-    def _tell_dropped(self, note: DroppedFact, job_id: JobId, batch: list[Change]) -> None:
+    def _note_dropped(self, note: DroppedFact, job_id: JobId, batch: list[Change]) -> None:
         job = self.decided.get(job_id)
         if job is not None and note not in job.notes:
             self._fold(JobNoted(job_id=job.id, at=self.now(), note=note), batch)
@@ -305,7 +305,7 @@ class Loop:
                 self.blocked_by_disk = None
                 return
 
-    def _tell(self, batch: Sequence[Change]) -> None:
+    def _publish(self, batch: Sequence[Change]) -> None:
         """Publish what a round has written, and order the required effects, those in progress again."""
         before: dict[JobId, Job] = {}
         for change in batch:

@@ -27,7 +27,7 @@ class GangRuntime(Protocol):
         """
         ...
 
-    def note_reach(self, jobs: Iterable[Job]) -> None:
+    def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         ...
 

@@ -38,10 +38,10 @@ class Readiness:
         """Return why no job can be accepted and placed now; nothing where one can."""
         if self._asking is None or (self._asking.done() and time.monotonic() - self._asked_at > self._fresh_seconds):
             self._asked_at = time.monotonic()
-            self._asking = asyncio.create_task(self._ask(), name="readiness")
+            self._asking = asyncio.create_task(self._probe(), name="readiness")
         return [*self._known(), *await asyncio.shield(self._asking)]
 
-    async def _ask(self) -> list[str]:
+    async def _probe(self) -> list[str]:
         found = await asyncio.gather(*(self._one(name, part) for name, part in self._parts.items()))
         return [problem for problem in found if problem]
 

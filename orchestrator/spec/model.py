@@ -320,7 +320,7 @@ class TelemetrySpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifySpec(Record):
-    """A web hook, and the states whose entry it is told of; FINDING: what diagnosis finds wrong with the job."""
+    """A web hook, and the states that it reports; FINDING reports what diagnosis finds wrong with the job."""
 
     shorthand: ClassVar[str] = "write {url: https://host/path}"
 
@@ -389,7 +389,7 @@ class JobSpec(Record):
         Given(TrainingSettings),
         Doc("settings of orchestrator.train.MultiGPUConfig, for scripts that use its trainers"),
     ] = field(default_factory=dict)
-    notify: Annotated[tuple[NotifySpec, ...], Listed(20), Doc("web hooks told of the job's states")] = ()
+    notify: Annotated[tuple[NotifySpec, ...], Listed(20), Doc("web hooks that report the job's states")] = ()
     labels: Annotated[
         Mapping[LabelKey, Annotated[str, Text("a value", empty=True, max_length=255)]],
         Keyed(64),

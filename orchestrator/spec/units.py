@@ -24,7 +24,7 @@ _UNIT_SECONDS = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
-# Largest unit first, each at most once: `30m1h` is more likely a slip than a wish. Also the schema's pattern, hence
+# Largest unit first, each at most once: `30m1h` is more likely a mistake than intended. Also the schema's pattern, hence
 # nothing that only Python's `re` knows.
 DURATION_PATTERN = (
     r"^(?:" + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s")) + f"(?:{_NUMBER}ms)?)$"

@@ -35,7 +35,7 @@ class StoreLock:
             os.close(self._fd)
             self._fd = -1
             raise StoreInUseError(store_path, pid) from error
-        self._sign()
+        self._write_owner()
 
     def release(self) -> None:
         """Release the lock. May be called twice."""
@@ -75,7 +75,7 @@ class StoreLock:
     def _holder(self) -> int | None:
         return _noted(self._fd)
 
-    def _sign(self) -> None:
+    def _write_owner(self) -> None:
         # In place and padded, so that a full disk does not keep a daemon from starting: the block exists after the first
         # time. Only people read it.
         try:

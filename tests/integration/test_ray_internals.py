@@ -67,12 +67,12 @@ def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -
     """A node agent has answered calls, and so has the daemon asked: neither has pyarrow in its memory for that."""
     from ray.util import serialization_addons
 
-    from orchestrator.runtime.cluster.serializers import forgo_foreign_serializers
+    from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
 
     assert callable(serialization_addons.apply)
     before = serialization_addons.apply
     try:
-        assert forgo_foreign_serializers()
+        assert skip_foreign_serializers()
     finally:
         serialization_addons.apply = before
     wait_until("there is a node", stack.client.nodes)

@@ -180,7 +180,7 @@ class SteppedDaemon:
     def look(self) -> None:
         """Take note of the nodes as they are now, and of which answer."""
         self.loop.set_nodes(self.cluster.views())
-        self.gangs.note_reach(self.loop.jobs.values())
+        self.gangs.report_reachability(self.loop.jobs.values())
 
     def deliver(self, count: int) -> None:
         """Let the loop have what the runtime posted first."""

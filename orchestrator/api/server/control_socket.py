@@ -110,7 +110,7 @@ def _is_answered(path: Path) -> bool:
 def _in_use(path: Path) -> RefusedError:
     return RefusedError(
         f"another daemon listens on {path}",
-        hint="`orch down` stops it (jobs go on); a second daemon needs an ORCH_HOME of its own",
+        hint="`orch down` stops it (jobs keep running); a second daemon needs its own ORCH_HOME",
     )
 
 

@@ -52,7 +52,7 @@ class SessionStream:
         except BaseException:
             self._socket.close()
             raise
-        self._socket.never_block()
+        self._socket.set_nonblocking()
         self._heard_at = time.monotonic()
 
     def fileno(self) -> int:
@@ -97,7 +97,7 @@ class SessionStream:
         try:
             messages = self._socket.messages()
             if messages is None:
-                self._mind_silence()
+                self._check_silence()
                 return found
             self._heard_at = time.monotonic()
             for message in messages:
@@ -116,7 +116,7 @@ class SessionStream:
         """Disconnect: the session ends."""
         self._socket.close()
 
-    def _mind_silence(self) -> None:
+    def _check_silence(self) -> None:
         if time.monotonic() - self._heard_at > SILENCE_SECONDS:
             raise ConnectionLostError(f"the daemon at {self._socket.label} has said nothing for {SILENCE_SECONDS:.0f}s")
 
@@ -128,7 +128,7 @@ class SessionStream:
                 if "error" in said:
                     raise error_from_json(said["error"])
                 opened = said.get("opened")
-                return opened if isinstance(opened, dict) else self._socket.not_orch()
+                return opened if isinstance(opened, dict) else self._socket.reject_foreign_peer()
 
     def _output(self, message: bytes) -> Output | None:
         return Output(message[0], message[1:]) if message else None
@@ -147,7 +147,7 @@ class SessionStream:
             said = json.loads(message)
         except (ValueError, RecursionError):
             said = None
-        return said if isinstance(said, dict) else self._socket.not_orch()
+        return said if isinstance(said, dict) else self._socket.reject_foreign_peer()
 
 
 def _number(value: object) -> int | None:

@@ -133,7 +133,7 @@ def _passed(
 
 
 class UploadWatch(Protocol):
-    """What is told of an upload while it goes on."""
+    """Reports the progress of an upload."""
 
     def sent(self, done: int, total: int) -> None:
         """So many of so many bytes are with the daemon."""

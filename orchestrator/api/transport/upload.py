@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, DeadlineError, RefusedError
 from orchestrator.api.protocol import API_PREFIX, MAX_ASKED_PIECES, MAX_MANIFEST_BYTES, MAX_PIECE_BYTES
 from orchestrator.api.transport import wire
-from orchestrator.runtime.nodes.workdir_walk import LeftOutCount, SnapshotError, link_target, walk
+from orchestrator.runtime.nodes.workdir_walk import LeftOutCount, WorkdirError, link_target, walk
 from orchestrator.spec.plain_files import open_plain
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Uploader:
         try:
             found = list(walk(directory, left_out))
             entries = [_entry(each, directory, places) for each in found]
-        except SnapshotError as error:
+        except WorkdirError as error:
             raise BadRequestError(str(error), hint="nothing was submitted") from error
         size = sum(each.status.st_size for each in found if stat.S_ISREG(each.status.st_mode))
         manifest = tuple(_manifest_pieces(entries, places))
@@ -127,7 +127,7 @@ def _entry(found: Found, root: Path, places: dict[str, _Place]) -> dict[str, obj
     if stat.S_ISLNK(mode):
         return {"path": found.relative, "type": "link", "target": link_target(found, root)}
     if not stat.S_ISREG(mode):
-        raise SnapshotError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
+        raise WorkdirError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
     pieces: list[tuple[str, int]] = []
     try:
         with os.fdopen(open_plain(found.path), "rb") as file:
@@ -136,7 +136,7 @@ def _entry(found: Found, root: Path, places: dict[str, _Place]) -> dict[str, obj
                 places.setdefault(digest, _Place(found.path, len(pieces) * MAX_PIECE_BYTES, len(data)))
                 pieces.append((digest, len(data)))
     except OSError as error:
-        raise SnapshotError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
+        raise WorkdirError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
     return {
         "path": found.relative,
         "type": "file",

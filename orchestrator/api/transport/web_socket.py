@@ -56,7 +56,7 @@ class WebSocket:
         self._unsent = bytearray()
         self._socket = connect(endpoint, deadline)
         try:
-            self._shake_hands(API_PREFIX + path)
+            self._handshake(API_PREFIX + path)
         except BaseException:
             self._socket.close()
             raise
@@ -93,7 +93,7 @@ class WebSocket:
             self._unsent.clear()  # its last messages are read next
 
     def messages(self) -> Iterator[str | bytes] | None:
-        """Return whole messages that have arrived; None without any. Waits only before ``never_block``."""
+        """Return whole messages that have arrived; None without any. Waits only before ``set_nonblocking``."""
         if not self._events:
             data = self._receive()
             if data is None:
@@ -101,7 +101,7 @@ class WebSocket:
             self._take(data)
         return self._whole()
 
-    def never_block(self) -> None:
+    def set_nonblocking(self) -> None:
         """Make ``messages`` non-blocking from now on."""
         self._deadline = None
         self._socket.setblocking(False)
@@ -110,7 +110,7 @@ class WebSocket:
         """Disconnect."""
         self._socket.close()
 
-    def not_orch(self) -> NoReturn:
+    def reject_foreign_peer(self) -> NoReturn:
         """Raise for a peer that is not an orch daemon."""
         raise ProtocolMismatchError(f"what listens at {self.label} does not speak orch's protocol")
 
@@ -155,13 +155,13 @@ class WebSocket:
             self._ws.receive_data(data)
             self._events += self._ws.events()
         except RemoteProtocolError:
-            self.not_orch()
+            self.reject_foreign_peer()
 
     def _queue(self, event: Event) -> None:
         with suppress(LocalProtocolError):  # the daemon has already closed; its last messages are read next
             self._unsent += self._ws.send(event)
 
-    def _shake_hands(self, path: str) -> None:
+    def _handshake(self, path: str) -> None:
         host = "localhost" if self._endpoint.socket_path else host_header(self._endpoint)
         headers = [(PROTOCOL_HEADER.encode(), str(PROTOCOL_VERSION).encode())]
         if self._endpoint.token:
@@ -181,7 +181,7 @@ class WebSocket:
                     case RejectData():
                         body += event.data
                     case _:
-                        self.not_orch()
+                        self.reject_foreign_peer()
                 if refused is not None and (not refused.has_body or getattr(event, "body_finished", False)):
                     check_protocol(_headers(refused.headers), self._endpoint)
                     raise _refusal(body, self.label)

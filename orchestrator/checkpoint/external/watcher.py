@@ -78,7 +78,7 @@ class FileWatcher:
                     attempt=self._attempt, writer_gone_at=self._gone_at, ended_well=self._well, step_at=self._step_at
                 )
                 if fresh:
-                    self._tell(fresh[-1], len(fresh))
+                    self._publish(fresh[-1], len(fresh))
                     self._files.retain()
                 elif self._files.copy_failure and self._files.copy_failure != self.status.failure:
                     self._fail(self._files.copy_failure, COPY_FAILED)
@@ -130,7 +130,7 @@ class FileWatcher:
             persisted=self.status.persisted + 1,
         )
 
-    def _tell(self, newest: CheckpointInfo, count: int) -> None:
+    def _publish(self, newest: CheckpointInfo, count: int) -> None:
         self.status = dataclasses.replace(
             self.status,
             step=newest.step,

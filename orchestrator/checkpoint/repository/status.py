@@ -41,7 +41,7 @@ class PersisterStatus:
 
 
 class StorageGauge:
-    """How long the write that is going on has taken, and what is free. ``clock`` gives seconds that never go backwards."""
+    """How long the current write has taken, and what is free. ``clock`` gives seconds that never go backwards."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -71,7 +71,7 @@ class Late:
         self.copier.copy(self.sources)
         return not self.watch.saw_change(self.copier.targets)
 
-    def would_be_the_same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether a copy made now would equal the existing one, and the tensors were not written since."""
         try:
             return not self.watch.saw_any_change(self.copier.targets)

@@ -61,7 +61,7 @@ class CheckpointDirectory:
             reader.verify(known)
         except CorruptCheckpointError as error:
             version = Version(attempt=info.attempt, step=info.step)
-            return self._bad(info.name, version, CheckpointStatus.BROKEN, str(error))
+            return self._broken(info.name, version, CheckpointStatus.BROKEN, str(error))
         return reader.info(known)
 
     def quarantine(self, name: str, why: str) -> None:
@@ -120,16 +120,16 @@ class CheckpointDirectory:
             try:
                 return reader.info(reader.manifest())
             except CorruptCheckpointError as error:
-                return self._bad(name, version, CheckpointStatus.BROKEN, str(error))
+                return self._broken(name, version, CheckpointStatus.BROKEN, str(error))
         version = layout.parse_broken(name)
         if version is not None:
-            return self._bad(name, version, CheckpointStatus.BROKEN, self._note(name))
+            return self._broken(name, version, CheckpointStatus.BROKEN, self._note(name))
         staged = layout.parse_staging(name)
         if staged is not None:
-            return self._bad(name, staged[0], CheckpointStatus.INCOMPLETE, self._progress(name))
+            return self._broken(name, staged[0], CheckpointStatus.INCOMPLETE, self._progress(name))
         return None
 
-    def _bad(self, name: str, version: Version, status: CheckpointStatus, why: str) -> CheckpointInfo:
+    def _broken(self, name: str, version: Version, status: CheckpointStatus, why: str) -> CheckpointInfo:
         return CheckpointInfo(
             name=name,
             path=self.storage.location(name),

@@ -197,7 +197,7 @@ def _targets(client: Client, job: str | None) -> list[JobView]:
 
 
 def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], seconds: float) -> str:
-    """What will be done, and to whom: jobs of other users first."""
+    """What will be done to which jobs: jobs of other users first."""
     from orchestrator.cli.render.units import span
 
     felt = [kind for kind in kinds if kind in FELT_BY_ALL]

@@ -36,8 +36,8 @@ def ask(session: Session, sentence: str) -> None:
 
     if not sys.stdin.isatty():
         raise RefusedError(f"not confirmed (no terminal): {sentence}", hint="pass --yes to proceed")
-    session.console.complain(sentence)
-    if not typer.confirm("go on?", err=True):
+    session.console.print_error(sentence)
+    if not typer.confirm("continue?", err=True):
         raise RefusedError("nothing was done", hint="--yes does not ask")
 
 

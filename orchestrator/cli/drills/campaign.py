@@ -42,7 +42,7 @@ class Campaign:
     _refusals: dict[tuple[str, Kind], int] = field(default_factory=dict)
 
     def run(self) -> CampaignReport:
-        """Do it. Ctrl-C and SIGTERM end it in order: what was stopped goes on, and what was found is reported."""
+        """Run the campaign. Ctrl-C and SIGTERM end it in order: stopped processes continue, and the results so far are reported."""
         dice, began = random.Random(self.seed), time.monotonic()  # noqa: S311 - a seed that repeats the campaign
         report = CampaignReport(seed=self.seed, began_at=time.time(), jobs=list(self.jobs), kinds=list(self.kinds))
         try:
@@ -58,7 +58,7 @@ class Campaign:
                 if not done.intact and not done.refused:
                     report.ended_because = "a drill found a defect: what it left is kept as it is"
                     break
-                self._until_gone_on(job.id, done, min(left, self.drill_seconds))
+                self._wait_for_progress(job.id, done, min(left, self.drill_seconds))
         except (KeyboardInterrupt, SystemExit):
             report.interrupted = True
         except OrchError as error:
@@ -108,7 +108,7 @@ class Campaign:
         self._refusals[job.id, kind] = refused
         return done
 
-    def _until_gone_on(self, job_id: str, done: Round, seconds: float) -> None:
+    def _wait_for_progress(self, job_id: str, done: Round, seconds: float) -> None:
         """Until the job has saved after the drill, where it saves at all: restarts without progress have a budget, too."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

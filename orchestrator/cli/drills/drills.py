@@ -81,19 +81,19 @@ class Drill:
     def kill_rank(self) -> DrillReport:
         """Send SIGKILL to the training process of the rank."""
         self._here(self._rank)
-        return self._after_blow("kill rank", lambda: self._kill(self._rank_pid, f"rank {self._rank}"))
+        return self._after_fault("kill rank", lambda: self._kill(self._rank_pid, f"rank {self._rank}"))
 
     def kill_actor(self) -> DrillReport:
         """Send SIGKILL to the rank's actor: its lifeline closes, and the whole gang is created again."""
         self._here(self._rank)
-        return self._after_blow("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
+        return self._after_fault("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
 
     def hang(self) -> DrillReport:
         """Send SIGSTOP to the training process of the rank. Where the job is only notified, the process is continued afterwards."""
         self._here(self._rank)
         what = f"rank {self._rank}"
         try:
-            return self._after_blow("hang", lambda: self._kill(self._rank_pid, what, signal.SIGSTOP))
+            return self._after_fault("hang", lambda: self._kill(self._rank_pid, what, signal.SIGSTOP))
         finally:
             if self._client.job(self.job.id).attempt == self.job.attempt:
                 with contextlib.suppress(RefusedError):
@@ -110,12 +110,12 @@ class Drill:
             )
         torn = saved[0]
 
-        def blow() -> str:
+        def inject() -> str:
             victim = max((p for p in Path(torn.path).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
             os.truncate(victim, victim.stat().st_size // 2)
             return f"tore {victim} and {self._kill(self._actor_pid, f'the actor of rank {self._rank}')}"
 
-        report = self._after_blow("tear checkpoint", blow)
+        report = self._after_fault("tear checkpoint", inject)
         trusted = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.path == torn.path and c.valid]
         if trusted:
             report.problems.append(f"the torn checkpoint of step {torn.step} verifies as good")
@@ -145,7 +145,7 @@ class Drill:
             if not _answers(self._client, other_than=pid):
                 _start(command, environ, cwd)
             raise
-        job = self._wait("steps go on", lambda: self._beyond(step))
+        job = self._wait("a later step", lambda: self._beyond(step))
         report.recovery_seconds = round(time.time() - began, 3)
         report.steps_lost = 0
         if job.attempt != report.attempt_before:
@@ -154,12 +154,12 @@ class Drill:
 
     # -- results
 
-    def _after_blow(self, drill: str, blow: Callable[[], str]) -> DrillReport:
+    def _after_fault(self, drill: str, inject: Callable[[], str]) -> DrillReport:
         report = DrillReport(job_id=self.job.id, drill=drill, attempt_before=self.job.attempt)
         reports_steps = self._step() is not None
         seen = self._client.events(self.job.id, tail=1)[-1].sequence
         began = time.time()
-        report.did = blow()
+        report.did = inject()
 
         def done() -> Sequence[EventView] | None:
             fresh = self._client.events(self.job.id, after=seen)
@@ -169,7 +169,7 @@ class Drill:
             again = any(e.kind == last and (e.attempt or 0) > report.attempt_before for e in fresh)
             return fresh if ended or again else None
 
-        fresh = self._wait("the job goes on", done)
+        fresh = self._wait("the job continues", done)
         for event in fresh:
             found = event.kind == "attempt_failed" or event.body.get("code") == "hang"
             if found and report.detection_seconds is None:
@@ -244,7 +244,7 @@ class Drill:
             time.sleep(POLL_SECONDS)
         raise NotRecoveredError(
             f"the drill was done, but within {self._seconds:g} s not seen: {what}",
-            hint=f"orch events {self.job.id} tells how it stands; --timeout waits longer",
+            hint=f"orch events {self.job.id} shows its state; --timeout waits longer",
         )
 
     # -- processes

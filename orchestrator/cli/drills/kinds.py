@@ -26,7 +26,7 @@ WHAT: Final = {
     Kind.RAY: "kills Ray's head; EVERY job of this daemon continues from its newest checkpoint on storage",
     Kind.FILL_DISK: "fills the disk of its checkpoints until a save has failed; the job keeps running and saves again",
     Kind.DAEMON: "kills the daemon and starts it again; all jobs keep running; submissions fail meanwhile",
-    Kind.HANG: "stops rank {rank} without ending it; when that is found, the job goes on from its newest checkpoint",
+    Kind.HANG: "stops rank {rank} without ending it; when the hang is detected, the job continues from its newest checkpoint",
     Kind.TEAR_CHECKPOINT: "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
 IN_A_CAMPAIGN: Final = (Kind.RANK, Kind.ACTOR, Kind.HANG, Kind.TEAR_CHECKPOINT, Kind.DAEMON, Kind.AGENT)

@@ -54,20 +54,20 @@ class MachineDrill(Drill):
         report.detection_seconds = round(time.time() - began, 3)
         self._wait("another agent serves", lambda: [p for p, made in _agents(raylet) if made and p != old])
         report.recovery_seconds = round(time.time() - began, 3)
-        self._goes_on(report, step, "the agent's death")
+        self._wait_for_step(report, step, "the agent's death")
         return self._judged(report)
 
     def kill_ray(self) -> DrillReport:
         """Send SIGKILL to Ray's head, which the daemon started: every job continues from its newest checkpoint on storage."""
         self._own_head()
 
-        def blow() -> str:
+        def inject() -> str:
             done = [self._kill(lambda: self._head_pid("raylet"), "the raylet")]
             with contextlib.suppress(RefusedError):  # the daemon may have been faster in removing the rest
                 done.append(self._kill(lambda: self._head_pid("gcs_server"), "the control store"))
             return " and ".join(done)
 
-        return self._after_blow("kill ray", blow)
+        return self._after_fault("kill ray", inject)
 
     def fill_disk(self, *, much: bool) -> DrillReport:
         """Fill the disk of the job's checkpoints, until a save has failed and a step was done after it.
@@ -85,13 +85,13 @@ class MachineDrill(Drill):
             taken = filler.fill()
             report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
 
-            def told() -> EventView | None:
+            def reported() -> EventView | None:
                 filler.fill()  # space that retention or others have freed meanwhile
                 return next((e for e in self._since(seen) if _is_failed_save(e)), None)
 
-            failed = self._wait("a save that fails is reported", told)
+            failed = self._wait("a save that fails is reported", reported)
             report.detection_seconds = round(failed.at - began, 3)
-            self._goes_on(report, self._step(), "the full disk")
+            self._wait_for_step(report, self._step(), "the full disk")
         freed = time.time()
 
         def saved() -> EventView | None:
@@ -103,9 +103,9 @@ class MachineDrill(Drill):
 
     # -- observations
 
-    def _goes_on(self, report: DrillReport, step: int | None, what: str) -> None:
+    def _wait_for_step(self, report: DrillReport, step: int | None, what: str) -> None:
         """Wait for a later step, in the same attempt."""
-        job = self._wait("steps go on", lambda: self._beyond(step))
+        job = self._wait("a later step", lambda: self._beyond(step))
         report.steps_lost = 0
         if job.attempt != report.attempt_before:
             report.steps_lost = None

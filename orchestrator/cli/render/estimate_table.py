@@ -70,7 +70,7 @@ def as_json(found: Estimates) -> dict[str, Any]:
                 "id": job.id,
                 "state": job.state,
                 **_progress(job),
-                "why": why_not(job),
+                "why": missing_reason(job),
                 "gpus": [
                     {"gpu_uuid": gpu.gpu_uuid, "rank": rank, "memory_used_bytes": gpu.memory_used_bytes}
                     for rank, gpu in _gpus(job, found.gpus)
@@ -99,7 +99,7 @@ def _gpus(job: JobView, gpus: Mapping[str, GpuRow]) -> list[tuple[int, GpuRow]]:
     return [(rank.rank, gpus[uuid]) for rank in job.gpus for uuid in rank.gpu_uuids if uuid in gpus]
 
 
-def why_not(job: JobView) -> str:
+def missing_reason(job: JobView) -> str:
     """Why there is no estimate of a job; empty where there is one."""
     told = job.progress
     if job.is_terminal:
@@ -148,7 +148,7 @@ def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
         Cell(interval),
         Cell("" if left is None else clock(now + left)),
         Cell(memory_text(job, gpus)),
-        Cell(clean(why_not(job)), ("dim",)),
+        Cell(clean(missing_reason(job)), ("dim",)),
     ]
 
 

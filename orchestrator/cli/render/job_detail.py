@@ -217,7 +217,7 @@ def _restarts(job: JobView) -> str:
 
 
 def _last_failure(job: JobView) -> str:
-    """For a job that goes on after it: one line; a job that failed shows all of it."""
+    """One line for a job that continues after it; all of it for a job that failed."""
     if job.failure is None or job.state == "FAILED":
         return ""
     return f"{clean(job.failure.sentence)} ({job.failure.failure_class})"

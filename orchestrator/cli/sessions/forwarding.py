@@ -23,7 +23,7 @@ _MOST_CONNECTIONS: Final = 100
 
 
 class Forwarding:
-    """Of ports of the node of ``rank``. Errors of single connections are told on the console; the rest goes on."""
+    """Of ports of the node of ``rank``. Errors of single connections are printed; the others continue."""
 
     def __init__(self, client: Client, job_id: str, rank: int, console: Console) -> None:
         self._client, self._job_id, self._rank = client, job_id, rank
@@ -86,7 +86,7 @@ class Forwarding:
         connection, _ = listener.accept()
         if not self._room.acquire(blocking=False):
             connection.close()
-            self._console.complain(f"orch: a connection was refused: {_MOST_CONNECTIONS} are open")
+            self._console.print_error(f"orch: a connection was refused: {_MOST_CONNECTIONS} are open")
             return
         threading.Thread(target=self._serve, args=(connection, remote), daemon=True).start()
 
@@ -98,7 +98,7 @@ class Forwarding:
             ):
                 carry(connection, stream)
         except OrchError as error:
-            self._console.complain(f"orch: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            self._console.print_error(f"orch: {error.message}" + (f" ({error.hint})" if error.hint else ""))
         except OSError:
             pass  # this side's program has closed its connection
         finally:

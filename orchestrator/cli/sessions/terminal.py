@@ -35,7 +35,7 @@ def may_have_terminal() -> bool:
 
 
 def terminal_of(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the daemon is told of this terminal."""
+    """The properties of this terminal that the daemon gets."""
     columns, rows = _size()
     kind = environ.get("TERM", "")
     known = 0 < len(kind) <= 64 and all(letter.isascii() and (letter.isalnum() or letter in "._+-") for letter in kind)

@@ -42,7 +42,7 @@ q  ctrl+c   leave
 s           sort by the next column (node, utilization, memory, power, temperature, job)
 r           turn the order around
 /           filter: words that node, model, job, UUID or state must contain
-space       hold the picture still, and let it go on
+space       pause and resume the display
 tab         move to the next table; arrows and page keys move within one
 j  p        hide jobs or processes, and show them again; GPUs always stay
 esc         show everything: no filter, nothing hidden
@@ -207,7 +207,7 @@ class TopApp(App[None]):
         self._draw()
 
     def action_hold(self) -> None:
-        """Hold the picture, or let it go on."""
+        """Pause or resume the display."""
         self.choices.held = not self.choices.held
         self._draw()
         self.follow()

@@ -162,9 +162,9 @@ def _own_pids(uuid: str, holding: Collection[Job]) -> frozenset[int]:
 
 
 def _own_memory(sample: Sample, report: ExporterReport, own: frozenset[int]) -> float | None:
-    """What the jobs' processes on the GPU use, the foreign ones that can be seen included; None where that is not told of all.
+    """What the jobs' processes on the GPU use, the visible foreign ones included; None where it is not known for all.
 
-    In a container the driver may tell of no process, or by numbers that mean nothing there.
+    In a container the driver may list no process, or process numbers that mean nothing there.
     """
     seen = {line[0] for line in report.lineages}
     if not any(not own.isdisjoint(line) for line in report.lineages):

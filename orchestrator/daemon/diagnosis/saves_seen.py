@@ -1,4 +1,4 @@
-"""From what ranks and their actors tell of checkpoints to one observation of a job's saves. Pure."""
+"""Combines the reports of ranks and their actors about checkpoints into one observation of a job's saves. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _SOURCE_PLACE: Final = re.compile(r"\[\S+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
 def event_view(stored: StoredEvent) -> v.EventView:
     """Return one line of a job's history."""
     event = stored.event
-    body = event_body(event) | _told(event)
+    body = event_body(event) | _sentences_about(event)
     if event.kind == "job_submitted":
         told = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
         body = {name: body[name] for name in told}
@@ -41,7 +41,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
     )
 
 
-def _told(event: ev.Event) -> dict[str, Any]:
+def _sentences_about(event: ev.Event) -> dict[str, Any]:
     """Return the sentences about an event, beside its facts."""
     match event:
         case ev.GangLost(reason=fact) | ev.JobRequeued(reason=fact) | ev.JobFinished(reason=fact):

@@ -66,7 +66,7 @@ def spec_diff(
     files_unknown: str = "",
 ) -> SpecDiff:
     """Return the differences of two submissions. ``files``: the digest of each file of the two archives; None: unknown."""
-    first, second = dict(_told(before)), dict(_told(after))
+    first, second = dict(_resolved_values(before)), dict(_resolved_values(after))
     values = [
         ValueChange(key=key, before=first.get(key), after=second.get(key))
         for key in dict.fromkeys([*first, *second])
@@ -83,7 +83,7 @@ def spec_diff(
     )
 
 
-def _told(event: JobSubmitted) -> Iterator[tuple[str, Any]]:
+def _resolved_values(event: JobSubmitted) -> Iterator[tuple[str, Any]]:
     """Return each value of the spec by its dotted key, unmasked, and values resolved beside it."""
     yield from _leaves("", to_dict(event.spec))
     yield "(interpreter)", event.python

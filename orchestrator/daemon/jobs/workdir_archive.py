@@ -21,7 +21,7 @@ from orchestrator.runtime.nodes.workdir_walk import (
     MAX_COUNTED,
     Found,
     LeftOutCount,
-    SnapshotError,
+    WorkdirError,
     link_target,
     refuse_too_large,
     walk,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.events import LeftOut
 
-__all__ = ["Snapshot", "SnapshotError", "lay_out", "measure", "take"]
+__all__ = ["Snapshot", "WorkdirError", "lay_out", "measure", "take"]
 
 _CHUNK: Final = 1024 * 1024
 
@@ -50,12 +50,12 @@ class Snapshot:
 
 
 def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_counted: int = MAX_COUNTED) -> Snapshot:
-    """Archive ``directory``. ``blob`` gives a digest's file. Raises SnapshotError.
+    """Archive ``directory``. ``blob`` gives a digest's file. Raises WorkdirError.
 
     At most ``max_counted`` excluded files are counted.
     """
     if not directory.is_dir():
-        raise SnapshotError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
+        raise WorkdirError(f"working_dir {directory} is not a directory; set working_dir to one, or to null for none")
     left_out = LeftOutCount(most=max_counted)
     found = list(walk(directory, left_out))
     size = refuse_too_large(directory, found, max_bytes)
@@ -67,7 +67,7 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_co
 
 
 def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
-    """Return files and bytes that an archive would hold, and what it would not. Raises SnapshotError."""
+    """Return files and bytes that an archive would hold, and what it would not. Raises WorkdirError."""
     left_out = LeftOutCount()
     found = list(walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
@@ -81,7 +81,7 @@ def _entry(found: Found, root: Path, blob: Callable[[str], Path]) -> dict[str, o
     if stat.S_ISLNK(mode):
         return {"path": found.relative, "type": "link", "target": link_target(found, root)}
     if not stat.S_ISREG(mode):
-        raise SnapshotError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
+        raise WorkdirError(f"{found.path} is neither a file, a directory nor a link; list it in .gitignore")
     return {
         "path": found.relative,
         "type": "file",
@@ -96,7 +96,7 @@ def _store_file(found: Found, blob: Callable[[str], Path]) -> str:
         data = read_plain(found.path, _CHUNK) if small else b""
         digest = hashlib.sha256(data).hexdigest() if small else _digest(found.path)
     except OSError as error:
-        raise SnapshotError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
+        raise WorkdirError(f"{found.path}: {error.strerror}; make it readable or list it in .gitignore") from error
     if small:
         _store(data, blob(digest))
     else:
@@ -118,7 +118,7 @@ def _store_large(path: Path, digest: str, target: Path) -> None:
             hashing.update(chunk)
             sink.write(chunk)
         if hashing.hexdigest() != digest:
-            raise SnapshotError(
+            raise WorkdirError(
                 f"{path} changes while it is read; submit again when it is at rest, or list it in .gitignore"
             )
 

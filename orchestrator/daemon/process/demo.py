@@ -34,7 +34,7 @@ STOP_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
-class _Teller:
+class _Printer:
     """Prints each step, unless only the result is wanted."""
 
     quiet: bool
@@ -57,34 +57,34 @@ class _Teller:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo; return exit code 0 when the job succeeded with a good model. Raises RefusedError."""
-    teller = _Teller(quiet=options.json, began=time.monotonic())
+    printer = _Printer(quiet=options.json, began=time.monotonic())
     home = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     settings = Settings.from_environ({**os.environ, "ORCH_HOME": str(home)})
     client = Client(Endpoint(socket_path=str(settings.socket)))
     try:
-        result = _story(settings, client, teller)
+        result = _run_scenario(settings, client, printer)
     finally:
-        _stop(client, teller)
+        _stop(client, printer)
         shutil.rmtree(home, ignore_errors=True)
     good = result["state"] == "SUCCEEDED" and (result["accuracy"] or 0.0) >= GOOD_ACCURACY
     if options.json:
         print(json.dumps(result))
     elif good:
-        teller.say("everything is stopped and removed; next: `orch init train.py`, then `orch submit job.yaml`")
+        printer.say("everything is stopped and removed; next: `orch init train.py`, then `orch submit job.yaml`")
     return EXIT_OK if good else EXIT_JOB_FAILED
 
 
-def _story(settings: Settings, client: Client, teller: _Teller) -> dict[str, Any]:
+def _run_scenario(settings: Settings, client: Client, printer: _Printer) -> dict[str, Any]:
     simulated, gpu = _gpus()
     what = f"{simulated} simulated GPUs" if simulated else "this machine's GPUs"
-    teller.say(f"starting a daemon of its own, with Ray and {what}")
+    printer.say(f"starting a daemon of its own, with Ray and {what}")
     reply = up(settings, ServeOptions(simulate_gpus=simulated, read_listen=""))
-    teller.say(f"ready (process {reply.pid})")
+    printer.say(f"ready (process {reply.pid})")
     job_id = _submit(client, gpu)
-    teller.say(f"submitted {job_id}: LeNet-5 on handwritten digits, {RANKS} ranks, DistributedDataParallel")
-    job = _follow(client, job_id, teller)
+    printer.say(f"submitted {job_id}: LeNet-5 on handwritten digits, {RANKS} ranks, DistributedDataParallel")
+    job = _follow(client, job_id, printer)
     accuracy = job.progress.metrics.get("accuracy") if job.progress else None
-    _tell_end(job, accuracy, client, teller)
+    _print_end(job, accuracy, client, printer)
     recoveries = job.timings.recovery_seconds
     return {
         "job_id": job.id,
@@ -132,7 +132,7 @@ def _entrypoint(job_file: Path) -> str:
     return entry.replace("python ", f"{sys.executable} ", 1) + " --save-every 1"
 
 
-def _follow(client: Client, job_id: str, teller: _Teller) -> JobView:
+def _follow(client: Client, job_id: str, printer: _Printer) -> JobView:
     version: int | None = None
     killed = False
     told_step = 0
@@ -147,37 +147,37 @@ def _follow(client: Client, job_id: str, teller: _Teller) -> JobView:
             continue
         if progress.step - told_step >= progress.total_steps // 12:
             told_step = progress.step
-            teller.progress(job)
+            printer.progress(job)
         if not killed and progress.step >= KILL_AT_FRACTION * progress.total_steps and job.state == "RUNNING":
-            killed = _kill_one(job, teller)
+            killed = _kill_one(job, printer)
     raise RefusedError(f"the demo's job did not end within {DEMO_SECONDS:g} s", hint="is the machine very busy?")
 
 
-def _kill_one(job: JobView, teller: _Teller) -> bool:
+def _kill_one(job: JobView, printer: _Printer) -> bool:
     victim = job.gpus[-1]
     if victim.pid is None:
         return False
     os.kill(victim.pid, signal.SIGKILL)
-    teller.say(f"kill -9 {victim.pid}: rank {victim.rank} is dead")
+    printer.say(f"kill -9 {victim.pid}: rank {victim.rank} is dead")
     return True
 
 
-def _tell_end(job: JobView, accuracy: float | None, client: Client, teller: _Teller) -> None:
-    if teller.quiet:
+def _print_end(job: JobView, accuracy: float | None, client: Client, printer: _Printer) -> None:
+    if printer.quiet:
         return
     timings = job.timings
     for recovery in timings.recovery_seconds:
-        teller.say(
+        printer.say(
             f"recovered in {recovery:.3f} s from death to the next new step; {timings.steps_lost} steps done again"
         )
-    teller.say(f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else ""))
-    teller.say("timeline, in seconds since the submission:")
+    printer.say(f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else ""))
+    printer.say("timeline, in seconds since the submission:")
     for event in sorted(client.events(job.id), key=lambda each: each.at):
         if event.kind != "checkpoint_saved":
-            teller.say(f"  {event.at - job.submitted_at:8.3f}  {event.summary}")
+            printer.say(f"  {event.at - job.submitted_at:8.3f}  {event.summary}")
 
 
-def _stop(client: Client, teller: _Teller) -> None:
+def _stop(client: Client, printer: _Printer) -> None:
     try:
         for job in client.jobs().jobs:
             if not job.is_terminal:
@@ -192,7 +192,7 @@ def _stop(client: Client, teller: _Teller) -> None:
         if _is_gone(daemon):
             return
         time.sleep(0.05)
-    teller.say("the daemon is slow to stop; see `ps`")
+    printer.say("the daemon is slow to stop; see `ps`")
 
 
 def _is_gone(pid: int) -> bool:

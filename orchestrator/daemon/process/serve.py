@@ -106,7 +106,7 @@ async def _serve(settings: Settings, options: ServeOptions, environ: dict[str, s
     finally:
         control.withdraw()
         # asyncio.run, or the interpreter's exit, would wait for these for ever; everything important is closed.
-        if parts.background.deaf or parts.pools.busy or calls_under_way() or executor.busy(CALLS_SECONDS):
+        if parts.background.uncancelled or parts.pools.busy or calls_under_way() or executor.busy(CALLS_SECONDS):
             failed = sys.exception()
             if failed is not None:
                 traceback.print_exception(failed)

@@ -34,7 +34,7 @@ class Pruning:
         before = time.time() - older_than_seconds
         needed = frozenset(self._needed())
         going = await self._store.ended_before(before, needed)
-        kept = [_left_alone(await self._store.job(job_id), self._paths) for job_id in going]
+        kept = [_placed_by_user(await self._store.job(job_id), self._paths) for job_id in going]
         folders = [self._paths.job(job_id) for job_id in going]
         freed = await self._pool.run(lambda: sum(_size(p) for p in folders))
         if not dry_run:
@@ -50,7 +50,7 @@ class Pruning:
         )
 
 
-def _left_alone(job: Job, paths: Paths) -> str:
+def _placed_by_user(job: Job, paths: Paths) -> str:
     """Return checkpoint directories that the user placed outside the home: only the user removes those."""
     configured = job.spec.checkpoint.storage_path is not None and job.checkpoints.path
     return checkpoint_dir(job, paths) if configured else ""

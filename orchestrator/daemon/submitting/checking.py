@@ -125,7 +125,7 @@ def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, int
         raise _one(request, "working_dir", f"{directory} is not a directory", "make it, or set working_dir: null")
     if entry.kind == "script" and directory is not None:
         script = directory / entry.target
-        if (trouble := _file_trouble(script)) is not None:
+        if (trouble := _file_problem(script)) is not None:
             hint = "the path is relative to working_dir"
             shown = entry.target if request.upload else script
             raise _one(request, "entrypoint", f"{shown} {trouble}", hint)
@@ -159,7 +159,7 @@ def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str
         return None if python is None else known[python]
     if not os.access(python, os.X_OK):
         raise _one(request, "entrypoint", f"{python} cannot be executed here", "name an interpreter of this machine")
-    if (trouble := _file_trouble(Path(python))) is not None:
+    if (trouble := _file_problem(Path(python))) is not None:
         raise _one(request, "entrypoint", f"{python} {trouble}", "name an interpreter of this machine")
     known[python] = interpreter_of(python)
     return known[python]
@@ -170,7 +170,7 @@ def _own_python() -> str:
     return find_python(os.environ.get("PATH", os.defpath)) or sys.executable
 
 
-def _file_trouble(path: Path) -> str | None:
+def _file_problem(path: Path) -> str | None:
     """Return why the daemon cannot read a regular file at a user's path; None where it can. Never waits."""
     try:
         os.close(open_plain(path, follow=True))
@@ -208,7 +208,7 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
         if request.remote and not path.is_relative_to(os.path.realpath(base)):
             hint = "put it into working_dir, or into the interpreter's environment on the daemon's machine"
             raise _one(request, where, f"{entry} is not uploaded: it lies outside of working_dir", hint)
-        if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_trouble(path) is None)):  # noqa: PTH112 - never raises
+        if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_problem(path) is None)):  # noqa: PTH112 - never raises
             hint = "name a package's directory or a wheel; a relative path counts from working_dir"
             raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)
         if path.name in (other.name for other in found):

@@ -148,7 +148,7 @@ async def archive(directory: Path | None, settings: Settings, files: Share) -> A
         return Archive()
     try:
         taken, git = await asyncio.gather(files.run(_take, directory, settings), files.run(git_state, directory))
-    except snapshot.SnapshotError as error:
+    except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
     return Archive(digest=taken.digest, left_out=taken.left_out, git=git, size_bytes=taken.size_bytes)
 
@@ -181,7 +181,7 @@ async def prepare(
     try:
         await files.run(_lay_out, taken.digest, settings, new_id)
         await files.run(_take_modules, checked.modules, settings, new_id)
-    except snapshot.SnapshotError as error:
+    except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
     resume_from = await _pinned(resume_from, settings, new_id, files)
     write_secrets(paths, new_id, request.secrets)

@@ -47,25 +47,25 @@ Entry = FileEntry | LinkEntry | DirectoryEntry
 def read_manifest(text: bytes, *, max_bytes: int) -> tuple[Entry, ...]:
     """The entries. Raises BadRequestError for whatever is not a directory of at most ``max_bytes``."""
     if len(text) > MAX_MANIFEST_BYTES:
-        raise _bad(f"it has {len(text)} bytes, {MAX_MANIFEST_BYTES} at most")
+        raise _invalid(f"it has {len(text)} bytes, {MAX_MANIFEST_BYTES} at most")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad("it is not JSON") from error
+        raise _invalid("it is not JSON") from error
     items = found.get("entries") if isinstance(found, dict) and found.get("version") == 1 else None
     if not isinstance(items, list) or len(items) > MAX_FILES:
-        raise _bad(f"it is not of version 1 with at most {MAX_FILES} entries")
+        raise _invalid(f"it is not of version 1 with at most {MAX_FILES} entries")
     entries = tuple(_entry(item) for item in items)
     _refuse_conflicts(entries)
     size = sum(entry.size_bytes for entry in entries if isinstance(entry, FileEntry))
     if size > max_bytes:
-        raise _bad(f"its files have {size} bytes, {max_bytes} at most")
+        raise _invalid(f"its files have {size} bytes, {max_bytes} at most")
     return entries
 
 
 def _entry(item: Any) -> Entry:
     if not isinstance(item, dict):
-        raise _bad("an entry is not an object")
+        raise _invalid("an entry is not an object")
     path = _path(item.get("path"))
     match item.get("type"):
         case "file":
@@ -79,40 +79,40 @@ def _entry(item: Any) -> Entry:
             return LinkEntry(path=path, target=_target(item.get("target"), path))
         case "directory":
             return DirectoryEntry(path=path)
-    raise _bad(f"{path!r} is neither a file, a link nor a directory")
+    raise _invalid(f"{path!r} is neither a file, a link nor a directory")
 
 
 def _path(value: Any) -> str:
     if not isinstance(value, str) or not value or len(_encoded(value)) > MAX_PATH_BYTES:
-        raise _bad(f"a path is text of at most {MAX_PATH_BYTES} bytes")
+        raise _invalid(f"a path is text of at most {MAX_PATH_BYTES} bytes")
     names = value.split("/")
     if "\0" in value or any(name in {"", ".", ".."} or len(_encoded(name)) > MAX_NAME_BYTES for name in names):
-        raise _bad(f"{value!r} does not lie in the directory")
+        raise _invalid(f"{value!r} does not lie in the directory")
     if len(names) > MAX_DEPTH:
-        raise _bad(f"{value!r} is more than {MAX_DEPTH} directories deep")
+        raise _invalid(f"{value!r} is more than {MAX_DEPTH} directories deep")
     return value
 
 
 def _target(value: Any, path: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(_encoded(value)) > MAX_PATH_BYTES:
-        raise _bad(f"{path!r} links to nothing")
+        raise _invalid(f"{path!r} links to nothing")
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), value))
     if value.startswith("/") or inside == ".." or inside.startswith("../"):
-        raise _bad(f"{path!r} links to {value!r}, outside of the directory")
+        raise _invalid(f"{path!r} links to {value!r}, outside of the directory")
     return value
 
 
 def _size(value: Any, path: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _bad(f"{path!r} has no size")
+        raise _invalid(f"{path!r} has no size")
     return value
 
 
 def _pieces(value: Any, size: Any, path: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(digest, str) for digest in value):
-        raise _bad(f"{path!r} has no pieces")
+        raise _invalid(f"{path!r} has no pieces")
     if len(value) != -(-int(size) // MAX_PIECE_BYTES):
-        raise _bad(f"{path!r} has {len(value)} pieces for {size} bytes")
+        raise _invalid(f"{path!r} has {len(value)} pieces for {size} bytes")
     return tuple(value)
 
 
@@ -120,21 +120,21 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise _bad(f"{text!r} is not UTF-8") from error
+        raise _invalid(f"{text!r} is not UTF-8") from error
 
 
 def _refuse_conflicts(entries: tuple[Entry, ...]) -> None:
     """Each path once, and nothing below what is not a directory: no file goes through a link."""
     leaves = {entry.path for entry in entries}
     if len(leaves) != len(entries):
-        raise _bad("it names a path twice")
+        raise _invalid("it names a path twice")
     for entry in entries:
         above = posixpath.dirname(entry.path)
         while above:
             if above in leaves:
-                raise _bad(f"{entry.path!r} lies below {above!r}, which is an entry of its own")
+                raise _invalid(f"{entry.path!r} lies below {above!r}, which is an entry of its own")
             above = posixpath.dirname(above)
 
 
-def _bad(reason: str) -> BadRequestError:
+def _invalid(reason: str) -> BadRequestError:
     return BadRequestError(f"the upload's manifest is refused: {reason}", hint="`orch submit` sends it right")

@@ -59,7 +59,7 @@ class Uploads:
         self._drop_old(uid, now)
         with self._lock:
             self._held.pop(uid, None)  # counted again from what is there
-        return tuple(digest for digest in dict.fromkeys(digests) if not _touched(self._piece(uid, digest), now))
+        return tuple(digest for digest in dict.fromkeys(digests) if not _mark_used(self._piece(uid, digest), now))
 
     def put(self, uid: int, digest: str, data: bytes) -> None:
         """Keep a piece. Raises BadRequestError where it is not what its name says, RefusedError beyond the user's limit."""
@@ -170,7 +170,7 @@ class Uploads:
                     path.unlink()
 
 
-def _touched(path: Path, now: float) -> bool:
+def _mark_used(path: Path, now: float) -> bool:
     try:
         os.utime(path, (now, now))
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Has each tracker of each live job fed by a process that reads the job's records; nothing here waits for a tracker.
 
-A process that fails is started again, later each time. It ends with the daemon, and the next daemon's goes on where its journal
+A process that fails is started again, later each time. It ends with the daemon, and the next daemon's continues where its journal
 says; for jobs that have ended lately as well. ``orch status JOB`` shows what the journal says.
 """
 
@@ -136,7 +136,7 @@ class JobTrackers:
         job_id, tracker = followed.job.id, followed.tracker
         try:
             async with self._room:
-                while not await self._fed(followed):
+                while not await self._feed(followed):
                     followed.failures += 1
                     if followed.over.is_set() and followed.failures >= TRIES_AFTER_END:
                         self._log.warning("tracker.given_up", job=job_id, tracker=tracker)
@@ -156,7 +156,7 @@ class JobTrackers:
         if not any(job_id == followed.job.id for job_id, _ in self._followed):
             self._secrets.pop(followed.job.id, None)
 
-    async def _fed(self, followed: Followed) -> bool:
+    async def _feed(self, followed: Followed) -> bool:
         """Run the process once; whether everything is in the tracker and its job has ended."""
         job, tracker = followed.job, followed.tracker
         path = journal.path_of(self._paths.job(job.id), tracker)

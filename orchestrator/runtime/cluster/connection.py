@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.cluster.head.start import ClusterError, start_seconds
-from orchestrator.runtime.cluster.serializers import forgo_foreign_serializers
+from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
 from orchestrator.runtime.cluster.signal_handlers import restore_handlers
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.own_thread import in_own_thread
@@ -116,7 +116,7 @@ async def _keep_handlers() -> None:
 def _connect(address: str, space: str) -> None:
     import ray
 
-    forgo_foreign_serializers()
+    skip_foreign_serializers()
     ray.init(
         address=address,
         namespace=space,

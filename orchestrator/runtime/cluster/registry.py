@@ -50,12 +50,12 @@ class NodeRegistry:
         On an existing cluster a node whose agent does not answer delays no other.
         """
         alive = {node_id for node_id, node in raw.items() if node.alive}
-        self._bury(set(raw) - alive)
+        self._drop_dead(set(raw) - alive)
         known = set(self.reports)
-        await self._meet(alive)
+        await self._first_reports(alive)
         await asyncio.gather(*(self._ask_again(node_id) for node_id in known & alive))
 
-    def _bury(self, dead: set[str]) -> None:
+    def _drop_dead(self, dead: set[str]) -> None:
         for node_id in dead:
             self._dead_since.setdefault(node_id, time.monotonic())
         for node_id in (set(self.agents) | set(self._meetings)) & dead:
@@ -65,10 +65,10 @@ class NodeRegistry:
             if node_id in self._meetings:
                 self._meetings.pop(node_id).cancel()
 
-    async def _meet(self, alive: set[str]) -> None:
+    async def _first_reports(self, alive: set[str]) -> None:
         """Get the first report of every new node."""
         for node_id in alive - set(self.reports) - set(self._meetings):
-            self._meetings[node_id] = asyncio.create_task(self._greet(node_id), name=f"meet-{node_id[:8]}")
+            self._meetings[node_id] = asyncio.create_task(self._first_report(node_id), name=f"meet-{node_id[:8]}")
         if not self._meetings:
             return
         limit = CALL_SECONDS * 2 if self._maker.embedded else MEET_SECONDS
@@ -78,7 +78,7 @@ class NodeRegistry:
             if error is not None and self._maker.embedded:
                 raise error
 
-    async def _greet(self, node_id: str) -> None:
+    async def _first_report(self, node_id: str) -> None:
         try:
             self.agents[node_id] = await self._ray.call(self._maker.make, node_id)
             self.reports[node_id] = await within(CALL_SECONDS, self.agents[node_id].report.remote())

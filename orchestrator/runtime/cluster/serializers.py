@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def forgo_foreign_serializers() -> bool:
+def skip_foreign_serializers() -> bool:
     """Skip the foreign serializers. Call before the process sends its first value; False when this Ray has no such step."""
     try:
         from ray.util import serialization_addons

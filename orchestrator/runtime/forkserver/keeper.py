@@ -302,7 +302,7 @@ class Keeper:
         self._set_cause(cause)
         self._clearing = True
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _queue_message(self, message: dict[str, Any]) -> None:
         if self._lifeline is not None:
             self._unsent += wire.encode_line(message)
 
@@ -335,7 +335,7 @@ class Keeper:
                 self._error = {key: value for key, value in message.items() if key != "event"}
             elif message["event"] == "started":
                 message["pid"] = self._child_pid  # from the fork: a script could name another process
-            self._tell(message)
+            self._queue_message(message)
 
     def _received(self) -> list[dict[str, Any]]:
         try:
@@ -355,9 +355,9 @@ class Keeper:
             except ChildProcessError:
                 if self._group is not None and not self._group.remove():
                     return  # processes that are no descendants any more: the next sweep ends them
-                self._let_go()
+                self._release_lock()
                 self._childless = True
-                self._tell({"event": "gone", "at": time.time()})
+                self._queue_message({"event": "gone", "at": time.time()})
                 return
             if pid == 0:
                 return
@@ -365,7 +365,7 @@ class Keeper:
                 self._memory = self._memory_used(usage.ru_maxrss * 1024)
                 self._record_exit(os.waitstatus_to_exitcode(status))
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         """Release the rank's lock: no process is left, so the next tree may start before this process ends."""
         if self._spawn.lease is not None:
             holder.clear(self._spawn.lease)
@@ -394,9 +394,9 @@ class Keeper:
         }
         ending = self._ending(ended_at)
         trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
-        self._tell({"event": "memory", **(self._memory or {})})
-        self._tell({"event": "ending", **ending})
-        self._tell({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
+        self._queue_message({"event": "memory", **(self._memory or {})})
+        self._queue_message({"event": "ending", **ending})
+        self._queue_message({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
         self._flush()
 
     def _ending(self, now: float) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Gangs:
             del self._work[job.id]
         if effect is None:
             return
-        task = asyncio.create_task(self._carry_out(job, effect), name=f"{type(effect).__name__}-{job.id}")
+        task = asyncio.create_task(self._execute(job, effect), name=f"{type(effect).__name__}-{job.id}")
         self._work[job.id] = _Work(effect, task)
 
     def forget_all(self) -> None:
@@ -100,11 +100,11 @@ class Gangs:
         await self._files.close()
         self._work.clear()
 
-    async def _carry_out(self, job: Job, effect: Effect) -> None:
+    async def _execute(self, job: Job, effect: Effect) -> None:
         delay = RETRY_SECONDS
         while True:
             try:
-                await self._do(job, effect)
+                await self._execute_once(job, effect)
             except GangLostError as error:
                 await self._files.bring_ends(job)
                 words = last_words(self._paths, job.id, job.attempt_number, job.num_workers)
@@ -118,7 +118,7 @@ class Gangs:
                 continue
             return
 
-    async def _do(self, job: Job, effect: Effect) -> None:
+    async def _execute_once(self, job: Job, effect: Effect) -> None:
         match effect:
             case Ensure():
                 await self._launcher.ensure(job)
@@ -137,7 +137,7 @@ class Gangs:
         else:
             self._log.error("gang.effect_failed", job=job.id, effect=type(effect).__name__, exc_info=error)
 
-    def note_reach(self, jobs: Iterable[Job]) -> None:
+    def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Report the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         silent_nodes = self._silent()
         for job in jobs:

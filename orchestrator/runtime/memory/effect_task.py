@@ -67,9 +67,9 @@ class EffectTask:
     def _begin(self) -> None:
         if not self._ended:
             self._steps = self.make()
-            self._go_on(partial(next, self._steps))
+            self._advance(partial(next, self._steps))
 
-    def _go_on(self, resume: Callable[[], Sequence[Order] | Pause]) -> None:
+    def _advance(self, resume: Callable[[], Sequence[Order] | Pause]) -> None:
         try:
             wanted = resume()
         except StopIteration:
@@ -106,6 +106,6 @@ class EffectTask:
         errors = [a for a in answers if isinstance(a, Exception)]
         if errors:
             worst = next((e for e in errors if isinstance(e, GangLostError)), errors[0])
-            self._go_on(partial(self._steps.throw, worst))
+            self._advance(partial(self._steps.throw, worst))
         else:
-            self._go_on(partial(self._steps.send, answers))
+            self._advance(partial(self._steps.send, answers))

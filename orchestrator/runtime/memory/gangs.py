@@ -90,7 +90,7 @@ class MemoryGangs:
         self._work[job.id] = _Work(effect, task)
         task.start()
 
-    def note_reach(self, jobs: Iterable[Job]) -> None:
+    def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         silent = self._cluster.silent
         for job in jobs:
@@ -174,11 +174,11 @@ class MemoryGangs:
         if waiting:
             _refuse_to_repeat(job.attempt_number, waiting, self._cluster.processes.records.get(job.id, {}))
             yield [Order(a.node, partial(a.prepare, attempt)) for a in gang.actors]
-            self._tell_torn(job)
+            self._report_torn(job)
             yield [Order(a.node, partial(a.launch, attempt)) for a in gang.actors]
         self._watch(job, gang)
 
-    def _tell_torn(self, job: Job) -> None:
+    def _report_torn(self, job: Job) -> None:
         """Report checkpoints that turned out to be torn in the search for the one that the attempt resumes from."""
         for torn in self._cluster.checkpoints.broken.pop(job.id, ()):
             self._note(job.id, CheckpointQuarantined(said=f"{torn.path} is torn"))
@@ -247,10 +247,10 @@ class MemoryGangs:
         if not self._is_current(gang, attempt, actor) or actor.rank in gang.gone:
             return
         network, cursor = self._cluster.network, gang.cursors.get(actor.rank, 0)
-        heard = partial(self._heard, gang, attempt, actor, cursor)
+        heard = partial(self._take_answer, gang, attempt, actor, cursor)
         network.follow(actor.job_id, actor.node, partial(actor.poll, attempt, cursor), heard)
 
-    def _heard(self, gang: _Gang, attempt: int, actor: MemoryActor, cursor: int, answer: Any) -> None:
+    def _take_answer(self, gang: _Gang, attempt: int, actor: MemoryActor, cursor: int, answer: Any) -> None:
         if not self._is_current(gang, attempt, actor):
             return
         match answer:
@@ -261,12 +261,12 @@ class MemoryGangs:
             case StaleAttemptError():
                 pass
             case (reached, news):
-                self._tell(actor.job_id, gang, attempt, actor.rank, news)
+                self._report(actor.job_id, gang, attempt, actor.rank, news)
                 if gang.cursors.get(actor.rank, 0) == cursor:  # ignore a repeated answer
                     gang.cursors[actor.rank] = reached
                     self._follow(gang, attempt, actor)
 
-    def _tell(self, job_id: JobId, gang: _Gang, attempt: int, rank: int, news: Sequence[News]) -> None:
+    def _report(self, job_id: JobId, gang: _Gang, attempt: int, rank: int, news: Sequence[News]) -> None:
         facts: list[ev.Event] = []
         for event in news:
             if isinstance(event, Saved):

@@ -40,7 +40,7 @@ class Network:
 
         Messages about one job arrive in the order in which they were sent. A lost answer raises NoAnswerError.
         """
-        arrives = max(self.agenda.now + self._takes(node), self._arrived.get(job_id, 0.0))
+        arrives = max(self.agenda.now + self._accepts(node), self._arrived.get(job_id, 0.0))
         self._arrived[job_id] = arrives
         self.agenda.at(arrives, partial(self._deliver, job_id, node, do, answer))
 
@@ -63,7 +63,7 @@ class Network:
             except (GangLostError, StaleAttemptError) as error:
                 replying(error)
 
-        self.agenda.after(self._takes(node), begin)
+        self.agenda.after(self._accepts(node), begin)
 
     def reply(self, job_id: JobId, node: MemoryNode | None, answer: Callable[[Any], None], what: Any) -> None:
         """Send ``what`` back."""
@@ -73,8 +73,8 @@ class Network:
             return
         if self.repeated[job_id] > 0:
             self.repeated[job_id] -= 1
-            self.agenda.after(self._takes(node), partial(answer, what))
-        self.agenda.after(self._takes(node), partial(answer, what))
+            self.agenda.after(self._accepts(node), partial(answer, what))
+        self.agenda.after(self._accepts(node), partial(answer, what))
 
     def forget(self, job_id: JobId) -> None:
         """Drop what belongs to an ended job."""
@@ -82,7 +82,7 @@ class Network:
         self.lost.pop(job_id, None)
         self.repeated.pop(job_id, None)
 
-    def _takes(self, node: MemoryNode | None) -> float:
+    def _accepts(self, node: MemoryNode | None) -> float:
         return self.latency + (node.slow if node is not None else 0.0)
 
     def _deliver(

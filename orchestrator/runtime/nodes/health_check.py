@@ -88,10 +88,10 @@ async def _check_devices(python: str, seconds: float) -> list[Fact]:
     if process.returncode != 0 or "done" not in said:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
         return [DevicesFailed(said=last[0][:MOST_CHARACTERS])]
-    return [_wrong(line) for line in said if line and line != "done"]
+    return [_failure_in(line) for line in said if line and line != "done"]
 
 
-def _wrong(line: str) -> Fact:
+def _failure_in(line: str) -> Fact:
     """Return the failure in one line of the check; output of a library counts as a failure, too."""
     try:
         told = json.loads(line)

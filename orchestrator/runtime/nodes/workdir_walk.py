@@ -22,7 +22,7 @@ MAX_COUNTED: Final = 2000
 NAMED_LEFT_OUT: Final = 3
 
 
-class SnapshotError(Exception):
+class WorkdirError(Exception):
     """The working directory cannot be archived; the message gives the obstacle and what to do."""
 
 
@@ -78,7 +78,7 @@ class Found:
 
 
 def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
-    """Everything that a submission takes of ``root``; what it leaves out is added to ``left_out``. Raises SnapshotError."""
+    """Everything that a submission takes of ``root``; what it leaves out is added to ``left_out``. Raises WorkdirError."""
     count = 0
     stack: list[tuple[Path, str, tuple[IgnoreRules, ...]]] = [(root, "", ())]
     while stack:
@@ -86,11 +86,11 @@ def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
         try:
             rules = (*rules, *rules_of(directory, prefix))
         except IgnoreFileError as error:
-            raise SnapshotError(str(error)) from error
+            raise WorkdirError(str(error)) from error
         try:
             entries = sorted(os.scandir(directory), key=lambda e: e.name)
         except OSError as error:
-            raise SnapshotError(f"{directory}: {error.strerror}; make it readable or list it in .gitignore") from error
+            raise WorkdirError(f"{directory}: {error.strerror}; make it readable or list it in .gitignore") from error
         empty = True
         for entry in entries:
             relative = f"{prefix}{entry.name}"
@@ -103,7 +103,7 @@ def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
             empty = False
             count += 1
             if count > MAX_FILES:
-                raise SnapshotError(f"{root} holds more than {MAX_FILES} files; list what is not code in .gitignore")
+                raise WorkdirError(f"{root} holds more than {MAX_FILES} files; list what is not code in .gitignore")
             if is_dir:
                 stack.append((Path(entry.path), f"{relative}/", rules))
                 continue
@@ -113,11 +113,11 @@ def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
 
 
 def link_target(found: Found, root: Path) -> str:
-    """What a link below ``root`` holds. Raises SnapshotError for one that leads out of it."""
+    """What a link below ``root`` holds. Raises WorkdirError for one that leads out of it."""
     target = str(found.path.readlink())
     resolved = Path(os.path.realpath(found.path))
     if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117 - the link's own text
-        raise SnapshotError(
+        raise WorkdirError(
             f"{found.path} links to {target}, outside of working_dir; put the file itself there, or list the link"
             " in .gitignore"
         )
@@ -125,12 +125,12 @@ def link_target(found: Found, root: Path) -> str:
 
 
 def refuse_too_large(directory: Path, found: Sequence[Found], max_bytes: int) -> int:
-    """The bytes of all files. Raises SnapshotError where they are more than ``max_bytes``."""
+    """The bytes of all files. Raises WorkdirError where they are more than ``max_bytes``."""
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
     if size > max_bytes:
         largest = sorted(found, key=lambda f: -f.status.st_size)[:3]
         names = ", ".join(f"{f.relative} ({f.status.st_size / 1e6:.0f} MB)" for f in largest)
-        raise SnapshotError(
+        raise WorkdirError(
             f"working_dir {directory} holds {size / 1e6:.0f} MB, the limit is {max_bytes / 1e6:.0f} MB; list data in"
             f" .gitignore and read it from its own place. Largest: {names}"
         )

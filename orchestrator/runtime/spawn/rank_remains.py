@@ -84,7 +84,7 @@ def _end_locked(handle: int, path: Path, seconds: float) -> bool:
 
 def _until_gone(found: Holder | None, mark: str, seconds: float) -> bool:
     deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while not _swept(found, mark):
+    while not _kill_found(found, mark):
         if time.monotonic() > deadline:
             return False
         time.sleep(pause)
@@ -92,7 +92,7 @@ def _until_gone(found: Holder | None, mark: str, seconds: float) -> bool:
     return True
 
 
-def _swept(found: Holder | None, mark: str) -> bool:
+def _kill_found(found: Holder | None, mark: str) -> bool:
     """Kill every process found; return whether there was none."""
     group = None if found is None or found.group is None else Group.open(found.group)
     if group is not None:

@@ -63,7 +63,7 @@ def init_text(script: str, *, python: str = "python") -> str:
         EntrypointError: the script's name cannot stand in an entry point (empty, or with a line break).
 
     """
-    if "\n" in script:  # a backslash before it would be read as a line that goes on
+    if "\n" in script:  # a backslash before it would be read as a continued line
         raise EntrypointError("a script's name with a line break cannot stand in an entry point", "rename the script")
     path = f"./{script}" if script.startswith("-") else script
     words: tuple[str, ...]

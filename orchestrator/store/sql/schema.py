@@ -120,9 +120,9 @@ def _check_content(connection: sqlite3.Connection, path: Path, known: int) -> in
     if version > known:
         raise StoreTooNewError(path, version, known)
     if path.stat().st_size <= CHECKED_WHOLE_BYTES:
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StoreUnreadableError(path, verdict)
+        (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if result != "ok":
+            raise StoreUnreadableError(path, result)
     return version
 
 

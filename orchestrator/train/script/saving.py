@@ -215,7 +215,7 @@ class Saver:
         if self._writer is not None and rehearsed is not None:
             clock = time.perf_counter()
             self._writer.rehearsed = None
-            self._trust.rehearsed(well=rehearsed.would_be_the_same())
+            self._trust.rehearsed(well=rehearsed.is_unchanged())
             self._waited(time.perf_counter() - clock, cost_seconds=0.0)
 
     def _await_rest(self) -> None:

@@ -26,7 +26,7 @@ def test_a_supervised_task_that_fails_ends_the_daemon() -> None:
             await ended.wait()
         assert str(background.failure) == "broken"
         await background.end()
-        assert background.deaf == set()
+        assert background.uncancelled == set()
 
     asyncio.run(run())
 
@@ -65,8 +65,8 @@ def test_a_task_that_does_not_end_is_known() -> None:
         background.spawn(deaf())
         await asyncio.sleep(0)
         await background.end()
-        assert len(background.deaf) == 1
+        assert len(background.uncancelled) == 1
         release.set()
-        await asyncio.wait(background.deaf)
+        await asyncio.wait(background.uncancelled)
 
     asyncio.run(run())

@@ -126,7 +126,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
         session.console.note("no job matches; nothing was done")
     elif asks and not found.yes:
         for line in _table(session, chosen):
-            session.console.complain(line)
+            session.console.print_error(line)
         ask(session, f"{verb.name} {counted(len(chosen))}: {_some([job.id for job in chosen])}")
     return [job.id for job in chosen]
 
@@ -182,7 +182,7 @@ def act_on_each(
         return EXIT_OK, []
     if len(found.refs) == 1:
         reply = act(session.client(), refs[0])
-        _tell_reply(session, reply, as_json=found.json)
+        _print_reply(session, reply, as_json=found.json)
         if found.json:
             print_json(session, reply.to_json())
         return EXIT_OK, list(reply.job_ids or (reply.job_id,))
@@ -206,7 +206,7 @@ def _try_each(
     for ref in refs:
         try:
             replies.append(act(client, ref))
-            _tell_reply(session, replies[-1], as_json=as_json)
+            _print_reply(session, replies[-1], as_json=as_json)
         except OrchError as error:
             tell(error, session.console, as_json=as_json)
             errors.append(error)
@@ -215,7 +215,7 @@ def _try_each(
     return replies, errors
 
 
-def _tell_reply(session: Session, reply: ActionReply, *, as_json: bool) -> None:
+def _print_reply(session: Session, reply: ActionReply, *, as_json: bool) -> None:
     if not as_json:
         session.console.print(reply.job_id)
         session.console.note(f"{reply.job_id} {reply.message} ({reply.state})")

@@ -29,7 +29,7 @@ def backup(
         typer.Option("--keep", metavar="N", min=0, max=MOST_KEPT, help="Keep the newest N backups of the folder FILE."),
     ] = 0,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say what is wrong with the backup FILE.")
+        bool, typer.Option("--check", help="Write nothing; report what is wrong with the backup FILE.")
     ] = False,
     json: Json = False,
 ) -> int:

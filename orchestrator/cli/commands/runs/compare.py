@@ -71,7 +71,7 @@ def compare(
         for path in files:
             session.console.print(str(path))
     for line in broken_lines(failed):
-        session.console.complain(line)
+        session.console.print_error(line)
     return EXIT_JOB_FAILED if failed else EXIT_OK
 
 

@@ -36,7 +36,7 @@ def get(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Download outputs and checkpoints of a job; a download that was cut off goes on where it ended.
+    """Download outputs and checkpoints of a job; an interrupted download resumes where it ended.
 
     Each file's SHA-256 is compared with the daemon's. Exit code 6: some files could not be had.
     """
@@ -83,7 +83,7 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
             raise
         except OrchError as error:
             bar.end()
-            session.console.complain(f"orch: {clean(error.message)}")
+            session.console.print_error(f"orch: {clean(error.message)}")
             failed.append(file.path)
     bar.end()
     received = sum(each.received for each in done)

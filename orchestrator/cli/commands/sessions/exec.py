@@ -53,5 +53,5 @@ def exec_beside(
     finally:
         stream.close()
     if end.reason != "exited":
-        session.console.complain(f"orch: rank {rank} of {found.id} has ended, and the session with it")
+        session.console.print_error(f"orch: rank {rank} of {found.id} has ended, and the session with it")
     return sessions.exit_code(end)

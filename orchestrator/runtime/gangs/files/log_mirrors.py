@@ -51,18 +51,18 @@ class LogMirror:
                 os.ftruncate(file.fileno(), min(self._size, os.fstat(file.fileno()).st_size))
         if self._size and self._size + len(part.data) > self._limits.max_bytes:
             self._rotate()
-            self._note_down()
+            self._store_position()
         with self._opened(os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
             file.write(part.data)
         self._size += len(part.data)
         self.place = part.place
-        self._note_down()
+        self._store_position()
 
     def _opened(self, flags: int) -> BinaryIO:
         """Open the mirror; a link in its place is not followed, because a rank of this node can put one there."""
         return os.fdopen(open_private(self._path, flags), "wb")
 
-    def _note_down(self) -> None:
+    def _store_position(self) -> None:
         draft = self._note.with_suffix(".tmp")
         draft.write_text(json.dumps({"inode": self.place.inode, "offset": self.place.offset, "size": self._size}))
         draft.replace(self._note)

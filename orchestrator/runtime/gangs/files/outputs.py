@@ -32,7 +32,7 @@ class OutputCollection:
         apart = self._nodes.apart(job)
         if len(apart) < len(set(job.nodes)):
             try:
-                found = await self._pool.run(self._keep_own, job, target, left)
+                found = await self._pool.run(self._collect_local, job, target, left)
                 left -= sum(each.size_bytes for each in found.files)
                 said.append(self._left(found, job.submission.work_dir))
             except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ class OutputCollection:
                 said.append(f"outputs of node {node_id[:12]} could not be brought to {target}: {error}")
         return "; ".join(filter(None, said))
 
-    def _keep_own(self, job: Job, target: Path, max_bytes: int) -> Outputs:
+    def _collect_local(self, job: Job, target: Path, max_bytes: int) -> Outputs:
         work = Path(job.submission.work_dir)
         found = find_outputs(work, job.spec.outputs, max_bytes)
         failures: list[OSError | ValueError] = []

@@ -140,7 +140,7 @@ def _wait(pid: int, state: str) -> tuple[Wait, str]:
 
 def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
     """Return the Python threads of a process, its main thread first, or why there are none."""
-    dump, problem = _dump(pid)
+    dump, problem = _py_spy_output(pid)
     if dump is None:
         return (), problem
     try:
@@ -151,7 +151,7 @@ def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
 
 def _world_size(pid: int) -> int | None:
     """Return the size of the process group that the main thread sets up, from torch's own variables; None if unknown."""
-    dump, _ = _dump(pid, "--locals")
+    dump, _ = _py_spy_output(pid, "--locals")
     try:
         threads = json.loads(dump or "[]")
         frames = [frame for thread in threads if thread.get("os_thread_id") == pid for frame in thread["frames"]]
@@ -167,7 +167,7 @@ def _world_size(pid: int) -> int | None:
     return next((int(text) for text in told if text.isdigit() and len(text) < _LONGEST_SIZE), None)
 
 
-def _dump(pid: int, *options: str) -> tuple[str | None, str]:
+def _py_spy_output(pid: int, *options: str) -> tuple[str | None, str]:
     """Return py-spy's JSON output about a process, or why there is none."""
     tool = find_py_spy()
     if tool is None:

@@ -57,9 +57,9 @@ class ProcessWatch:
         self._seen = replace(seen, looks=seen.looks + 1, asleep=seen.asleep + asleep, locked=seen.locked + locked)
         if now - self._told_at >= TELL_SECONDS:
             self._told_at = now
-            self._tell(root_pid, pid, now)
+            self._publish(root_pid, pid, now)
 
-    def _tell(self, root_pid: int, pid: int, now: float) -> None:
+    def _publish(self, root_pid: int, pid: int, now: float) -> None:
         cpu, pages = 0, 0
         for process in process_tree(root_pid, self._proc):
             fields = _stat(self._proc, process)

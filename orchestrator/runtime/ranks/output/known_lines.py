@@ -43,7 +43,7 @@ class KnownStep:
     kind: str
 
 
-def may_tell(line: str) -> bool:
+def may_match(line: str) -> bool:
     """Whether a line is worth a look: quick, and false for most lines."""
     return "%|" in line or "━" in line or "loss" in line or "Loss" in line
 

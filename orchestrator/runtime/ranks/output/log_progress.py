@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.runtime.ranks.output.known_lines import known_step, may_tell
+from orchestrator.runtime.ranks.output.known_lines import known_step, may_match
 from orchestrator.train.script.progress import STEP_SECONDS_WEIGHT
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import RECENT_STEPS
@@ -73,7 +73,7 @@ class LogProgress:
 
     def feed(self, line: str) -> None:
         """Add a printed line. Called in the event loop's thread."""
-        if self._given_up or (not self._pattern and not may_tell(line)):
+        if self._given_up or (not self._pattern and not may_match(line)):
             return
         self._lines.append(line[:MOST_CHARACTERS])
         if self._task is None or self._task.done():

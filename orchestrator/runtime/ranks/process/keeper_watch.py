@@ -60,9 +60,9 @@ class KeeperWatch:
         self._due = loop.call_at(at, self._late)
 
     def _late(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._hasten(), name="hasten-keeper")
+        self._task = asyncio.get_running_loop().create_task(self._end_keeper(), name="hasten-keeper")
 
-    async def _hasten(self) -> None:
+    async def _end_keeper(self) -> None:
         """Continue the keeper; kill it when it stays stopped, or reports nothing of a dead process."""
         assert self._keeper is not None
         stopped = silent = 0

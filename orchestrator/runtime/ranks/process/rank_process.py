@@ -98,7 +98,7 @@ class RankProcess:
     async def _take(self, event: Event) -> bool:
         """Process one event of the keeper; return whether it was the last."""
         try:
-            return await self._tell(event)
+            return await self._report(event)
         except Exception as error:
             report_fault("an event of the keeper was left out", error)
             last = isinstance(event, Gone | KeeperLost)
@@ -106,7 +106,7 @@ class RankProcess:
                 self._log.add(kind="gone", at=time.time())
             return last
 
-    async def _tell(self, event: Event) -> bool:
+    async def _report(self, event: Event) -> bool:
         match event:
             case Started():
                 self._evidence.started(event.pid)

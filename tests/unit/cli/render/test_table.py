@@ -83,7 +83,7 @@ def test_an_encoding_without_our_signs_gets_others() -> None:
     found = console({}, stream)
     assert found.glyphs.full == "#"
     found.print("straße …")
-    found.complain("größer")
+    found.print_error("größer")
     assert stream.text() == "stra?e ?\ngr??er\n"
 
 
@@ -97,7 +97,7 @@ def test_quiet_keeps_notes_back_but_not_complaints() -> None:
     stream = Terminal()
     found = Console({}, out=stream, err=stream, quiet=True)
     found.note("by the way")
-    found.complain("broken")
+    found.print_error("broken")
     assert stream.text() == "broken\n"
 
 
@@ -185,7 +185,7 @@ def test_text_of_others_does_not_steer_a_terminal() -> None:
     stream = Terminal()
     found = console({}, stream)
     found.print(found.style("ok", "bold", "red") + HOSTILE)
-    found.complain(HOSTILE)
+    found.print_error(HOSTILE)
     shown = "^[]0;title^G^[[2J^[[8mhidden<009B>31m <202E>evil<2066> ^M over\tend\n"
     assert stream.text() == "\x1b[1;31mok\x1b[0m" + shown + shown
 

@@ -35,14 +35,14 @@ def test_so_does_a_pattern_of_outputs(tmp_path: Path) -> None:
 def test_an_ignore_file_that_is_a_fifo_is_told(tmp_path: Path) -> None:
     """It would be waited for without end."""
     os.mkfifo(tmp_path / ".orchignore")
-    with pytest.raises(snapshot.SnapshotError, match=r"\.orchignore: it is not a regular file"):
+    with pytest.raises(snapshot.WorkdirError, match=r"\.orchignore: it is not a regular file"):
         snapshot.measure(tmp_path)
 
 
 def test_an_ignore_file_that_is_too_long_is_told(tmp_path: Path) -> None:
     """Ten thousand patterns are the most."""
     (tmp_path / ".gitignore").write_text("".join(f"name-{number}\n" for number in range(10_001)))
-    with pytest.raises(snapshot.SnapshotError, match="more than 10000 patterns"):
+    with pytest.raises(snapshot.WorkdirError, match="more than 10000 patterns"):
         snapshot.measure(tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         return digest
 
     monkeypatch.setattr(snapshot, "_digest", then_changed)
-    with pytest.raises(snapshot.SnapshotError, match="changes while it is read; submit again"):
+    with pytest.raises(snapshot.WorkdirError, match="changes while it is read; submit again"):
         snapshot.take(source, blobs(tmp_path), max_bytes=LIMIT)
     assert strays(tmp_path) == []
 

@@ -134,10 +134,10 @@ def test_every_gang_is_lost_with_the_head(tmp_path: Path) -> None:
 def test_ranks_on_silent_nodes_make_a_job_degraded_until_they_answer(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.silent = {"a": "its raylet does not answer"}
-    world.gangs.note_reach([JOB])
+    world.gangs.report_reachability([JOB])
     assert [(event.note.code, event.degraded) for event in world.posted] == [("unreachable", True)]
     world.silent = {}
-    world.gangs.note_reach([changed(JOB, degraded=True)])
+    world.gangs.report_reachability([changed(JOB, degraded=True)])
     assert [(event.note.code, event.degraded) for event in world.posted[1:]] == [("reachable", False)]
 
 

@@ -131,10 +131,10 @@ def test_a_silent_node_holds_answers_back_until_it_answers_again() -> None:
     world.run(1.0)
     assert world.job.pids
     world.inject(f.NodeSilent(node="a"))
-    world.gangs.note_reach([world.job])
+    world.gangs.report_reachability([world.job])
     assert world.job.degraded
     world.inject(f.NodeAnswers(node="a"))
-    world.gangs.note_reach([world.job])
+    world.gangs.report_reachability([world.job])
     assert not world.job.degraded
 
 
