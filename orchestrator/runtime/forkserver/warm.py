@@ -203,7 +203,7 @@ def _exercise(torch: Any) -> None:
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
-        teardown.mend_teardown(torch.distributed)
+        teardown.patch_teardown(torch.distributed)
         collective_calls.count_collectives(torch.distributed)
         torch.set_num_threads(1)
         train_once(torch)
