@@ -171,6 +171,7 @@ def summary(wanted: Sequence[Unit], done: Mapping[str, Any]) -> dict[str, Any]:
             "false": {name: found for name, found in sound.items() if found},
         },
         "month": {
+            "kinds": len(of["month"]),
             "hours": round(len(of["month"]) / len(HEALTHY) * MONTH_SECONDS / 3600.0),
             "false": {unit.name: found for unit, found in of["month"] if found},
         },
@@ -224,9 +225,7 @@ def section(result: dict[str, Any]) -> str:
         f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {_count(sound)} findings."
     )
     if month is not None:
-        text += (
-            f" The same kinds for {month['hours']} job hours together, each without a break: {_count(month)} findings."
-        )
+        text += f" {month['kinds']} of these kinds for {month['hours']} job hours together, each without a break: {_count(month)} findings."
     if told is not None:
         text += (
             f"\n\nThe alert OrchFinding, with rank and GPU in its labels, fires as it must for {told['fired']} of {result['right']} findings (promtool, with the"
