@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_REFUSED
+from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_REFUSED, DiskFullError
+from orchestrator.cli.drills.disk_filler import DiskFiller
 from tests.support import disks
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
@@ -35,7 +36,8 @@ def drill(stack: Stack, job_id: str, *options: str) -> dict[str, Any]:
     return report
 
 
-def test_ranks_and_actors_that_are_killed(breakable: Stack, job_id: str) -> None:
+def test_ranks_that_are_killed_or_stopped_actors_and_a_torn_checkpoint(breakable: Stack, job_id: str) -> None:
+    """One drill after the other on the same job: each makes it try again."""
     rank = drill(breakable, job_id, "--kill", "rank", "--rank", "1")
     assert (rank["attempt_before"], rank["attempt_after"]) == (1, 2)
     assert 0 <= rank["detection_seconds"] <= rank["recovery_seconds"]
@@ -45,37 +47,41 @@ def test_ranks_and_actors_that_are_killed(breakable: Stack, job_id: str) -> None
     assert 0 <= actor["detection_seconds"] <= actor["recovery_seconds"]
     assert breakable.job(job_id).state == "RUNNING"
 
+    hang = drill(breakable, job_id, "--hang", "--rank", "1")
+    assert hang["did"].startswith("stopped rank 1")
+    assert (hang["attempt_before"], hang["attempt_after"]) == (3, 4)
+    assert 1 < hang["detection_seconds"] < hang["recovery_seconds"]
+    assert breakable.job(job_id).restarts_by_class == {"infra": 2, "hang": 1}
 
-def test_a_rank_that_is_stopped_is_found_and_the_job_goes_on(breakable: Stack, job_id: str) -> None:
-    report = drill(breakable, job_id, "--hang", "--rank", "1")
-    assert report["did"].startswith("stopped rank 1")
-    assert (report["attempt_before"], report["attempt_after"]) == (1, 2)
-    assert 1 < report["detection_seconds"] < report["recovery_seconds"]
-    assert breakable.job(job_id).restarts_by_class == {"hang": 1}
-
-
-def test_a_torn_checkpoint_is_not_used(breakable: Stack, job_id: str) -> None:
     def two() -> bool:
         return sum(bool(c.valid) for c in breakable.client.checkpoints(job_id, verify=True)) >= 2
 
     wait_until("two good checkpoints", two)
-    report = drill(breakable, job_id, "--tear-checkpoint")
-    assert report["attempt_after"] == 2
-    assert report["did"].startswith("tore ")
-    assert report["checkpoint_step"] is not None
+    torn = drill(breakable, job_id, "--tear-checkpoint")
+    assert torn["attempt_after"] == 5
+    assert torn["did"].startswith("tore ")
+    assert torn["checkpoint_step"] is not None
 
 
-def test_a_daemon_that_is_killed_costs_no_step(breakable: Stack, job_id: str) -> None:
+def test_what_is_refused_and_what_costs_a_running_job_nothing(breakable: Stack, job_id: str) -> None:
+    for options, words in (
+        (("--kill", "rank"), "not confirmed (no terminal)"),
+        (("--fill-disk", "--yes"), "which others need"),
+        (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
+    ):
+        done = breakable.orch("drill", job_id, *options)
+        assert done.returncode == EXIT_REFUSED, done.stderr
+        assert words in done.stderr
+    assert "which drill?" in breakable.orch("drill", job_id).stderr
+
+    agent = drill(breakable, job_id, "--kill", "agent")
+    assert (agent["attempt_before"], agent["attempt_after"], agent["steps_lost"]) == (1, 1, 0)
+    assert 0 < agent["detection_seconds"] <= agent["recovery_seconds"]
+
     before = breakable.daemon_pid()
-    report = drill(breakable, job_id, "--kill", "daemon")
+    daemon = drill(breakable, job_id, "--kill", "daemon")
     assert breakable.daemon_pid() != before
-    assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
-
-
-def test_an_agent_that_is_killed_is_no_matter_of_running_jobs(breakable: Stack, job_id: str) -> None:
-    report = drill(breakable, job_id, "--kill", "agent")
-    assert (report["attempt_before"], report["attempt_after"], report["steps_lost"]) == (1, 1, 0)
-    assert 0 < report["detection_seconds"] <= report["recovery_seconds"]
+    assert (daemon["attempt_before"], daemon["attempt_after"], daemon["steps_lost"]) == (1, 1, 0)
 
 
 def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) -> None:
@@ -144,6 +150,7 @@ def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(led
             spec = job_spec(ledger, name="home", ranks=2, until=str(tmp_path / "over"), spec=keys)
             job_id = stack.submit(spec, tmp_path / "work", train=SCRIPT)
             wait_until("a checkpoint", lambda: stack.client.checkpoints(job_id))
+            new_jobs_alone_are_refused(stack, ledger, tmp_path, job_id)
             kill_again_and_again(stack, ledger, job_id, disk, daemon_in=KILLS // 2)
             for attempt in (KILLS, KILLS + 1):
                 records = stack.settings.paths.exit_record(job_id, attempt, 0).parent
@@ -155,6 +162,32 @@ def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(led
             ledger.check(job_id)
         finally:
             stack.close()
+
+
+def new_jobs_alone_are_refused(stack: Stack, ledger: Ledger, directory: Path, running: str) -> None:
+    """While the disk is full; what happens to the running job is still written."""
+    work, spec = directory / "work", job_spec(ledger, name="new", steps=1)
+
+    def accepted() -> str | None:
+        try:
+            return stack.submit(spec, work, train=SCRIPT)
+        except DiskFullError:
+            return None
+
+    with DiskFiller(stack.home) as filler:
+        filler.fill()
+        with pytest.raises(DiskFullError) as refused:
+            stack.submit(spec, work, train=SCRIPT)
+        assert "orch prune" in f"{refused.value} {refused.value.hint}"
+        (work / "job.yaml").write_text(spec)
+        assert stack.orch("submit", "job.yaml", cwd=work).returncode == EXIT_REFUSED
+        seen = ledger.last_step(running)
+        wait_until("it steps on", lambda: ledger.last_step(running) > seen + 3)
+        told = stack.orch("update", running, "--priority", "60")
+        assert told.returncode == 0, told.stderr
+        assert stack.job(running).priority == 60
+    after = wait_until("new jobs are taken again", accepted)
+    assert stack.wait(after).state == "SUCCEEDED"
 
 
 def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path, *, daemon_in: int = 0) -> None:
@@ -182,19 +215,6 @@ def kill_again_and_again(stack: Stack, ledger: Ledger, job_id: str, disk: Path, 
         assert ledger.resumed(job_id, attempt) > before, "from the snapshot in memory"
         stack.wait_state(job_id, "RUNNING")
         assert stack.job(job_id).attempt == attempt
-
-
-def test_what_is_refused(breakable: Stack, job_id: str) -> None:
-    for options, words in (
-        (("--kill", "rank"), "not confirmed (no terminal)"),
-        (("--fill-disk", "--yes"), "which others need"),
-        (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
-    ):
-        done = breakable.orch("drill", job_id, *options)
-        assert done.returncode == EXIT_REFUSED, done.stderr
-        assert words in done.stderr
-    assert breakable.job(job_id).attempt == 1
-    assert "which drill?" in breakable.orch("drill", job_id).stderr
 
 
 def test_a_campaign_of_drills_leaves_the_result_intact(

@@ -1,18 +1,12 @@
-"""The record cannot be used, or cannot grow: refused with the remedy, running jobs untouched, nothing overwritten."""
+"""The record cannot be used: refused with the remedy, running jobs untouched, nothing overwritten. Full disks: test_drills.py."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
-import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
-from orchestrator.api.errors import EXIT_REFUSED, DiskFullError
-from orchestrator.cli.drills.disk_filler import DiskFiller
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.stack import Stack, wait_until
 
@@ -74,51 +68,3 @@ def test_a_store_that_cannot_be_used_is_refused_as_it_lies(breakable: Stack, led
     done.touch()
     assert stack.wait(job_id).state == "SUCCEEDED"
     ledger.check(job_id)
-
-
-@pytest.fixture
-def cramped() -> Iterator[Stack]:
-    """A daemon whose home is on a file system of 300 MiB."""
-    stack = Stack()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=300m,mode=0700", "tmpfs", str(stack.home)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        stack.home.rmdir()
-        pytest.skip("mounting a file system of our own is not permitted")
-    try:
-        stack.up()
-        yield stack
-    finally:
-        stack.close()
-        unmount = ["umount", str(stack.home)]  # the kernel may still be at the end of what was killed a moment ago
-        wait_until("nothing uses it", lambda: subprocess.run(unmount, capture_output=True, check=False).returncode == 0)
-        stack.home.rmdir()
-
-
-def test_a_full_disk_under_the_home_stops_new_jobs_only(cramped: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    stack, done = cramped, tmp_path / "done"
-    running = submit(stack, ledger, tmp_path, name="running", until=str(done))
-    wait_until("it steps", lambda: ledger.last_step(running) >= 6)
-    with DiskFiller(stack.home) as filler:
-        filler.fill()
-        with pytest.raises(DiskFullError) as refused:
-            submit(stack, ledger, tmp_path, name="new", steps=1)
-        assert "orch prune" in f"{refused.value} {refused.value.hint}"
-        (tmp_path / "work" / "job.yaml").write_text(job_spec(ledger, name="new", steps=1))
-        assert stack.orch("submit", "job.yaml", cwd=tmp_path / "work").returncode == EXIT_REFUSED
-        steps_on(ledger, running)
-        told = stack.orch("update", running, "--priority", "60")
-        assert told.returncode == 0, told.stderr
-        assert stack.job(running).priority == 60, "what happens to a running job is still written"
-    done.touch()
-    job = stack.wait(running)
-    assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
-    ledger.check()
-    after = wait_until("new jobs are taken again", lambda: accepted(stack, ledger, tmp_path))
-    assert stack.wait(after).state == "SUCCEEDED"
-
-
-def accepted(stack: Stack, ledger: Ledger, directory: Path) -> str | None:
-    try:
-        return submit(stack, ledger, directory, name="after", steps=1)
-    except DiskFullError:
-        return None
