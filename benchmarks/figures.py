@@ -88,7 +88,8 @@ ROWS: Final = (
         row
         for name, label, ours in (
             ("client", "the plain wheel", ("ours",)),
-            ("daemon", "`[daemon]`, with torch for processors", ("daemon",)),
+            ("train", "`[train]`, with torch for processors", ("train",)),
+            ("daemon", "`[daemon]`, likewise", ("daemon",)),
             ("all", "`[all]`, likewise", ("all",)),
         )
         for row in (

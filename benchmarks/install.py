@@ -1,4 +1,4 @@
-"""How long each installation takes and how large it is: the plain wheel, ``[daemon]`` and ``[all]``, each in a fresh environment.
+"""How long each installation takes and how large it is: the plain wheel, ``[train]``, ``[daemon]`` and ``[all]``, each in a fresh environment.
 
 From the package index that pip is configured for, without its cache; bytecode is compiled, as pip does. ``ours`` is the plain
 wheel, in seconds; ``size`` is what the environment occupies beyond an empty one. torch is the build that constraints.txt names.
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.measure import parser, report, result, summary
 
 ROOT = Path(__file__).parents[1]
-PARTS = {"client": "", "daemon": "[daemon]", "all": "[all]"}
+PARTS = {"client": "", "train": "[train]", "daemon": "[daemon]", "all": "[all]"}
 
 
 def main() -> None:
@@ -41,6 +41,7 @@ def main() -> None:
         "lower",
         seconds["client"],
         {},
+        train=summary(seconds["train"]),
         daemon=summary(seconds["daemon"]),
         all=summary(seconds["all"]),
         size={name: summary(values) for name, values in sizes.items()},
