@@ -12,7 +12,7 @@ from orchestrator.daemon.assembly import Ground, Hooks, Parts, Runtime, assemble
 from orchestrator.daemon.background import Background
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.health import Endpoints
-from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.jobs.secrets import read_secrets, without_secrets
 from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
@@ -31,6 +31,8 @@ from orchestrator.telemetry.logging import get_logger
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from structlog.typing import FilteringBoundLogger
+
     from orchestrator.api.launch import ServeOptions
     from orchestrator.spec.settings import Settings
 
@@ -39,6 +41,14 @@ def build(settings: Settings, options: ServeOptions, environ: Mapping[str, str],
     """Return a daemon of this home on Ray that has only opened the store. Ranks get ``umask``. Raises StoreError."""
     ground = _ground(settings)
     return assemble(ground, lambda hooks: _runtime(ground, options, hooks, environ, umask))
+
+
+def _inherited(environ: Mapping[str, str], log: FilteringBoundLogger) -> dict[str, str]:
+    """Return what jobs inherit of the daemon's environment; log the names of what they do not."""
+    found = without_secrets(environ)
+    if left_out := sorted(environ.keys() - found.keys()):
+        log.info("environment.secrets_left_out", names=left_out)
+    return found
 
 
 def _ground(settings: Settings) -> Ground:
@@ -78,7 +88,7 @@ def _runtime(ground: Ground, options: ServeOptions, hooks: Hooks, environ: Mappi
     launches = LaunchSettings(
         paths=settings.paths,
         page_dir=page_directory(cluster.site.namespace),
-        base_env=dict(environ),
+        base_env=_inherited(environ, ground.log),
         log_limits=limits,
         umask=umask,
     )

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from orchestrator.private_files import make_private, open_private
+from orchestrator.spec.sections.env import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,3 +36,8 @@ def read_secrets(paths: Paths, job_id: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return values
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the keys and tokens of the shell that the daemon was started in, which are not every job's."""
+    return {name: value for name, value in environ.items() if not looks_secret(name)}
