@@ -255,6 +255,15 @@ class ForeignOriginError(OrchError):
     default_hint = "use the address that the daemon was started with"
 
 
+class TooManyTriesError(OrchError):
+    """Too many wrong tokens came from this address, or from all together. Wait a minute, then sign in with the right one."""
+
+    code = "too_many_tries"
+    http_status = 429
+    exit_code = EXIT_REFUSED
+    default_hint = "wait a minute"
+
+
 class DiskFullError(OrchError):
     """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs continue."""
 

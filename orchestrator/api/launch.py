@@ -26,8 +26,8 @@ class ServeOptions:
 
     ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
     opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
-    turns that off, port 0 picks one; unless it is ``read_fixed``, any free port does where that one is taken. ``page_listen`` likewise for the page, on a loopback address; port 0 takes the one of
-    the last time where it is free.
+    turns that off, port 0 picks one; unless it is ``read_fixed``, any free port does where that one is taken. ``page_listen`` likewise for the page; port 0 takes the one of
+    the last time where it is free. An address that other machines reach needs a token, and ``page_cert`` with ``page_key`` or ``page_plain``.
     """
 
     simulate_gpus: int = 0
@@ -38,6 +38,9 @@ class ServeOptions:
     read_listen: str = DEFAULT_READ_LISTEN
     token_file: str = ""
     page_listen: str = DEFAULT_PAGE_LISTEN
+    page_cert: str = ""
+    page_key: str = ""
+    page_plain: bool = False
     read_fixed: bool = False
 
     def read_token(self) -> str:
@@ -77,6 +80,9 @@ _FLAGS = (
     ("--read-listen", "read_listen"),
     ("--token-file", "token_file"),
     ("--page-listen", "page_listen"),
+    ("--page-cert", "page_cert"),
+    ("--page-key", "page_key"),
+    ("--page-plain", "page_plain"),
 )
 
 

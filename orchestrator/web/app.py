@@ -5,8 +5,10 @@ A route reads the address, calls the service, renders. The API's own functions d
 
 from __future__ import annotations
 
+import asyncio
 import time
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
@@ -22,12 +24,14 @@ from orchestrator.api.errors import (
     MethodNotAllowedError,
     NotFoundError,
     OrchError,
+    TooManyTriesError,
     UnauthenticatedError,
 )
 from orchestrator.api.server.app import own_job
 from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.service import ActionRequest, JobFilter, Verb
 from orchestrator.core.states import JobState
+from orchestrator.spec.plain_files import read_plain
 from orchestrator.store.errors import StoreClosedError
 from orchestrator.web.answers import MOST_NOTE, caller_of, event_stream, form_of, frame, job_address, markup, page
 from orchestrator.web.chart_shelf import ChartShelf
@@ -43,7 +47,6 @@ from orchestrator.web.sign_in import COOKIE_SECONDS
 from orchestrator.web.submit_page import SubmitViews
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
     from starlette.requests import Request
@@ -54,6 +57,10 @@ if TYPE_CHECKING:
     from orchestrator.web.sign_in import SignIn
 
 JOBS_ON_A_PAGE: Final = 100
+MOST_REPORT_BYTES: Final = 64 * 1024 * 1024
+REPORT_POLICY: Final = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox; base-uri 'none'; frame-ancestors 'none'"
+)
 
 
 def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event, *, owner_uid: int) -> Guard:
@@ -66,6 +73,7 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
         Route("/", views.overview),
         Route("/jobs", views.jobs),
         Route("/jobs/{ref}", views.job),
+        Route("/jobs/{ref}/report", views.report),
         Route("/jobs/{ref}/{verb}", views.confirm, methods=["GET"]),
         Route("/jobs/{ref}/{verb}", views.act, methods=["POST"]),
         Route("/nodes/{name}", nodes.node),
@@ -79,6 +87,7 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
         Route("/live/jobs/{ref}", views.live_job),
         Route("/live/jobs/{ref}/log", views.live_log),
         Route("/signin", doors.enter),
+        Route("/signin", doors.enter_with_token, methods=["POST"]),
         Route("/signout", doors.leave, methods=["POST"]),
         Route("/static/{digest}/{name}", static),
     ]
@@ -100,18 +109,40 @@ class Doors:
         self._sign_in = sign_in
 
     async def enter(self, request: Request) -> Response:
-        """Exchange a one-time link for a cookie; the address then holds no secret any more."""
-        cookie = self._sign_in.redeem(request.query_params.get("link", ""))
+        """Exchange a one-time link for a cookie; the address then holds no secret any more. Without a link: the form."""
+        link = request.query_params.get("link")
+        if link is None and self._sign_in.takes_token:
+            return page(request, "sign_in.html", title="Sign in", caller=None, problem=None)
+        return self._entered(request, self._sign_in.redeem(link or ""))
+
+    async def enter_with_token(self, request: Request) -> Response:
+        """Exchange the daemon's token for a cookie."""
+        token = (await form_of(request)).get("token", "")
+        try:
+            cookie = self._sign_in.redeem_token(token, request.client.host if request.client else "")
+        except (UnauthenticatedError, TooManyTriesError) as error:
+            values = {"title": "Sign in", "caller": None, "problem": error}
+            return page(request, "sign_in.html", status=error.http_status, **values)
+        return self._entered(request, cookie)
+
+    def _entered(self, request: Request, cookie: str) -> Response:
         answer = RedirectResponse("/", status_code=HTTPStatus.SEE_OTHER)
+        secure = self._sign_in.reach.tls or request.headers.get("origin", "").startswith("https:")
         answer.set_cookie(
-            self._sign_in.cookie_name, cookie, max_age=int(COOKIE_SECONDS), httponly=True, samesite="strict"
+            self._sign_in.cookie_name,
+            cookie,
+            max_age=int(COOKIE_SECONDS),
+            httponly=True,
+            samesite="strict",
+            secure=secure,
         )
         return answer
 
     async def leave(self, request: Request) -> Response:
         """Remove the cookie."""
         answer = page(request, "signed_out.html", title="Signed out", caller=None)
-        answer.delete_cookie(self._sign_in.cookie_name, httponly=True, samesite="strict")
+        name, tls = self._sign_in.cookie_name, self._sign_in.reach.tls
+        answer.delete_cookie(name, httponly=True, samesite="strict", secure=tls)
         return answer
 
 
@@ -199,6 +230,17 @@ class PageViews:
             log_live=f"/live{job_address(job_id)}/log?{_log_query(question)}",
             spec=await self._service.spec(job_id),
         )
+
+    async def report(self, request: Request) -> Response:
+        """The page that was written when the job ended: one file, which may neither run scripts nor load anything."""
+        job = await self._service.job(await self._service.resolve(request.path_params["ref"]))
+        try:
+            data = await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES) if job.report else b""
+        except OSError as error:
+            raise NotFoundError(f"the report of {job.id} cannot be read: {error.strerror}") from error
+        if not data:
+            raise NotFoundError(f"{job.id} has no report", hint=f"`orch report {job.id}` writes one")
+        return HTMLResponse(data, headers={"content-security-policy": REPORT_POLICY})
 
     async def live_job(self, request: Request) -> Response:
         """A job's stream; users who may act on it see other parts than others."""

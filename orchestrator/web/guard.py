@@ -74,7 +74,7 @@ class Guard:
                 finished = not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 started = True
-                message = {**message, "headers": _secured(message.get("headers", ()))}
+                message = {**message, "headers": _secured(message.get("headers", ()), tls=self._sign_in.reach.tls)}
             await send(message)
 
         caller: Caller | None = None
@@ -82,6 +82,9 @@ class Guard:
             headers = Headers(scope)
             self._check_origin(scope, headers)
             caller = self._caller(headers)
+            if caller is None and self._sign_in.takes_token and _is_navigation(scope, headers):
+                await _to_sign_in(with_headers)
+                return
             _check_signed_in(caller, scope["path"])
             scope.setdefault("state", {})["caller"] = caller
             await self._app(scope, await _bounded(scope, headers, receive), with_headers)
@@ -101,16 +104,18 @@ class Guard:
             raise MethodNotAllowedError(f"{scope['method']} is not a method of the page")
         host = (headers.one("host") or "").lower()
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        if name not in LOOPBACK_NAMES:
+        reach = self._sign_in.reach
+        if name not in LOOPBACK_NAMES and not (reach.network and name):
             raise ForeignOriginError(f"the page is not called {host!r}")
         origin = headers.one("origin")
         if origin is None and scope["method"] == "POST":
             raise ForeignOriginError("a request that acts does not say which page it comes from")
-        if origin is not None and origin.lower() != f"http://{host}":
+        schemes = {"https"} if reach.tls else {"http", "https"} if reach.network else {"http"}
+        if origin is not None and origin.lower() not in {f"{scheme}://{host}" for scheme in schemes}:
             raise ForeignOriginError(f"requests from pages of {origin!r} are refused")
         foreign = headers.one("sec-fetch-site") in {"cross-site", "same-site"}
         link = scope["method"] == "GET" and headers.one("sec-fetch-mode") == "navigate"
-        if foreign and (not link or scope["path"].startswith("/signin")):
+        if foreign and (not link or (scope["path"].startswith("/signin") and scope["query_string"])):
             raise ForeignOriginError(
                 "requests from pages of another site are refused", hint="paste the address into the browser instead"
             )
@@ -139,11 +144,26 @@ def _check_signed_in(caller: Caller | None, path: str) -> None:
         raise UnauthenticatedError("this browser is not signed in, or was signed in too long ago", hint=REMEDY)
 
 
-def _secured(headers: object) -> list[tuple[bytes, bytes]]:
+def _is_navigation(scope: Scope, headers: Headers) -> bool:
+    opens = headers.one("sec-fetch-mode") in {None, "navigate"} and not scope["path"].startswith("/live/")
+    return scope["method"] == "GET" and opens and not scope["path"].startswith(OPEN_PATHS)
+
+
+async def _to_sign_in(send: Send) -> None:
+    headers = [(b"location", b"/signin"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": 303, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _secured(headers: object, *, tls: bool) -> list[tuple[bytes, bytes]]:
     found = [(bytes(name), bytes(value)) for name, value in headers]  # type: ignore[attr-defined]  # ASGI's iterable
     if not any(name == b"cache-control" for name, _ in found):
         found.append((b"cache-control", b"no-store"))
-    return [*found, *((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items())]
+    if tls:
+        found.append((b"strict-transport-security", b"max-age=31536000"))
+    own = {name for name, _ in found}
+    ours = ((name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items())
+    return [*found, *((name, value) for name, value in ours if name not in own)]
 
 
 async def _bounded(scope: Scope, headers: Headers, receive: Receive) -> Receive:

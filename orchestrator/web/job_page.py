@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from orchestrator.api.errors import OrchError
 from orchestrator.api.service import LogQuery, Verb
+from orchestrator.core.ids import JobId
 from orchestrator.web import words
 from orchestrator.web.rendering import render_parts
 from orchestrator.web.timeline import timeline
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import JobService
     from orchestrator.api.views import JobView, LogLine
-    from orchestrator.core.ids import JobId
 
 PARTS: Final = ("head", "findings", "totals", "attempts", "charts", "ranks", "events", "checkpoints")
 EVENTS: Final = 60
 LOG_LINES: Final = 300
+SILENT_SECONDS: Final = 30.0
 SEARCHED_LINES: Final = 100_000
 """Maximum number of newest lines that a search reads."""
 
@@ -72,6 +73,8 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
     return render_parts(
         "job.html",
         PARTS,
+        starts_at=await expected_start(service, job),
+        silent=is_silent(job, now),
         job=job,
         pairs=[(None, one) for one in job.findings],
         verbs=verbs_for(job, may_act=may_act),
@@ -81,6 +84,22 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
         checkpoints=checkpoints,
         now=now,
     )
+
+
+async def expected_start(service: JobService, job: JobView) -> float | None:
+    """Return when a waiting job is expected to start; None for others, and where nothing says."""
+    if job.state != "PENDING":
+        return None
+    try:
+        return (await service.outlook(JobId(job.id))).starts_at
+    except OrchError:  # it has just started
+        return None
+
+
+def is_silent(job: JobView, now: float) -> bool:
+    """Whether a job has run for a while, and reported nothing."""
+    began = job.started_at
+    return job.state == "RUNNING" and job.progress is None and began is not None and now - began >= SILENT_SECONDS
 
 
 async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -> list[dict[str, Any]]:

@@ -54,6 +54,7 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
     rows = await service.gpus(GPU_AGE_SECONDS)
     running = [job for job in live if job.state in RUNNING]
     order = {job_id: place for place, job_id in enumerate((await service.queue_shares()).order)}
+    starts = (await service.outlook(None)).starts if any(job.state == "PENDING" for job in live) else {}
     waiting = sorted((job for job in live if job.state in WAITING), key=lambda job: _place(job, order))
     return render_parts(
         "overview.html",
@@ -63,6 +64,7 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
         running=running[:MOST_ROWS],
         running_count=len(running),
         waiting=waiting[:MOST_ROWS],
+        starts=starts,
         waiting_count=len(waiting),
         ended=ended,
         several=len({job.user for job in (*live, *ended)}) > 1,

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.server.listeners import address_of, bind_tcp, is_loopback
 from orchestrator.private_files import open_private
-from orchestrator.web.sign_in import LINK_SECONDS, SignIn
+from orchestrator.web.sign_in import LINK_SECONDS, Reach, SignIn
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
+    import ssl
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from orchestrator.api.launch import ServeOptions
     from orchestrator.api.service import Caller, JobService
     from orchestrator.spec.paths import PageFiles
 
@@ -25,11 +28,11 @@ KEY_BYTES: Final = 32
 
 
 class PageLinkMaker:
-    """Makes links to the page at ``address`` (host:port)."""
+    """Makes links to the page at ``address``, a URL."""
 
     def __init__(self, sign_in: SignIn, address: str) -> None:
         self._sign_in = sign_in
-        self._address = f"http://{address}/"
+        self._address = address
 
     def link(self, caller: Caller) -> PageLinkView:
         """Return a new link for ``caller``."""
@@ -57,7 +60,7 @@ class LazyPage:
         await self._app(scope, receive, send)
 
 
-def sign_in_of(files: PageFiles) -> SignIn:
+def sign_in_of(files: PageFiles, *, token: str = "", reach: Reach | None = None) -> SignIn:
     """Return sign-in with the key of this home, which is created the first time. Raises NotPrivateError, OSError."""
     handle = open_private(files.key, os.O_RDWR | os.O_CREAT)
     try:
@@ -68,15 +71,15 @@ def sign_in_of(files: PageFiles) -> SignIn:
             os.pwrite(handle, key, 0)
     finally:
         os.close(handle)
-    return SignIn(key, time.time)
+    return SignIn(key, time.time, token=token, owner_uid=os.getuid(), reach=reach or Reach())
 
 
-def bind_page(listen: str, files: PageFiles) -> socket.socket:
+def bind_page(options: ServeOptions, files: PageFiles) -> socket.socket:
     """Bind a socket for the page. Port 0 is the last used port if free, else any: addresses are stable.
 
-    Raises BadRequestError for an address that other machines reach, RefusedError for a port that is in use.
+    Raises what ``page_place`` raises, and RefusedError for a port that is in use.
     """
-    host, port = page_place(listen)
+    host, port = page_place(options)
     if port:
         return bind_tcp(host, port, option="--page-listen")
     sock = _bind_again(host, files)
@@ -84,17 +87,70 @@ def bind_page(listen: str, files: PageFiles) -> socket.socket:
     return sock
 
 
-def page_place(listen: str) -> tuple[str, int]:
-    """Return host and port of the page's address. Raises BadRequestError for one that other machines reach."""
-    host, _, text = listen.rpartition(":")
+def page_place(options: ServeOptions) -> tuple[str, int]:
+    """Return host and port of the page's address.
+
+    Raises BadRequestError, and RefusedError for one that other machines reach without encryption or token.
+    """
+    host, _, text = options.page_listen.rpartition(":")
     if not (host and text.isascii() and text.isdecimal() and int(text) < 2**16):
-        raise BadRequestError(f"{listen!r} is not an address for the page", hint="write one like 127.0.0.1:8265")
-    if not is_loopback(host):
         raise BadRequestError(
-            f"the page on {host} would be sent over the network in plain text",
-            hint="leave it on 127.0.0.1, and reach it from elsewhere with `ssh -L PORT:127.0.0.1:PORT HOST`",
+            f"{options.page_listen!r} is not an address for the page", hint="write one like 127.0.0.1:8265"
         )
+    if bool(options.page_cert) != bool(options.page_key):
+        raise BadRequestError("--page-cert and --page-key belong together", hint="give both files, in PEM")
+    if not is_loopback(host):
+        _check_open(host, options)
     return host, int(text)
+
+
+def _check_open(host: str, options: ServeOptions) -> None:
+    if not options.page_cert and not options.page_plain:
+        raise RefusedError(
+            f"the page on {host} would be sent over the network in plain text",
+            hint="give --page-cert and --page-key, or --page-plain behind a proxy that encrypts; or leave it on 127.0.0.1, and reach it"
+            " from elsewhere with `ssh -L PORT:127.0.0.1:PORT HOST`",
+        )
+    if not options.token_file:
+        raise RefusedError(
+            f"the page on {host} needs a token, with which browsers sign in",
+            hint="pass --token-file FILE, readable by you alone",
+        )
+
+
+def page_tls(options: ServeOptions) -> ssl.SSLContext | None:
+    """Return the page's TLS with its certificate; None without one. Raises RefusedError for files that cannot be used."""
+    if not options.page_cert:
+        return None
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        if Path(options.page_key).stat().st_mode & 0o007:
+            raise RefusedError(
+                f"--page-key {options.page_key}: every user can read the key", hint=f"chmod 0600 {options.page_key}"
+            )
+        context.load_cert_chain(options.page_cert, options.page_key)
+    except OSError as error:  # ssl.SSLError is one
+        what = getattr(error, "reason", None) or error.strerror or str(error)
+        raise RefusedError(
+            f"--page-cert {options.page_cert} with --page-key {options.page_key}: {what}",
+            hint="two PEM files: the certificate (with its chain) and its unencrypted key",
+        ) from error
+    return context
+
+
+def reach_of(options: ServeOptions) -> Reach:
+    """Return how browsers reach the page."""
+    return Reach(tls=bool(options.page_cert), network=not is_loopback(page_place(options)[0]))
+
+
+def shown_address(sock: socket.socket, options: ServeOptions) -> str:
+    """Return the page's URL: of a listener on every address, by this machine's name."""
+    host, _, port = address_of(sock).rpartition(":")
+    name = socket.getfqdn() if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - compared, not bound
+    return f"http{'s' if options.page_cert else ''}://{name}:{port}/"
 
 
 def _bind_again(host: str, files: PageFiles) -> socket.socket:

@@ -28,6 +28,7 @@ from orchestrator.api.transport.peer import credentials
 from orchestrator.gpu.exporter.acceptor import Acceptor
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator, Sequence
 
     from starlette.types import ASGIApp
@@ -133,8 +134,11 @@ def _peer(sock: socket.socket | None) -> Peer | None:
 class _Server(uvicorn.Server):
     """A uvicorn server without signal handlers and without its ten wake-ups a second, with a cap of connections."""
 
-    def __init__(self, config: uvicorn.Config, cap: int, deadlines: Deadlines) -> None:
+    def __init__(
+        self, config: uvicorn.Config, cap: int, deadlines: Deadlines, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(config)
+        self._tls = tls
         self._deadlines = deadlines
         self.ready = asyncio.Event()
         self.stop = asyncio.Event()
@@ -146,7 +150,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = [
-            Acceptor(sock, self._protocol, cap=self._cap, on_pause=_Pauses(sock))  # type: ignore[misc]  # as asyncio's
+            Acceptor(sock, self._protocol, cap=self._cap, tls=self._tls, on_pause=_Pauses(sock))  # type: ignore[misc]  # as asyncio's
             for sock in sockets or ()
         ]
         self.started = True
@@ -195,7 +199,7 @@ class ApiServer:
     """Serves one application on bound sockets, and closes them at the end.
 
     ``cap`` bounds the connections of each socket; by default it follows from the process's descriptors.
-    ``sessions``: WebSockets are served, too.
+    ``sessions``: WebSockets are served, too. ``tls`` encrypts every connection.
     """
 
     def __init__(
@@ -206,6 +210,7 @@ class ApiServer:
         cap: int | None = None,
         deadlines: Deadlines | None = None,
         sessions: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._sockets = list(sockets)
         self._server = _Server(
@@ -228,6 +233,7 @@ class ApiServer:
             ),
             connection_cap() if cap is None else cap,
             deadlines or Deadlines(),
+            tls,
         )
         self._task: asyncio.Task[None] | None = None
 

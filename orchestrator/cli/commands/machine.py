@@ -48,15 +48,25 @@ ReadListen = Annotated[
         help="Where metrics are read (default 127.0.0.1:9476, or a free port where that is taken); empty turns it off.",
     ),
 ]
-TokenFile = Annotated[str, typer.Option("--token-file", metavar="FILE", help="A file with the token for --listen.")]
+TokenFile = Annotated[
+    str, typer.Option("--token-file", metavar="FILE", help="A file with the token, for --listen and the page.")
+]
 
 PageListen = Annotated[
     str,
     typer.Option(
         "--page-listen",
         metavar="HOST:PORT",
-        help="Where the page is served, on this machine alone; port 0 takes a free one, and keeps it. Empty turns it off.",
+        help="Where the page is served; port 0 takes a free one, and keeps it. Beyond this machine with a token, and TLS. Empty turns it off.",
     ),
+]
+PageCert = Annotated[
+    str, typer.Option("--page-cert", metavar="FILE", help="The page's TLS certificate, with its chain, in PEM.")
+]
+PageKey = Annotated[str, typer.Option("--page-key", metavar="FILE", help="The key of --page-cert, in PEM.")]
+PagePlain = Annotated[
+    bool,
+    typer.Option("--page-plain", help="Serve the page beyond this machine without TLS, behind a proxy that encrypts."),
 ]
 
 
@@ -70,6 +80,9 @@ def up(
     read_listen: ReadListen = None,
     token_file: TokenFile = "",
     page_listen: PageListen = DEFAULT_PAGE_LISTEN,
+    page_cert: PageCert = "",
+    page_key: PageKey = "",
+    page_plain: PagePlain = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
@@ -86,6 +99,9 @@ def up(
         read_fixed=fixed,
         token_file=token_file,
         page_listen=page_listen,
+        page_cert=page_cert,
+        page_key=page_key,
+        page_plain=page_plain,
     )
     reply = local.up(session, options)
     if json:
@@ -118,6 +134,9 @@ def serve(
     read_listen: ReadListen = None,
     token_file: TokenFile = "",
     page_listen: PageListen = DEFAULT_PAGE_LISTEN,
+    page_cert: PageCert = "",
+    page_key: PageKey = "",
+    page_plain: PagePlain = False,
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
     session = Session()
@@ -132,6 +151,9 @@ def serve(
         read_fixed=fixed,
         token_file=token_file,
         page_listen=page_listen,
+        page_cert=page_cert,
+        page_key=page_key,
+        page_plain=page_plain,
     )
     return local.serve(session, options)
 

@@ -15,7 +15,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.server.listeners import bind_tcp
 from orchestrator.api.server.read_app import read_policy
 from orchestrator.gpu.exporter.http import is_loopback
-from orchestrator.web.serving import page_place
+from orchestrator.web.serving import page_place, page_tls
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
@@ -43,7 +43,8 @@ def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: flo
     if options.read_listen:
         read_policy(place_of(options.read_listen, "--read-listen")[0], token, 0)
     if options.page_listen:
-        page_place(options.page_listen)
+        page_place(options)
+        page_tls(options)
     if options.ray_address:
         check_ray(options.ray_address, seconds=ray_seconds)
 
@@ -53,7 +54,7 @@ def check_ports(options: ServeOptions) -> None:
     if options.listen:
         bind_tcp(*place_of(options.listen, "--listen"), option="--listen").close()
     if options.page_listen:
-        bind_tcp(*page_place(options.page_listen), option="--page-listen").close()
+        bind_tcp(*page_place(options), option="--page-listen").close()
     if options.read_listen:
         bind_read(options).close()
 

@@ -39,7 +39,15 @@ from orchestrator.spec.paths import PageFiles
 from orchestrator.store.errors import StoreError, StoreInUseError
 from orchestrator.telemetry.local_prometheus import LocalPrometheusError
 from orchestrator.telemetry.logging import configure_logging
-from orchestrator.web.serving import LazyPage, PageLinkMaker, bind_page, sign_in_of
+from orchestrator.web.serving import (
+    LazyPage,
+    PageLinkMaker,
+    bind_page,
+    page_tls,
+    reach_of,
+    shown_address,
+    sign_in_of,
+)
 
 if TYPE_CHECKING:
     from orchestrator.api.launch import ServeOptions
@@ -122,7 +130,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     servers: list[ApiServer] = []
     links: PageLinks | None = None
     if options.page_listen:
-        server, links = _page_server(parts, options.page_listen, settings, closing)
+        server, links = _page_server(parts, options, settings, closing)
         servers.append(server)
     servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock], sessions=True))
     if options.read_listen:
@@ -160,13 +168,15 @@ def _reading_server(parts: Parts, options: ServeOptions, token: str) -> ApiServe
     return ApiServer(app, [sock], cap=min(MAX_READERS, connection_cap()))
 
 
-def _page_server(parts: Parts, listen: str, settings: Settings, closing: asyncio.Event) -> tuple[ApiServer, PageLinks]:
+def _page_server(
+    parts: Parts, options: ServeOptions, settings: Settings, closing: asyncio.Event
+) -> tuple[ApiServer, PageLinks]:
     files = PageFiles.of(settings.home)
-    sock = bind_page(listen, files)
-    sign_in = sign_in_of(files)
-    parts.endpoints.page_address = f"http://{address_of(sock)}/"
-    server = ApiServer(LazyPage(parts.service, sign_in, closing), [sock], cap=min(MAX_READERS, connection_cap()))
-    return server, PageLinkMaker(sign_in, address_of(sock))
+    sock = bind_page(options, files)
+    sign_in = sign_in_of(files, token=options.read_token(), reach=reach_of(options))
+    address = parts.endpoints.page_address = shown_address(sock, options)
+    page, cap = LazyPage(parts.service, sign_in, closing), min(MAX_READERS, connection_cap())
+    return ApiServer(page, [sock], cap=cap, tls=page_tls(options)), PageLinkMaker(sign_in, address)
 
 
 def _tcp_server(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.api.queue_views import OutlookView
 from orchestrator.api.views import (
     AttemptView,
     CheckpointView,
@@ -24,6 +26,8 @@ from orchestrator.web.rendering import static_files
 from tests.unit.web.conftest import OTHER_UID
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.unit.web.conftest import Browser
 
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7*7 }}\x1b[31m\u202e"
@@ -253,3 +257,35 @@ def test_static_files_are_kept_for_ever_under_an_address_of_their_content(visito
         assert "immutable" in answer.headers["cache-control"]
     assert visitor.get("/static/000000000000/page.js").status == 404
     assert visitor.get("/static/x/..%2fapp.py").status == 404
+
+
+def test_when_waiting_jobs_are_expected_to_start(browser: Browser) -> None:
+    job = browser.service.add()
+    browser.service.outlook_answer = OutlookView(starts_at=time.time() + 7200.5, starts={job.id: time.time() + 7200.5})
+    assert 'data-name="starts">in 2h' in browser.get("/").text
+    page = browser.get(f"/jobs/{job.id}").text
+    assert "Expected start</dt><dd>in 2h" in page
+    browser.service.set(job.id, state="RUNNING", started_at=time.time() - 60.0)
+    page = browser.get(f"/jobs/{job.id}").text
+    assert "Expected start" not in page
+    assert "name them in health.progress" in page
+
+
+def test_the_report_of_an_ended_job_is_linked_and_can_run_nothing(browser: Browser, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("<h1>Report</h1><script>alert(1)</script>")
+    job = browser.service.add(state="SUCCEEDED", report=str(report))
+    link = f"/jobs/{job.id}/report"
+    assert f'href="{link}"' in browser.get(f"/jobs/{job.id}").text
+    answer = browser.get(link)
+    assert (answer.status, answer.text) == (200, report.read_text())
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox;")
+    assert "script" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    report.unlink()
+    assert browser.get(link).status == 404
+    without = browser.service.add(state="SUCCEEDED")
+    answer = browser.get(f"/jobs/{without.id}/report")
+    assert (answer.status, "orch report" in answer.text) == (404, True)
+    assert f"/jobs/{without.id}/report" not in browser.get(f"/jobs/{without.id}").text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import BadRequestError, RefusedError
+from orchestrator.api.errors import BadRequestError, OrchError, RefusedError
+from orchestrator.api.launch import ServeOptions
 from orchestrator.api.server.listeners import address_of
 from orchestrator.api.server.testing import FakeService
 from orchestrator.api.service import Caller
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
 
 def test_the_port_is_that_of_the_last_time_while_it_is_free(tmp_path: Path) -> None:
     files = PageFiles.of(tmp_path)
-    with bind_page("127.0.0.1:0", files) as first:
+    options = ServeOptions()
+    with bind_page(options, files) as first:
         address = address_of(first)
-    with bind_page("127.0.0.1:0", files) as again:
+    with bind_page(options, files) as again:
         assert address_of(again) == address
-        with bind_page("127.0.0.1:0", files) as other:
+        with bind_page(options, files) as other:
             assert address_of(other) != address
     files.port.write_text("no port\n")
-    bind_page("127.0.0.1:0", files).close()
+    bind_page(options, files).close()
     assert files.port.stat().st_mode & 0o077 == 0
 
 
@@ -40,15 +42,27 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(RefusedError, match="cannot listen"):
-            bind_page(f"127.0.0.1:{taken.getsockname()[1]}", PageFiles.of(tmp_path))
+            bind_page(ServeOptions(page_listen=f"127.0.0.1:{taken.getsockname()[1]}"), PageFiles.of(tmp_path))
 
 
 @pytest.mark.parametrize(
-    "listen", ["0.0.0.0:0", "[::]:8265", "192.0.2.1:8265", "127.0.0.1", "127.0.0.1:x", ":1", "127.0.0.1:99999"]
+    ("listen", "more", "error"),
+    [
+        ("0.0.0.0:0", {}, RefusedError),
+        ("[::]:8265", {"token_file": "t"}, RefusedError),
+        ("192.0.2.1:8265", {"page_plain": True}, RefusedError),
+        ("192.0.2.1:8265", {"page_cert": "c", "page_key": "k"}, RefusedError),
+        ("127.0.0.1:0", {"page_cert": "c"}, BadRequestError),
+        ("127.0.0.1:0", {"page_key": "k"}, BadRequestError),
+        ("127.0.0.1", {}, BadRequestError),
+        ("127.0.0.1:x", {}, BadRequestError),
+        (":1", {}, BadRequestError),
+        ("127.0.0.1:99999", {}, BadRequestError),
+    ],
 )
-def test_other_addresses_are_refused(tmp_path: Path, listen: str) -> None:
-    with pytest.raises(BadRequestError) as caught:
-        bind_page(listen, PageFiles.of(tmp_path))
+def test_other_addresses_are_refused(tmp_path: Path, listen: str, more: dict[str, Any], error: type[OrchError]) -> None:
+    with pytest.raises(error) as caught:
+        bind_page(ServeOptions(page_listen=listen, **more), PageFiles.of(tmp_path))
     assert caught.value.hint
 
 
@@ -65,7 +79,7 @@ def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
 def test_a_link_signs_in_the_user_that_asked_for_it(tmp_path: Path) -> None:
     sign_in = sign_in_of(PageFiles.of(tmp_path))
     caller = Caller(uid=7, gid=7, user="grace", is_owner=False)
-    reply = PageLinkMaker(sign_in, "127.0.0.1:8270").link(caller)
+    reply = PageLinkMaker(sign_in, "http://127.0.0.1:8270/").link(caller)
     assert reply.url.startswith("http://127.0.0.1:8270/signin?link=")
     assert reply.address == "http://127.0.0.1:8270/"
     assert sign_in.user_of(sign_in.redeem(reply.url.partition("=")[2])) == 7
