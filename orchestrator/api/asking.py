@@ -90,16 +90,21 @@ class SpecQuestions(QueueQuestions):
         argv: Sequence[str] = (),
         terminal: Mapping[str, Any] | None = None,
         port: int | None = None,
+        attach: bool = False,
     ) -> SessionStream:
         """Open a command beside a rank of a running job (none: a shell), or a connection to ``port`` of its node.
 
-        ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes.
+        ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes. ``attach``: to the
+        rank's own terminal instead of a command.
         """
         from orchestrator.api.transport.session_stream import SessionStream
 
+        size = None if terminal is None else dict(terminal)
         wanted: dict[str, Any] = {"port": port}
-        if port is None:
-            wanted = {"command": {"argv": list(argv), "terminal": None if terminal is None else dict(terminal)}}
+        if attach:
+            wanted = {"attach": {"terminal": size}}
+        elif port is None:
+            wanted = {"command": {"argv": list(argv), "terminal": size}}
         return SessionStream(self.endpoint, job_path(ref, "/session"), {"rank": rank, **wanted})
 
     def files(self, ref: str, patterns: Sequence[str] = ()) -> FileList:

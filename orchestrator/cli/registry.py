@@ -27,6 +27,7 @@ ENTRIES = (
     Entry("wait", "status", JOBS),
     Entry("logs", "logs", JOBS),
     Entry("exec", "sessions.exec", JOBS, "exec_beside"),
+    Entry("attach", "sessions.attach", JOBS),
     Entry("port-forward", "sessions.port_forward", JOBS, "port_forward"),
     Entry("cancel", "jobs.actions", JOBS),
     Entry("pause", "jobs.actions", JOBS),

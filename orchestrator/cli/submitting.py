@@ -87,6 +87,14 @@ def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions)
     return EXIT_OK
 
 
+def submit_one(session: Session, item: JobText, options: SubmitOptions) -> str:
+    """Submit one text; return the job's id."""
+    reply = _deliver(session, _body(session, item, options))
+    for note in reply.get("notes") or ():
+        session.console.note(f"note: {note}")
+    return str(reply["job_id"])
+
+
 def _when(options: SubmitOptions) -> list[str]:
     """What `--hold` and `--start-at` set. Raises BadRequestError."""
     found = ["hold=true"] if options.hold else []

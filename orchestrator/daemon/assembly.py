@@ -21,6 +21,7 @@ from orchestrator.daemon.gpus.reserving import GpuReserving
 from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
+from orchestrator.daemon.jobs.attendance import Attendance
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.daemon.jobs.prerequisites import still_needed
 from orchestrator.daemon.jobs.progress import ProgressBook
@@ -244,10 +245,11 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
 
 
 def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
-    settings, log, spawn = ground.settings, ground.log, ground.background.spawn
-    hangs = HangWatch(jobs=live_jobs(loop), inspector=runtime.calls, command=loop.command, log=log)
+    settings, log, spawn, live = ground.settings, ground.log, ground.background.spawn, live_jobs(loop)
+    held = Attendance(jobs=live, terminals=runtime.calls.terminals, command=loop.command, spawn=spawn, now=loop.now)
+    hangs = HangWatch(jobs=live, inspector=runtime.calls, command=loop.command, attend=held.attend, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
-    findings = FindingWatch(senses, jobs=live_jobs(loop), post=loop.post, log=log)
+    findings = FindingWatch(senses, jobs=live, post=loop.post, log=log)
     desk = EstimateDesk(EstimateRecord.of(settings.home))
     intake = ProgressIntake(
         ground.book,
@@ -366,8 +368,7 @@ def _service(
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
     queries, health, shutdown = own
-    settings, store, gpus = ground.settings, ground.store, nodes.gpus
-    reserve, spawn = nodes.reserving.reserve, ground.background.spawn
+    settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
     reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live)
     submissions = Submissions(
@@ -392,7 +393,7 @@ def _service(
         actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
-        node_actions=NodeActions(loop, ground.trust, store, nodes.known, reserve=reserve, spawn=spawn),
+        node_actions=NodeActions(loop, ground.trust, store, nodes.known, reserve=nodes.reserving.reserve, spawn=spawn),
         changes=ground.changes,
         health=health,
         shutdown=shutdown,

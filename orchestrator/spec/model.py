@@ -43,6 +43,7 @@ from orchestrator.spec.fields.rules import (
     web_address,
 )
 from orchestrator.spec.sections.env import Variables
+from orchestrator.spec.sections.interactive import InteractiveSpec as InteractiveSpec  # noqa: PLC0414, TC001
 from orchestrator.spec.sections.matrix import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
 from orchestrator.spec.sections.workers import MAX_WORKERS
 from orchestrator.spec.sections.workers import AutoWorkers as AutoWorkers  # noqa: PLC0414
@@ -369,6 +370,7 @@ class JobSpec(Record):
     min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
     max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
     stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)
+    interactive: Annotated[Maybe[InteractiveSpec], Doc("run each rank on a terminal, as `orch run -i` does")] = None
     hold: Annotated[YesNo, Doc("wait, claiming nothing, until `orch release`")] = False
     start_at: Annotated[
         Maybe[Annotated[datetime, Moment()]],

@@ -124,7 +124,7 @@ SAID_BY_FINDINGS: Final = (
     ("storage_full|saves_failing|saves_rare", "OrchCheckpointTooOld", ("job_id",)),
     ("restart_loop", "OrchJobRestartLoop", ("job_id",)),
     (
-        "rank_stopped|wrong_world_size|rendezvous_incomplete|no_step|input_starved|job_idle|gpus_unused",
+        "rank_stopped|rank_at_breakpoint|wrong_world_size|rendezvous_incomplete|no_step|input_starved|job_idle|gpus_unused",
         "OrchJobGpusIdle",
         ("job_id",),
     ),

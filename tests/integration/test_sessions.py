@@ -148,3 +148,56 @@ def test_a_port_where_nothing_listens_is_told(stack: Stack, job: str) -> None:
 
     with pytest.raises(RefusedError, match="nothing answers on port 1 "):
         stack.client.session(job, port=1)
+
+
+def on_terminal(stack: Stack, *arguments: str, cwd: Path | None = None) -> tuple[subprocess.Popen[bytes], int]:
+    ours, theirs = pty.openpty()
+    process = started(stack, *arguments, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=cwd)
+    os.close(theirs)
+    return process, ours
+
+
+def read_until(terminal: int, text: bytes) -> bytes:
+    said = b""
+    while text not in said:
+        ready, _, _ = select.select([terminal], [], [], PATIENCE_SECONDS)
+        assert ready, said
+        said += os.read(terminal, 65536)
+    return said
+
+
+def test_a_rank_at_a_breakpoint_is_told_of_and_attached_to(stack: Stack, tmp_path: Path) -> None:
+    script = "import os\nx = 41\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print('x is', x, flush=True)\n"
+    job_id = stack.submit(json.dumps({**SPEC, "name": "stops", "secrets": []}), tmp_path, train=script)
+    found = wait_until("it is found", lambda: [one for one in stack.job(job_id).findings if one.rank == 1])
+    assert [one.kind for one in found] == ["rank_at_breakpoint"]
+    process, terminal = on_terminal(stack, "attach", job_id, "--rank", "1")
+    read_until(terminal, b"(Pdb) ")
+    os.write(terminal, b"x = x + 1\r")
+    read_until(terminal, b"(Pdb) ")
+    os.write(terminal, b"~.")
+    read_until(terminal, b"detached")
+    assert process.wait() == 0
+    os.close(terminal)
+    with started(stack, "attach", job_id, "--rank", "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as again:
+        out, _ = again.communicate(b"c\n", timeout=PATIENCE_SECONDS)
+    assert (again.returncode, b"x is 42" in out) == (0, True)
+    assert stack.wait(job_id).state == "SUCCEEDED"
+
+
+def test_an_interactive_job_is_a_shell_until_it_exits_or_is_idle(stack: Stack, tmp_path: Path) -> None:
+    line = ("run", "-i", "--gpu", "1", "--cpu", "0", "--idle-limit", "3s", "--name", "shell", "--", "sh")
+    process, terminal = on_terminal(stack, *line, cwd=tmp_path)
+    read_until(terminal, b"detaches")
+    os.write(terminal, b"stty size; tty; echo job $ORCH_JOB_ID; exit 7\r")
+    said = read_until(terminal, b"job shell-")
+    assert b"/dev/pts/" in said
+    assert process.wait() == 7
+    os.close(terminal)
+    process, terminal = on_terminal(stack, *line, cwd=tmp_path)
+    read_until(terminal, b"detaches")
+    process.kill()
+    process.wait()
+    os.close(terminal)
+    job = stack.wait(stack.job("shell").id)
+    assert (job.state, "interactive.idle_limit" in job.reason) == ("CANCELLED", True)

@@ -34,6 +34,7 @@ from orchestrator.api.service import Caller
 from orchestrator.core.ids import JobId
 from orchestrator.runtime.ranks.sessions.messages import (
     SIGNALS,
+    AttachRequest,
     CommandRequest,
     EndOfInput,
     Input,
@@ -72,26 +73,35 @@ class CommandBody(Body):
     terminal: TerminalBody | None = None
 
 
+class AttachBody(Body):
+    """The rank's own terminal."""
+
+    terminal: TerminalBody | None = None
+
+
 class OpenBody(Body):
-    """What a session is: a command, or a connection to a port of the rank's node."""
+    """What a session is: a command, the rank's own terminal, or a connection to a port of the rank's node."""
 
     rank: int = Field(default=0, ge=0, le=1_000_000)
     command: CommandBody | None = None
+    attach: AttachBody | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
 
     def request(self, *, secrets: bool) -> SessionRequest:
-        """The runtime's record. Raises BadRequestError unless it is one of the two."""
-        if (self.command is None) == (self.port is None):
-            raise BadRequestError("a session is a command or a port", hint="send one of them")
+        """The runtime's record. Raises BadRequestError unless it is one of the three."""
+        if sum(one is not None for one in (self.command, self.attach, self.port)) != 1:
+            raise BadRequestError("a session is a command, attach or a port", hint="send one of them")
         if self.port is not None:
             return PortRequest(port=self.port)
+        if self.attach is not None:
+            return AttachRequest(terminal=_terminal(self.attach.terminal), secrets=secrets)
         assert self.command is not None
-        terminal = self.command.terminal
-        return CommandRequest(
-            argv=tuple(self.command.argv),
-            terminal=None if terminal is None else Terminal(**terminal.model_dump()),
-            secrets=secrets,
-        )
+        argv, terminal = tuple(self.command.argv), _terminal(self.command.terminal)
+        return CommandRequest(argv=argv, terminal=terminal, secrets=secrets)
+
+
+def _terminal(body: TerminalBody | None) -> Terminal | None:
+    return None if body is None else Terminal(**body.model_dump())
 
 
 class ControlBody(Body):

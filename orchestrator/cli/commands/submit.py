@@ -146,6 +146,13 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any other key of job.yaml.")
     ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Run it on this terminal: a shell, a debugger, a notebook.")
+    ] = False,
+    idle_limit: Annotated[
+        str | None,
+        typer.Option("--idle-limit", metavar="SPAN", help="With -i: cancel it after so long without use; default: 1h."),
+    ] = None,
     dry_run: DryRun = False,
     wait: Wait = False,
     follow: Follow = False,
@@ -153,8 +160,18 @@ def run(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5."""
+    """Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5.
+
+    With -i the command runs on this terminal once it has its GPUs, as in orch run -i --gpu 2 -- bash; its exit code is this command's.
+    It works in a copy of this directory. ~. at the beginning of a line leaves it running, and `orch attach` returns to it.
+    """
     session = Session(quiet=quiet)
+    if interactive and (wait or follow or watch or json):
+        raise BadRequestError(
+            "--interactive shows the command itself", hint="leave out --wait, --follow, --watch and --json"
+        )
+    if idle_limit is not None and not interactive:
+        raise BadRequestError(f"--idle-limit {idle_limit}: the job is not interactive", hint="add --interactive")
     text = job_yaml(
         command,
         num_workers=num_workers,
@@ -163,11 +180,14 @@ def run(
         gpu_model=gpu_model,
         name=name,
         keys={
-            "env": _variables(env or (), session.environ),
+            "env": _variables(
+                (*_terminal_kind(session.environ, interactive=interactive), *(env or ())), session.environ
+            ),
             "queue": queue,
             "priority": priority,
             "max_duration": time,
             "labels": _pairs("--label", labels or ()),
+            **(interactive_keys(idle_limit) if interactive else {}),
         },
     )
     options = SubmitOptions(
@@ -180,7 +200,27 @@ def run(
         json=json,
         quiet=quiet,
     )
-    return submit_texts(session, [JobText(text, "<orch run>", os.getcwd())], options)
+    item = JobText(text, "<orch run>", os.getcwd())
+    if interactive and not dry_run:
+        from orchestrator.cli.sessions.interactive import run_interactive
+
+        return run_interactive(session, item, options)
+    return submit_texts(session, [item], options)
+
+
+def interactive_keys(idle_limit: str | None) -> dict[str, object]:
+    """Return the keys of an interactive job: started once, never preempted, and without a report."""
+    return {
+        "interactive": {} if idle_limit is None else {"idle_limit": idle_limit},
+        "preemptible": False,
+        "report": False,
+        "stop_duration": "10s",
+        "retry": {"max_restarts": {"user": 0, "infra": 0, "hang": 0, "preemption": 0}},
+    }
+
+
+def _terminal_kind(environ: Mapping[str, str], *, interactive: bool) -> tuple[str, ...]:
+    return ("TERM",) if interactive and environ.get("TERM") else ()
 
 
 def _variables(texts: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -199,6 +239,9 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
         if "=" not in text:
             raise BadRequestError(f"{option} {text}: no value", hint=f"write {option} {text}=VALUE")
     return {key: value for key, _, value in (text.partition("=") for text in texts)}
+
+
+_MAPPINGS = ("env", "labels")
 
 
 def job_yaml(
@@ -222,7 +265,7 @@ def job_yaml(
     resources: dict[str, object] = {"num_workers": num_workers}
     if per_worker:
         resources["resources_per_worker"] = per_worker
-    given = {key: value for key, value in (keys or {}).items() if value not in (None, {})}
+    given = {key: value for key, value in (keys or {}).items() if value is not None and (value or key not in _MAPPINGS)}
     job = {
         "version": 1,
         "name": name or name_for(command),

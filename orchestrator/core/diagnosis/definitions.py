@@ -163,6 +163,7 @@ def _over(figure: str, opens_at: float, closes_at: float, seconds: tuple[float, 
 DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.GpuFaulty: _at_once("errors that the GPU or its driver reports", 600.0, open_seconds=4.0),
     f.RankStopped: _at_once("stopped processes of a rank that makes no step"),
+    f.RankAtBreakpoint: _at_once("ranks at a prompt of their debugger", 4.0),
     f.WrongWorldSize: _at_once("time that ranks wait for their process group, over 10 s"),
     f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),

@@ -110,6 +110,21 @@ class StorageSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSeen:
+    """A rank's terminal: of an ``interactive`` job its own, else its debugger's. ``attached`` counts clients.
+
+    ``idle``: an interactive job's rank has been idle for the job's limit. ``stopped_at`` is since when the rank is at a
+    breakpoint, in seconds since the epoch by its node's clock.
+    """
+
+    rank: int = 0
+    interactive: bool = False
+    attached: int = 0
+    idle: bool = False
+    stopped_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StallSeen:
     """A job that makes no step: what was seen of its ranks, and for how long.
 
@@ -173,5 +188,6 @@ class JobSeen:
     stall: StallSeen | None = None
     saves: SavesSeen = SavesSeen()
     storage: tuple[StorageSeen, ...] = ()
+    terminals: tuple[TerminalSeen, ...] = ()
     late_seconds: float | None = None
     restarts: RestartsSeen | None = None

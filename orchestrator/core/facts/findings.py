@@ -206,6 +206,13 @@ class RankStopped(Finding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankAtBreakpoint(Finding):
+    """The rank waits at a prompt of its debugger."""
+
+    kind: ClassVar[str] = "rank_at_breakpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoStep(Finding):
     """The job has made no step for long."""
 

@@ -116,6 +116,19 @@ def _(fact: f.RankStopped, job_id: str = "JOB") -> str:
     return f"`kill -CONT {fact.seen.pid}` on its node continues it" if fact.seen.pid else "end the debugger's session"
 
 
+@sentence.register
+def _(fact: f.RankAtBreakpoint) -> str:
+    return f"{_rank(fact)} waits at a breakpoint"
+
+
+@advice.register
+def _(fact: f.RankAtBreakpoint, job_id: str = "JOB") -> str:
+    return (
+        f"`orch attach {job_id} --rank {fact.rank or 0}` opens its debugger; after 10 minutes with no client attached its"
+        " input ends, and the debugger raises BdbQuit"
+    )
+
+
 @advice.register
 def _(fact: f.WrongWorldSize, job_id: str = "JOB") -> str:
     return (

@@ -112,7 +112,7 @@ def _(fact: requesters.ByShutdown) -> str:
 
 @sentence.register
 def _(fact: requesters.ByLimit) -> str:
-    return fact.key
+    return f"its limit {fact.key}"
 
 
 @sentence.register

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen, TerminalSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.gpus.watch import GpuWatch
@@ -50,6 +50,7 @@ class Senses:
     stall: Callable[[JobId], StallSeen | None]
     processes: Callable[[Job], Mapping[int, ProcessSeen]]
     storage: Callable[[Job], Mapping[int, StorageSeen]]
+    terminals: Callable[[Job], Mapping[int, TerminalSeen]]
     missing: Callable[[], Collection[str]]
 
 
@@ -61,6 +62,7 @@ def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: E
         stall=hangs.stall,
         processes=calls.processes,
         storage=calls.storage,
+        terminals=calls.terminals,
         missing=lambda: {uuid for _, uuid in exporters.missing()},
     )
 
@@ -131,6 +133,7 @@ class FindingWatch:
             now=wall,
             processes=self._senses.processes(job),
             storage=self._senses.storage(job),
+            terminals=self._senses.terminals(job),
             late_seconds=late_seconds,
         )
         changes = self._of(job, now).observe(seen, now, wall)

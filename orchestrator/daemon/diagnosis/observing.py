@@ -18,7 +18,7 @@ from orchestrator.gpu.drivers.simulated import is_simulated
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen, TerminalSeen
     from orchestrator.core.events import Seat
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
@@ -44,6 +44,7 @@ def job_seen(
     now: float,
     processes: Mapping[int, ProcessSeen] | None = None,
     storage: Mapping[int, StorageSeen] | None = None,
+    terminals: Mapping[int, TerminalSeen] | None = None,
     late_seconds: float | None = None,
 ) -> JobSeen:
     """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; one without a report does not answer.
@@ -51,9 +52,17 @@ def job_seen(
     ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists.
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
+    ended = {one.rank for one in job.exits}
+    prompts = tuple(
+        one for rank, one in sorted((terminals or {}).items()) if rank < job.num_workers and rank not in ended
+    )
     if not running:
         return JobSeen(
-            running=False, restarts=_restarts(job, now), num_ranks=job.num_workers, late_seconds=late_seconds
+            running=False,
+            terminals=prompts if job.state is JobState.RUNNING else (),
+            restarts=_restarts(job, now),
+            num_ranks=job.num_workers,
+            late_seconds=late_seconds,
         )
     told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
     uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
@@ -74,6 +83,7 @@ def job_seen(
         stall=stall,
         saves=saves_seen(job, told, storage or {}, interval_seconds, now),
         storage=tuple(one for rank, one in sorted((storage or {}).items()) if rank < job.num_workers),
+        terminals=prompts,
         late_seconds=late_seconds,
         restarts=_restarts(job, now),
     )

@@ -76,7 +76,10 @@ class _Watched:
 
 
 class HangWatch:
-    """Watches every running attempt. ``clock`` gives monotonic seconds; ``pause`` waits for a number of them."""
+    """Watches every running attempt. ``clock`` gives monotonic seconds; ``pause`` waits for a number of them.
+
+    ``attend`` returns whether a job is at its user's disposal, and not late.
+    """
 
     def __init__(
         self,
@@ -85,6 +88,7 @@ class HangWatch:
         inspector: RankInspector,
         command: Callable[[Callable[[], Sequence[ev.Event]]], Awaitable[None]],
         log: FilteringBoundLogger,
+        attend: Callable[[Job], bool] = lambda _: False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -92,6 +96,7 @@ class HangWatch:
         self._inspector = inspector
         self._command = command
         self._log = log
+        self._attend = attend
         self._clock = clock
         self._pause = pause
         self._watched: dict[JobId, _Watched] = {}
@@ -156,7 +161,7 @@ class HangWatch:
             watched.heartbeat.tick(now)
             for ended in job.exits:
                 watched.heartbeat.ended(ended.rank)
-            if job.degraded or job.gang_lost:  # a rank out of reach is not still
+            if job.degraded or job.gang_lost or self._attend(job):  # a rank out of reach is not still
                 watched.heartbeat.sign()
                 watched.alive()
             elif (watched.task is None or watched.task.done()) and self._is_due(job, watched, now):

@@ -10,7 +10,7 @@ from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.facts.findings import Finding, NoStep, RankStopped, with_figures
+from orchestrator.core.facts.findings import Finding, NoStep, RankAtBreakpoint, RankStopped, with_figures
 from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
@@ -169,7 +169,7 @@ def _progress(job: Job, progress: JobProgress | None, left: TimeLeft | None, *, 
         return None
     fraction = min(1.0, leader.step / leader.total_steps) if leader.step and leader.total_steps else None
     rate = 1.0 / leader.step_seconds if leader.step_seconds and leader.step_seconds > SHORTEST_STEP else None
-    stuck = still or any(isinstance(one, NoStep | RankStopped) for one in job.findings)
+    stuck = still or any(isinstance(one, NoStep | RankStopped | RankAtBreakpoint) for one in job.findings)
     if stuck:
         rate = None  # the rate is of the past
     eta = low = high = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.core.states import JobState
-from orchestrator.runtime.ranks.sessions.messages import CommandRequest, SessionRefusedError
+from orchestrator.runtime.ranks.sessions.messages import PortRequest, SessionRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,7 +50,7 @@ class JobSessions:
         if rank >= job.num_workers:
             hint = f"0 to {job.num_workers - 1}" if job.num_workers > 1 else "it has rank 0 alone"
             raise BadRequestError(f"{job.id} has no rank {rank}", hint=hint)
-        kind = "command" if isinstance(request, CommandRequest) else f"port {request.port}"
+        kind = f"port {request.port}" if isinstance(request, PortRequest) else type(request).__name__
         try:
             session = await self._ranks.open_session(job, rank, request)
         except SessionRefusedError as error:

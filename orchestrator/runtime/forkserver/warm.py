@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import linux
+from . import debugger, linux
 from .torch_changes import collective_calls, teardown
 
 if TYPE_CHECKING:
@@ -182,6 +182,7 @@ def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str |
             _exercise(torch)
         except Exception as error:
             log("forkserver.torch_absent" if version is None else "forkserver.torch_not_exercised", error=repr(error))
+        debugger.install()
         for name in preload:
             try:
                 importlib.import_module(name)

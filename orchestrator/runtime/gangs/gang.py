@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import PollCursor
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -33,6 +33,7 @@ class Gang:
     newest: dict[int, ProgressSnapshot] = field(default_factory=dict)
     processes: dict[int, ProcessSeen] = field(default_factory=dict)
     storage: dict[int, StorageSeen] = field(default_factory=dict)
+    terminals: dict[int, TerminalSeen] = field(default_factory=dict)
     cursors: dict[int, PollCursor] = field(default_factory=dict)
     pages: dict[int, PageReader] = field(default_factory=dict)
     """The progress pages that the daemon reads itself: those of running ranks on its own machine."""
@@ -44,7 +45,7 @@ class Gang:
         """Start with an empty record of ``attempt``."""
         self.watching = attempt
         self.started, self.gone, self.newest, self.unreached, self.cursors = {}, set(), {}, set(), {}
-        self.processes, self.storage = {}, {}
+        self.processes, self.storage, self.terminals = {}, {}, {}
         self.close_pages(list(self.pages))
 
     def unwatch(self) -> None:

@@ -145,6 +145,7 @@ class _NodePlans:
             "secrets": tuple(places.secrets.values()),
             "log_limits": places.log_limits,
             "umask": places.umask,
+            "idle_seconds": job.spec.interactive.idle_limit.total_seconds() if job.spec.interactive else None,
         }
 
     def plan(self, rank: int, local_rank: int) -> RankPlan:

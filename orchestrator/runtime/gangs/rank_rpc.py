@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from orchestrator.core.diagnosis.health import RankLook
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.table import GangTable
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
@@ -65,6 +65,10 @@ class GangCalls:
     def storage(self, job: Job) -> Mapping[int, StorageSeen]:
         """What the job's ranks last met on the storage of their checkpoints, by rank; without asking."""
         return self._table.storage(job)
+
+    def terminals(self, job: Job) -> Mapping[int, TerminalSeen]:
+        """Return the last known state of the ranks' terminals, by rank, without a call."""
+        return self._table.terminals(job)
 
     async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
         """Write ``lines`` into the logs of their ranks; return when that is done or has failed."""

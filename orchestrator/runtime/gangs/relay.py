@@ -174,6 +174,8 @@ class EventRelay:
             gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
         if (storage := getattr(reply, "storage", None)) is not None:
             gang.storage[rank] = replace(repaired(storage)[0], rank=rank)
+        if (terminal := getattr(reply, "terminal", None)) is not None:
+            gang.terminals[rank] = replace(repaired(terminal)[0], rank=rank)
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
@@ -211,6 +213,7 @@ def _cursor(gang: Gang, rank: int) -> PollCursor:
         progress=known.progress,
         persisted=known.persisted,
         processes=getattr(known, "processes", 0),  # an actor of an earlier version has none
+        terminal=getattr(known, "terminal", 0),
         reads_page=rank in gang.pages,
     )
 

@@ -10,7 +10,7 @@ from orchestrator.runtime.gangs.gang import Gang
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
@@ -59,6 +59,11 @@ class GangTable:
         """What the ranks of the job's current attempt last met on the storage of their checkpoints, by rank."""
         gang = self.current(job)
         return dict(gang.storage) if gang is not None and gang.watching == job.attempt_number else {}
+
+    def terminals(self, job: Job) -> Mapping[int, TerminalSeen]:
+        """Return the last known state of the terminals of the job's current attempt, by rank."""
+        gang = self.current(job)
+        return dict(gang.terminals) if gang is not None and gang.watching == job.attempt_number else {}
 
     async def attach(self, job: Job, *, create: bool = True) -> Gang:
         """Return the gang's actors: those in memory, those in Ray, or, for a gang never placed, new ones."""

@@ -11,6 +11,7 @@ from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.runtime.ranks.secrets import masked_event
 
 if TYPE_CHECKING:
+    from orchestrator.core.events import Exit
     from orchestrator.runtime.ranks.fence import AttemptFence
 
 TOLD_WITH_END_SECONDS: Final = 0.05
@@ -55,6 +56,11 @@ class EventLog:
     def pid(self) -> int:
         """The rank's process id; 0 before it has started."""
         return next((event.pid for event in self._events if event.kind == "started"), 0)
+
+    @property
+    def exit(self) -> Exit | None:
+        """How the process ended, once that was reported."""
+        return next((event.exit for event in self._events if event.kind == "exited"), None)
 
     @property
     def exited(self) -> bool:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.runtime.ranks.event_log import EventLog
     from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
     from orchestrator.runtime.ranks.fence import AttemptFence
     from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
     from orchestrator.runtime.ranks.rank_progress import RankProgress
+    from orchestrator.runtime.ranks.sessions.rank_terminal import RankTerminal
 
 
 class RankFeed:
@@ -25,7 +28,10 @@ class RankFeed:
         progress: RankProgress,
         checkpoints: RankCheckpoints,
         evidence: ExitEvidence,
+        terminal: Callable[[], RankTerminal | None] = lambda: None,
     ) -> None:
+        self._terminal = terminal
+        self._terminal_at = 0.0
         self._fence = fence
         self._log = log
         self._progress = progress
@@ -54,7 +60,10 @@ class RankFeed:
         # A daemon of an earlier version has a cursor without the number, and gets no look.
         known = getattr(cursor, "processes", processes.number)
         seen = processes.newest if processes.number > known else None
-        alone = not events and persisted is None and seen is None
+        terminal = self._terminal()
+        there = 0 if terminal is None else terminal.number
+        known_terminal = getattr(cursor, "terminal", there)
+        alone = not events and persisted is None and seen is None and there <= known_terminal
         on_page = getattr(cursor, "reads_page", False) and progress.on_page
         snapshot = progress.newest if progress.number > cursor.progress and not (alone and on_page) else None
         return PollReply(
@@ -64,6 +73,7 @@ class RankFeed:
                 persisted=cursor.persisted if persisted is None else checkpoints.number,
                 processes=known if seen is None else processes.number,
                 reads_page=getattr(cursor, "reads_page", False),
+                terminal=max(there, known_terminal),
             ),
             events=events,
             progress=snapshot,
@@ -71,6 +81,7 @@ class RankFeed:
             log_lost=progress.output.lost if progress.output else None,
             processes=seen,
             storage=None if seen is None else checkpoints.storage(self._log.masker),
+            terminal=terminal.newest if terminal is not None and there > known_terminal else None,
         )
 
     def _look(self, *, final: bool) -> None:
@@ -78,5 +89,14 @@ class RankFeed:
         self._checkpoints.look(self._log.masker)
         if self._log.running:
             self._processes.look(self._log.pid, self._progress.newest.writer_pid if self._progress.newest else None)
+            self._look_at_terminal()
         if self._progress.look(self._log.masker, final=final) and not final:
             self._evidence.mark()
+
+    def _look_at_terminal(self) -> None:
+        terminal, now = self._terminal(), time.monotonic()
+        if terminal is None or now - self._terminal_at < self._progress.seconds * 0.9:
+            return
+        self._terminal_at = now
+        newest = self._processes.newest
+        terminal.look(None if newest is None else newest.cpu_seconds, time.time())

@@ -46,15 +46,19 @@ class RankPlan(SpawnRequest):
     progress_pattern: str = ""
     log_policies: tuple[tuple[str, str], ...] = ()
     log_limits: LogLimits = field(default_factory=LogLimits)
+    idle_seconds: float | None = None
+    """The rank runs on a terminal, and is idle after this long; None: the job is not interactive."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", {"job": self.job_id, "attempt": self.attempt, "rank": self.rank})
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in _PICKLED)
+        values = tuple(getattr(self, name) for name in _PICKLED)
+        return values if self.idle_seconds is None else (*values, self.idle_seconds)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        for name, value in zip(_PICKLED, state, strict=True):
+        object.__setattr__(self, "idle_seconds", None)
+        for name, value in zip((*_PICKLED, "idle_seconds"), state, strict=False):
             object.__setattr__(self, name, value)
         self.__post_init__()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.checkpoint.repository.status import PersisterStatus
-    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
+    from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
@@ -57,7 +57,7 @@ _OF_AN_END = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollCursor:
-    """What an asker has received: the numbers of the last event, progress, persister status and process look.
+    """What an asker has received: the numbers of the last event, progress, persister status, process and terminal look.
 
     The asker keeps it, not the actor: a daemon that was killed may not have recorded what it received.
     """
@@ -68,6 +68,7 @@ class PollCursor:
     processes: int = 0
     reads_page: bool = False
     """The asker reads the rank's progress page itself: a report on it alone ends no poll."""
+    terminal: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +83,4 @@ class PollReply:
     processes: ProcessSeen | None = None
     storage: StorageSeen | None = None
     """Told beside ``processes``."""
+    terminal: TerminalSeen | None = None

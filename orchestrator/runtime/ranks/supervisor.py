@@ -30,6 +30,7 @@ from orchestrator.runtime.ranks.process.exits import ExitTeller
 from orchestrator.runtime.ranks.process.rank_process import RankProcess
 from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
 from orchestrator.runtime.ranks.rank_progress import PROGRESS_SECONDS, RankProgress
+from orchestrator.runtime.ranks.sessions.opening import with_terminal
 from orchestrator.runtime.ranks.sessions.sessions import RankSessions
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 
@@ -74,9 +75,11 @@ class RankSupervisor:
         self._checkpoints = RankCheckpoints(self._progress.newest_step)
         self._evidence = ExitEvidence()
         self._process: RankProcess | None = None
-        self.feed = RankFeed(self._fence, self._log, self._progress, self._checkpoints, self._evidence)
         self.inspection = RankInspection(rank, self._fence, self._log, self._progress)
         self.sessions = RankSessions(self._fence, self._log, node_dir, start_fork_server)
+        self.feed = RankFeed(
+            self._fence, self._log, self._progress, self._checkpoints, self._evidence, lambda: self.sessions.terminal
+        )
 
     @property
     def attempt(self) -> int:
@@ -122,18 +125,12 @@ class RankSupervisor:
         """Start the rank's process, once per attempt; do nothing for a repeated call or a cancelled attempt."""
         async with self._serial:
             self._fence.refuse_older(plan.attempt)
-            starter = RankStarter(
-                plan,
-                self._node.directory,
-                start_fork_server=self._node.start_fork_server,
-                is_called_off=lambda: self._fence.called_off >= plan.attempt,
-            )
             if self._fence.launched < plan.attempt:
-                await self._launch_rank(plan, starter)
+                await self._launch_rank(plan)
             if self._process is not None:
-                await self._rendezvous.serve(starter)
+                await self._rendezvous.serve(_starter(plan, self._node, self._fence))
 
-    async def _launch_rank(self, plan: RankPlan, starter: RankStarter) -> None:
+    async def _launch_rank(self, plan: RankPlan) -> None:
         self._progress.open(plan.page)
         self._checkpoints.begin(plan)
         make_room(Path(plan.exit_record))
@@ -146,8 +143,9 @@ class RankSupervisor:
             previous_step=plan.previous_step,
         )
         self._evidence.begin()
-        self.sessions.begin(plan)
-        spawned = await starter.rank(output)
+        plan, terminal = with_terminal(plan, output)
+        self.sessions.begin(plan, terminal)
+        spawned = await _starter(plan, self._node, self._fence).rank(output, terminal)
         if spawned is None:
             return
         self._fence.launched = plan.attempt
@@ -168,6 +166,8 @@ class RankSupervisor:
         self._progress.request_stop()
         if self._process is not None:
             self._process.stop(max(grace_seconds, 0.0))
+            if self.sessions.interactive:
+                self._process.hang_up()
 
     async def kill(self, attempt: int) -> None:
         """Send SIGKILL to the whole tree now; ``gone`` follows as an event."""
@@ -205,3 +205,12 @@ class RankSupervisor:
             await self._process.end()
             self._process = None
         self._rendezvous.close()
+
+
+def _starter(plan: RankPlan, node: _Node, fence: AttemptFence) -> RankStarter:
+    return RankStarter(
+        plan,
+        node.directory,
+        start_fork_server=node.start_fork_server,
+        is_called_off=lambda: fence.called_off >= plan.attempt,
+    )

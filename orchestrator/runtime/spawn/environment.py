@@ -39,6 +39,7 @@ _FOREIGN = frozenset(
         "ORCH_PROGRESS_PATH",
         "ORCH_RESUME_FROM",
         "ORCH_SNAPSHOT_DIR",
+        "ORCH_TERMINAL",
         "ORCH_TRAINER",
         "ORCH_TRAINING_METADATA",
         "PWD",

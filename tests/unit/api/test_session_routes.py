@@ -23,7 +23,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.transport.session_stream import STDERR, STDOUT, End, Output, SessionStream
 from orchestrator.api.transport.wire import ConnectionLostError
-from orchestrator.runtime.ranks.sessions.messages import CommandRequest, PortRequest, Terminal
+from orchestrator.runtime.ranks.sessions.messages import AttachRequest, CommandRequest, PortRequest, Terminal
 from tests.support.stack import PATIENCE_SECONDS, wait_until
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ def test_a_port(served: ServedFake, client: Client, job: JobView) -> None:
     assert requests_of(served)[0][1] == PortRequest(port=6006)
 
 
+def test_a_rank_s_own_terminal(served: ServedFake, client: Client, job: JobView) -> None:
+    size = {"rows": 24, "columns": 80, "kind": "xterm"}
+    client.session(job.id, rank=1, attach=True, terminal=size).close()
+    client.session(job.id, attach=True).close()
+    terminals = [call[1].terminal for call in requests_of(served) if isinstance(call[1], AttachRequest)]
+    assert terminals == [Terminal(rows=24, columns=80, kind="xterm"), None]
+
+
 def test_much_input_is_held_back_and_nothing_is_lost(client: Client, job: JobView) -> None:
     stream = client.session(job.id)
     sent, received = bytes(range(256)) * 8192, bytearray()
@@ -126,6 +134,8 @@ def test_a_daemon_that_stops_says_so(served: ServedFake, client: Client, job: Jo
         ({"rank": "0", "command": {}}, BadRequestError),
         ({"rank": 0}, BadRequestError),
         ({"rank": 0, "command": {}, "port": 80}, BadRequestError),
+        ({"rank": 0, "command": {}, "attach": {}}, BadRequestError),
+        ({"rank": 0, "attach": {"argv": ["sh"]}}, BadRequestError),
         ({"rank": 0, "port": 0}, BadRequestError),
         ({"rank": 0, "port": 65536}, BadRequestError),
         ({"rank": 0, "command": {"argv": ["a\0b"]}}, BadRequestError),

@@ -29,17 +29,20 @@ PAGE = (Path(__file__).parents[3] / "docs" / "coming-from.md").read_text(encodin
 TASKS = [line for line in PAGE.splitlines() if line.startswith("| ") and "`orch " in line.rpartition(" | ")[2]]
 COMMANDS = [re.findall(r"`(orch [^`]*)`", line.rpartition(" | ")[2])[0] for line in TASKS]
 INTRODUCED = re.findall(r"`(orch import [^`]+)`", PAGE.partition("\n|")[0])
-SESSIONS = ("exec", "port-forward", "get", "login")
+SESSIONS = ("attach", "run -i", "exec", "port-forward", "get", "login")
 STATES = {"wait": "SUCCEEDED", "logs": "SUCCEEDED", "rerun": "SUCCEEDED", "resume": "SUSPENDED", "explain": "PENDING"}
 
 
-def test_there_are_twenty_four_tasks_and_no_gap_in_our_column() -> None:
-    assert len(COMMANDS) == 24
-    assert len(set(COMMANDS)) == 24
+def test_there_are_twenty_six_tasks_and_no_gap_in_our_column() -> None:
+    assert len(COMMANDS) == 26
+    assert len(set(COMMANDS)) == 26
     assert all(line.count(" | ") == 6 for line in TASKS)
 
 
-@pytest.mark.parametrize("line", [line for line in (*COMMANDS, *INTRODUCED) if line.split()[1] not in SESSIONS])
+@pytest.mark.parametrize(
+    "line",
+    [line for line in (*COMMANDS, *INTRODUCED) if not line.startswith(tuple(f"orch {name}" for name in SESSIONS))],
+)
 def test_the_command_runs(
     orch: Orch, served: ServedFake, home: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:

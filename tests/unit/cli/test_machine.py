@@ -38,6 +38,9 @@ EVERY_OPTION = ServeOptions(
     read_listen="127.0.0.1:0",
     token_file="/run/token",
     page_listen="127.0.0.1:8266",
+    page_cert="/etc/cert.pem",
+    page_key="/etc/key.pem",
+    page_plain=True,
     read_fixed=True,
 )
 
@@ -116,7 +119,8 @@ texts = st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc")), max_siz
 @given(
     st.builds(
         ServeOptions, simulate_gpus=st.integers(0, 64), ray_address=texts, with_prometheus=st.booleans(), group=texts,
-        listen=texts, read_listen=texts, token_file=texts, page_listen=texts, read_fixed=st.just(True),
+        listen=texts, read_listen=texts, token_file=texts, page_listen=texts, page_cert=texts,
+        page_key=texts, page_plain=st.booleans(), read_fixed=st.just(True),
     ) | st.just(ServeOptions())
 )  # fmt: skip
 def test_a_detached_daemon_is_started_with_the_same_options(options: ServeOptions) -> None:

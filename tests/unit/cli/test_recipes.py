@@ -31,7 +31,7 @@ JOBS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 NEEDS = {"hf.py": "transformers", "lit.py": "lightning", "acc.py": "accelerate"}
 SHOWN = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 INLINE = [c for line in PAGE.splitlines() if line.startswith("| ") for c in re.findall(r"`(orch [^`]+)`", line)]
-STARTS_A_DAEMON = ("orch up", "orch port-forward")
+STARTS_A_DAEMON = ("orch up", "orch port-forward", "orch run -i", "orch attach")
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

@@ -45,6 +45,7 @@ def rank_suspicions(job: JobFigures) -> Iterator[Suspicion]:
                 slow[key] = suspicion
     yield from slow.values()
     yield from _starved(job)
+    yield from _at_breakpoints(job.newest)
     yield from _still(job.newest)
 
 
@@ -173,6 +174,13 @@ def _starved(job: JobFigures) -> Iterator[Suspicion]:
     for rank, share in starved.items():
         finding = f.InputStarved(rank=rank, share=share, confidence=f.Confidence.CERTAIN)
         yield Suspicion(finding=finding, figure=share)
+
+
+def _at_breakpoints(job: JobSeen) -> Iterator[Suspicion]:
+    for terminal in job.terminals:
+        if terminal.stopped_at is not None:
+            finding = f.RankAtBreakpoint(rank=terminal.rank, confidence=f.Confidence.CERTAIN)
+            yield Suspicion(finding=finding, figure=1.0)
 
 
 def _still(job: JobSeen) -> Iterator[Suspicion]:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import holder
@@ -35,6 +35,28 @@ _FORK_SERVER_SECONDS: Final = 30.0
 _PIPE_BYTES: Final = 1024 * 1024
 
 
+class TerminalOfRank(Protocol):
+    """A rank's terminal; the rank runs on it where its job is ``interactive``."""
+
+    @property
+    def theirs(self) -> int:
+        """The rank's end."""
+        ...
+
+    @property
+    def interactive(self) -> bool:
+        """Whether it is the rank's own input and output."""
+        ...
+
+    def reader(self) -> int:
+        """Return a new descriptor of the rank's output."""
+        ...
+
+    def started(self) -> None:
+        """Close this side's copy of the rank's end."""
+        ...
+
+
 class RankBusyError(Exception):
     """Processes of an earlier attempt of this rank still exist after the deadline; see the node's process list."""
 
@@ -54,9 +76,12 @@ class RankStarter:
         self._start_fork_server, self._is_called_off = start_fork_server, is_called_off
         self._client = ForkServerClient(Path(plan.fork_socket))
 
-    async def rank(self, output: RankOutput) -> Spawned | None:
-        """Start the rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError."""
-        return await self._with_fork_server(lambda: self._spawn(output))
+    async def rank(self, output: RankOutput, terminal: TerminalOfRank | None = None) -> Spawned | None:
+        """Start the rank's process, which writes to ``output``. Raises RankBusyError and ForkServerError.
+
+        An interactive job's rank runs on ``terminal``.
+        """
+        return await self._with_fork_server(lambda: self._spawn(output, terminal))
 
     async def store(self, listener: socket.socket) -> Spawned | None:
         """Start the rendezvous store on ``listener``. Raises ForkServerError."""
@@ -92,13 +117,15 @@ class RankStarter:
         finally:
             os.close(null)
 
-    async def _spawn(self, output: RankOutput) -> Spawned | None:
+    async def _spawn(self, output: RankOutput, terminal: TerminalOfRank | None) -> Spawned | None:
         # A lock for each request: when its answer is lost, the process may exist, and holds it until no process of the
         # tree is left.
         lock = await self._lock()
         if lock is None:
             return None
         try:
+            if terminal is not None and terminal.interactive:
+                return await self._spawn_on(terminal, lock, output)
             return await self._spawn_under(lock, output)
         finally:
             os.close(lock)  # the keeper holds its own copy
@@ -119,6 +146,15 @@ class RankStarter:
             for _, write_end in pipes:
                 os.close(write_end)
         output.listen(*(read_end for read_end, _ in pipes))
+        return spawned
+
+    async def _spawn_on(self, terminal: TerminalOfRank, lock: int, output: RankOutput) -> Spawned:
+        theirs = terminal.theirs
+        spawned = await self._client.spawn(self._plan, stdin=theirs, stdout=theirs, stderr=theirs, lease=lock)
+        terminal.started()
+        reader = terminal.reader()
+        os.set_blocking(reader, False)
+        output.listen(reader)
         return spawned
 
     async def _lock(self) -> int | None:

@@ -15,7 +15,7 @@ from orchestrator.runtime.ranks.output.log_progress import LogProgress
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from orchestrator.runtime.forkserver.masking import Masker
@@ -36,6 +36,7 @@ class RankOutput:
         self._progress = LogProgress(progress_pattern, previous_step, lambda line: self.note([line]))
         self._log: LogWriter | None = LogWriter(path, masker=masker, limits=limits, listener=self._progress.feed)
         self._pipes: dict[int, str] = {}
+        self._shown: Callable[[bytes], None] | None = None
 
     @property
     def lost(self) -> str | None:
@@ -66,10 +67,14 @@ class RankOutput:
         await self._progress.close()
         return ProgressSnapshot() if self._progress.guessed else self._progress.over(ProgressSnapshot())
 
-    def listen(self, stdout: int, stderr: int) -> None:
-        """Read from these non-blocking pipes until their ends."""
+    def show(self, shown: Callable[[bytes], None]) -> None:
+        """Call ``shown`` with all that is read from now on."""
+        self._shown = shown
+
+    def listen(self, stdout: int, stderr: int | None = None) -> None:
+        """Read from these non-blocking pipes until their ends; one of both streams where it is a terminal's."""
         loop = asyncio.get_running_loop()
-        for read_end, stream in ((stdout, "o"), (stderr, "e")):
+        for read_end, stream in ((stdout, "o"), *(() if stderr is None else ((stderr, "e"),))):
             self._pipes[read_end] = stream
             loop.add_reader(read_end, self._read, read_end)
 
@@ -98,8 +103,12 @@ class RankOutput:
             data = os.read(pipe, _READ_BYTES)
         except BlockingIOError:
             return False
+        except OSError:  # a terminal whose programs have ended
+            return None
         if data and self._log is not None:
             self._log.feed(self._pipes[pipe], data, time.time())
+        if data and self._shown is not None:
+            self._shown(data)
         return True if data else None
 
     def _forget(self, pipe: int) -> None:

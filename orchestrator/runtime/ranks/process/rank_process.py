@@ -7,6 +7,7 @@ or stopped, this object ends its tree (``rank_remains``).
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -64,6 +65,10 @@ class RankProcess:
         """Send SIGTERM now, and SIGKILL to the whole tree after the grace."""
         self._lifeline.stop(timedelta(seconds=grace_seconds))
         self._keeper.expect_end(grace_seconds)
+
+    def hang_up(self) -> None:
+        """Send SIGHUP: an interactive shell passes over SIGTERM."""
+        self._lifeline.signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """Send SIGKILL to the whole tree, ordered before this returns."""

@@ -38,7 +38,7 @@ _END_SECONDS: Final = 10.0
 _END_OF_INPUT: Final = b"\x04"
 
 # A program in a session is not the rank: it must not write the rank's progress page, snapshots or error file.
-_OF_THE_RANK: Final = ("ORCH_PROGRESS_PATH", "ORCH_SNAPSHOT_DIR", "TORCHELASTIC_ERROR_FILE")
+_OF_THE_RANK: Final = ("ORCH_PROGRESS_PATH", "ORCH_SNAPSHOT_DIR", "ORCH_TERMINAL", "TORCHELASTIC_ERROR_FILE")
 
 
 def session_environment(plan: RankPlan, request: CommandRequest) -> dict[str, str]:

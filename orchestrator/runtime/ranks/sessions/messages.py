@@ -45,7 +45,15 @@ class PortRequest:
     port: int
 
 
-SessionRequest = CommandRequest | PortRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest:
+    """The rank's own terminal. ``secrets``: the client may see those of the rank."""
+
+    terminal: Terminal | None
+    secrets: bool
+
+
+SessionRequest = CommandRequest | PortRequest | AttachRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +95,7 @@ class EndReason(StrEnum):
     """Why a session ended."""
 
     EXITED = "exited"
-    """Its command ended, or the other side closed the connection."""
+    """Its command, or the rank that it was attached to, ended, or the other side closed the connection."""
 
     RANK_ENDED = "rank_ended"
     """The rank ended."""

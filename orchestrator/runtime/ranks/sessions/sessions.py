@@ -7,13 +7,16 @@ import itertools
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.ranks.launch.start import RankStarter
+from orchestrator.runtime.ranks.sessions.attached import AttachSession, attach
 from orchestrator.runtime.ranks.sessions.command import CommandSession
 from orchestrator.runtime.ranks.sessions.messages import (
+    AttachRequest,
     CommandRequest,
     EndOfInput,
     EndReason,
     Input,
     Leave,
+    PortRequest,
     SessionEnd,
     SessionMessage,
     SessionOutput,
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.event_log import EventLog
     from orchestrator.runtime.ranks.fence import AttemptFence
     from orchestrator.runtime.ranks.launch_spec import RankPlan
+    from orchestrator.runtime.ranks.sessions.rank_terminal import RankTerminal
 
 MOST_COMMANDS: Final = 16
 MOST_CONNECTIONS: Final = 128
@@ -39,7 +43,7 @@ MOST_CONNECTIONS: Final = 128
 LEASE_SECONDS: Final = 30.0
 """The daemon polls for output all the time; a session that is not polled for this long ends."""
 
-Session = CommandSession | PortSession
+Session = CommandSession | PortSession | AttachSession
 
 
 class RankSessions:
@@ -59,15 +63,22 @@ class RankSessions:
         self._start_fork_server = start_fork_server
         self._lease_seconds = lease_seconds
         self._plan: RankPlan | None = None
+        self.terminal: RankTerminal | None = None
         self._numbers = itertools.count(1)
         self._sessions: dict[int, Session] = {}
         self._opening = 0
         self._leases: dict[int, asyncio.TimerHandle] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def begin(self, plan: RankPlan) -> None:
-        """Open sessions beside the process of ``plan`` from now on."""
-        self._plan = plan
+    def begin(self, plan: RankPlan, terminal: RankTerminal | None) -> None:
+        """Open sessions beside the process of ``plan``, which has this terminal, from now on."""
+        self._close_terminal()
+        self._plan, self.terminal = plan, terminal
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the rank runs on a terminal."""
+        return self.terminal is not None and self.terminal.interactive
 
     async def open(self, attempt: int, request: SessionRequest) -> int:
         """Open a session and return its number. Raises SessionRefusedError."""
@@ -101,6 +112,8 @@ class RankSessions:
             self._renew(number)
         if output.end is not None:
             await self.close(number)
+        elif output.stdout or output.stderr:
+            self._use()
         return output
 
     async def tell(self, number: int, message: SessionMessage) -> None:
@@ -108,6 +121,7 @@ class RankSessions:
         session = self._sessions.get(number)
         if session is None:
             return
+        self._use()
         match message:
             case Input():
                 await session.write(message.data)
@@ -130,9 +144,15 @@ class RankSessions:
     async def rank_ended(self) -> None:
         """End every session; on return their GPU and other memory is free. Readers get the reason."""
         sessions = list(self._sessions.values())
+        for session in sessions:
+            if isinstance(session, AttachSession):
+                session.finish(self._log.exit)
         await asyncio.gather(*(session.close(EndReason.RANK_ENDED) for session in sessions), return_exceptions=True)
+        self._close_terminal()
 
     async def _start(self, plan: RankPlan, request: SessionRequest) -> Session:
+        if isinstance(request, AttachRequest):
+            return attach(self.terminal, request, has_secrets=any(plan.secrets))
         if not isinstance(request, CommandRequest):
             return await PortSession.start(request)
         starter = RankStarter(
@@ -144,12 +164,21 @@ class RankSessions:
         return await CommandSession.start(starter, plan, request)
 
     def _refuse_too_many(self, request: SessionRequest) -> None:
-        commands = isinstance(request, CommandRequest)
-        kind, most = (CommandSession, MOST_COMMANDS) if commands else (PortSession, MOST_CONNECTIONS)
-        there = sum(isinstance(session, kind) for session in self._sessions.values())
+        ports = isinstance(request, PortRequest)
+        most = MOST_CONNECTIONS if ports else MOST_COMMANDS
+        there = sum(isinstance(session, PortSession) == ports for session in self._sessions.values())
         if there + self._opening >= most:
-            what = "commands" if commands else "connections"
+            what = "connections" if ports else "commands and clients"
             raise SessionRefusedError(f"the rank has {there} {what} already, as many as it may", "end one of them")
+
+    def _close_terminal(self) -> None:
+        if self.terminal is not None:
+            self.terminal.close()
+            self.terminal = None
+
+    def _use(self) -> None:
+        if self.terminal is not None:
+            self.terminal.use()
 
     def _renew(self, number: int) -> None:
         self._stop_lease(number)

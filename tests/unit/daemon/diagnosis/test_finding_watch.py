@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
+from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
 from orchestrator.core.facts.findings import Finding, RestartLoop
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -60,6 +60,7 @@ class World:
         self.progress = JobProgress(attempt=1)
         self.processes: dict[int, ProcessSeen] = {}
         self.storage: dict[int, StorageSeen] = {}
+        self.terminals: dict[int, TerminalSeen] = {}
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -72,6 +73,7 @@ class World:
                 stall=lambda _: None,
                 processes=lambda _: self.processes,
                 storage=lambda _: self.storage,
+                terminals=lambda _: self.terminals,
                 missing=lambda: (),
             ),
             jobs=lambda: [self.job],
@@ -96,6 +98,21 @@ class World:
     @property
     def open(self) -> list[tuple[str, int | None]]:
         return [(one.kind, one.rank) for one in self.job.findings if isinstance(one, Finding)]
+
+
+def test_a_rank_at_a_breakpoint_is_told_with_the_command_also_when_others_have_ended() -> None:
+    world = World()
+    world.terminals = {1: TerminalSeen(rank=1, stopped_at=5.0)}
+    world.run(4.0)
+    assert world.open == [("rank_at_breakpoint", 1)]
+    assert f"`orch attach {world.job.id} --rank 1`" in event_view(StoredEvent(number=1, event=world.events[0])).summary
+    end = ev.Exit(rank=0, at=world.wall, exit_code=0, signal=None)
+    world.post([ev.RankExited(job_id=world.job.id, at=world.wall, attempt=1, exit=end)])
+    world.run(20.0)
+    assert world.open == [("rank_at_breakpoint", 1)]
+    world.terminals = {1: TerminalSeen(rank=1)}
+    world.run(10.0)
+    assert world.open == []
 
 
 def test_a_process_of_no_job_is_found_told_and_forgotten_when_it_is_gone() -> None:

@@ -21,7 +21,7 @@ from orchestrator.core.stored.stored_job import JobRecord
 from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.gangs.relay import EventRelay
+from orchestrator.runtime.gangs.relay import EventRelay, _cursor
 from orchestrator.runtime.nodes.directories import page_name
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
@@ -151,3 +151,8 @@ def test_a_rank_whose_page_is_read_here_is_asked_for_the_rest_only(tmp_path: Pat
     watched.run()
     assert [cursor.reads_page for cursor in watched.actor.cursors] == [False, True]
     assert watched.gang.pages == {}, "it is closed at the rank's end"
+
+
+def test_the_next_question_has_everything_that_was_heard() -> None:
+    heard = PollCursor(event=1, progress=2, persisted=3, processes=4, terminal=5)
+    assert _cursor(Gang(number=1, actors=[], cursors={0: heard}), 0) == heard

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.diagnosis.observation import TerminalSeen
 from orchestrator.core.events import Exit
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.event_log import EventLog
@@ -151,5 +152,20 @@ def test_progress_that_is_not_on_the_page_is_sent_to_a_daemon_that_reads_it() ->
         world = World()
         world.progress.newest, world.progress.number = "found in the output", 1
         assert (await world.ask(PollCursor(reads_page=True))).progress == "found in the output"
+
+    asyncio.run(run())
+
+
+def test_a_terminal_s_state_is_told_when_it_changes() -> None:
+    async def run() -> None:
+        world = World()
+        terminal = SimpleNamespace(number=0, newest=TerminalSeen(), look=lambda _cpu, _now: None)
+        world.feed._terminal = lambda: terminal  # type: ignore[assignment, return-value]
+        first = await world.ask()
+        assert first.terminal is None
+        terminal.number, terminal.newest = 1, TerminalSeen(attached=1)
+        told = await world.ask(first.cursor)
+        assert told.terminal == TerminalSeen(attached=1)
+        assert (await world.ask(told.cursor)).terminal is None
 
     asyncio.run(run())

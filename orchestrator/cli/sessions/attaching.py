@@ -1,0 +1,45 @@
+"""A rank's own terminal on this one, until the rank ends or the user detaches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, RefusedError
+from orchestrator.api.transport.wire import ConnectionLostError
+from orchestrator.cli.console import clean
+from orchestrator.cli.sessions import terminal as sessions
+
+if TYPE_CHECKING:
+    from orchestrator.cli.session import Session
+
+
+def attach_to(session: Session, job_id: str, rank: int) -> int:
+    """Carry keys and output; return the rank's exit code, 0 when the user detached. Raises OrchError."""
+    wanted = sessions.may_have_terminal()
+    size = sessions.terminal_of(session.environ) if wanted else None
+    stream = session.client().session(job_id, rank=rank, attach=True, terminal=size)
+    sessions.flush_standard_streams()
+    try:
+        end = sessions.carry(stream, terminal=wanted)
+    except sessions.LeftError:
+        session.console.note(f"\ndetached; rank {rank} runs on, and `orch attach {job_id} --rank {rank}` returns to it")
+        return EXIT_OK
+    except ConnectionLostError as error:
+        hint = f"the rank runs on; `orch attach {job_id} --rank {rank}` returns to it"
+        raise ConnectionLostError(error.message, hint=hint) from error
+    except RefusedError:
+        return _ended(session, job_id)
+    finally:
+        stream.close()
+    known = end.reason == "exited" and (end.exit_code is not None or end.signal is not None)
+    if not known or end.signal is not None:
+        code = _ended(session, job_id)
+        return sessions.exit_code(end) if known else code
+    return sessions.exit_code(end)
+
+
+def _ended(session: Session, job_id: str) -> int:
+    """Say why the rank of a job ended that was killed, or whose end was not told; return an exit code for it."""
+    job = session.client().job(job_id)
+    session.console.complain(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
+    return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED

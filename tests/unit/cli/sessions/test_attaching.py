@@ -1,0 +1,97 @@
+"""`orch attach` and `orch run -i` without a terminal: what is asked for, what is shown, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from orchestrator.api.server.fakes.sessions import FAIL
+from orchestrator.runtime.ranks.sessions.messages import AttachRequest
+from tests.support.stack import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from orchestrator.api.server.testing import ServedFake
+    from tests.unit.cli.conftest import Outcome
+
+    Orch = Callable[..., Outcome]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The other end of this process's standard input."""
+    reader, writer = os.pipe()
+    before = os.dup(0)
+    os.dup2(reader, 0)
+    yield writer
+    os.dup2(before, 0)
+    for descriptor in (reader, writer, before):
+        os.close(descriptor)
+
+
+def sessions_of(served: ServedFake) -> Any:
+    return served.do(lambda service: [call[1] for call in service.calls if call[0] == "session"])
+
+
+def test_the_exit_code_is_the_rank_s(orch: Orch, served: ServedFake, typed: int) -> None:
+    served.do(lambda service: service.add("digits", state="RUNNING", num_workers=2, uid=os.getuid()))
+    os.write(typed, FAIL)
+    assert orch("attach", "digits", "--rank", "1").code == 3
+    ((rank, request, _),) = sessions_of(served)
+    assert (rank, request) == (1, AttachRequest(terminal=None, secrets=True))
+
+
+@pytest.mark.parametrize("state", ["PENDING", "SUCCEEDED"])
+def test_only_a_running_job_is_attached_to(orch: Orch, served: ServedFake, typed: int, state: str) -> None:
+    served.do(lambda service: service.add("digits", state=state, uid=os.getuid()))
+    done = orch("attach", "digits")
+    assert (done.code, "does not run" in done.err) == (5, True)
+    assert orch("attach", "nothing").code == 3
+
+
+def test_an_interactive_job_is_submitted_waited_for_and_attached_to(
+    orch: Orch, served: ServedFake, typed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def starts() -> None:
+        wait_until("it is submitted", lambda: served.do(lambda service: service.requests))
+        served.do(lambda service: [service.set(job_id, state="RUNNING") for job_id in service._jobs])
+        os.write(typed, FAIL)
+
+    starting = threading.Thread(target=starts)
+    starting.start()
+    done = orch("run", "-i", "--gpu", "2", "--idle-limit", "4h", "--", "bash", "-l")
+    starting.join()
+    assert done.code == 3, done.err
+    (request,) = served.do(lambda service: service.requests)
+    job = json.loads(request.yaml)
+    assert job["interactive"] == {"idle_limit": "4h"}
+    assert job["env"] == {"TERM": "xterm-256color"}
+    assert (job["preemptible"], job["report"]) == (False, False)
+    assert set(job["retry"]["max_restarts"].values()) == {0}
+    assert "~. detaches" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-i", "--json"), "--interactive shows the command itself"),
+        (("-i", "--follow"), "--interactive shows the command itself"),
+        (("--idle-limit", "1h"), "add --interactive"),
+    ],
+)
+def test_options_that_do_not_go_together(orch: Orch, served: ServedFake, options: tuple[str, ...], said: str) -> None:
+    done = orch("run", *options, "--", "bash")
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert served.do(lambda service: service.requests) == []
+
+
+def test_a_plan_starts_nothing(orch: Orch, served: ServedFake) -> None:
+    assert orch("run", "-i", "--dry-run", "--", "bash").code == 0
+    assert sessions_of(served) == []
