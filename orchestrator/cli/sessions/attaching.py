@@ -41,5 +41,5 @@ def attach_to(session: Session, job_id: str, rank: int) -> int:
 def _ended(session: Session, job_id: str) -> int:
     """Say why the rank of a job ended that was killed, or whose end was not told; return an exit code for it."""
     job = session.client().job(job_id)
-    session.console.complain(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
+    session.console.print_error(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
     return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED
