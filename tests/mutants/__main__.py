@@ -33,12 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """1 where fewer bugs are caught than shall be."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="What catches each seeded bug.")
     parser.add_argument("--only", default="", metavar="TEXT", help="only those whose name or file has it")
-    parser.add_argument("--again", action="store_true", help=f"also those that {LIST.name} has already")
+    parser.add_argument("--again", action="store_true", help=f"also those that {LIST.name} has as caught")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"histories of the simulation (default: {SEEDS})")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many bugs at a time (default: 1)")
     chosen = parser.parse_args(arguments)
     caught = {} if chosen.again else known()
-    mutants = [m for m in MUTANTS if (chosen.only in m.name or chosen.only in m.path) and m.name not in caught]
+    done = {name for name, (by, _) in caught.items() if by != NOT_CAUGHT}
+    mutants = [m for m in MUTANTS if (chosen.only in m.name or chosen.only in m.path) and m.name not in done]
     with tempfile.TemporaryDirectory(prefix="orch-mutants-") as place, ThreadPoolExecutor(chosen.jobs) as pool:
         copies = [copied(Path(place) / str(number)) for number in range(chosen.jobs)]
         if mutants and (wrong := _simulated(copies[0], chosen.seeds)):
@@ -86,10 +87,10 @@ def catch(mutant: Mutant, copy: Path, seeds: int) -> tuple[str, str]:
     whole = path.read_text()
     _put(path, mutated(mutant, whole))
     try:
-        if told := _simulated(copy, seeds):
-            return "simulation", told
         if told := _tested(copy, next(tests for part, tests in TESTS.items() if mutant.path.startswith(part))):
             return "unit tests", told
+        if told := _simulated(copy, seeds):
+            return "simulation", told
         told = _tested(copy, ("tests/stateful",))
         return ("stateful tests", told) if told else (NOT_CAUGHT, "")
     finally:

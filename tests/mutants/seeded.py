@@ -31,9 +31,9 @@ PREEMPTION: Final = "core/scheduler/preemption.py"
 OCCUPANCY: Final = "core/scheduler/occupancy.py"
 
 TESTS: Final = {
-    "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job"),
+    "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job", "tests/unit/core/scheduler"),
     "core/scheduler": ("tests/unit/core/scheduler",),
-    "daemon": ("tests/unit/daemon/jobs", "tests/unit/daemon/requests"),
+    "daemon": ("tests/unit/daemon/test_loop.py", "tests/unit/daemon/test_recovery.py", "tests/unit/daemon/requests"),
     "store": ("tests/unit/store",),
     "runtime/memory": ("tests/contract/test_memory.py", "tests/unit/runtime/memory"),
 }

@@ -82,12 +82,18 @@ def restart(world: World, dice: random.Random) -> str:
 
 def crash_before_a_write(world: World, dice: random.Random) -> str:
     world.store.crash_before, world.store.crash_after = True, False
-    return "armed"
+    return _on_a_slow_disk(world, dice)
 
 
 def crash_after_a_write(world: World, dice: random.Random) -> str:
     world.store.crash_before, world.store.crash_after = False, True
-    return "armed"
+    return _on_a_slow_disk(world, dice)
+
+
+def _on_a_slow_disk(world: World, dice: random.Random) -> str:
+    """The write that the daemon does not survive takes a while, in which nodes carry out what they were told before it."""
+    world.store.slow_seconds = dice.choice([0.0, 0.05, 1.0, 20.0])
+    return f"armed, the write takes {world.store.slow_seconds:g} s"
 
 
 def hang_is_found(world: World, dice: random.Random) -> str:

@@ -57,12 +57,16 @@ class Log:
 
 
 class FaultyStore:
-    """A store on a disk that may be full, and before or after whose next write the daemon is killed."""
+    """A store on a disk that may be full, and before or after whose next write the daemon is killed.
+
+    The next write takes ``slow_seconds``, while everything else continues.
+    """
 
     def __init__(self, store: Store, cluster: MemoryCluster) -> None:
         self.store = store
         self._cluster = cluster
         self.crash_before = self.crash_after = False
+        self.slow_seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
@@ -74,6 +78,9 @@ class FaultyStore:
         await self._write(self.store.append(changes))
 
     async def _write(self, write: Coroutine[Any, Any, Any]) -> Any:
+        slow, self.slow_seconds = self.slow_seconds, 0.0
+        if slow:
+            self._cluster.run_until(self._cluster.now() + slow)
         before, self.crash_before = self.crash_before, False
         if before or self._cluster.disk_full:
             write.close()

@@ -145,7 +145,9 @@ def _sooner(known: float | None, at: float) -> float:
 
 
 def _failed(job: Job, failure: ev.Failure, failed_at: float, now: float) -> ev.AttemptFailed:
+    """Return the end of the attempt. A rank can claim any time of its failure: one outside the attempt is brought into it."""
     retry = decide_retry(job, failure, now)
+    failed_at = max(job.attempts[-1].started_at, min(failed_at, now))
     return ev.AttemptFailed(
         job_id=job.id,
         at=now,

@@ -13,6 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
+from orchestrator.runtime.gangs.clocks import moved
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.evidence.endings import stop_facts
@@ -113,10 +114,13 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
     return words
 
 
-def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING) -> list[ev.Event]:
+def saved(
+    job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
+) -> list[ev.Event]:
     """Return the event of a snapshot that became a checkpoint on storage, or failed to.
 
-    ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save.
+    ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save. The node's clock is
+    ``behind`` seconds behind.
     """
     if told is None:
         return []
@@ -126,7 +130,7 @@ def saved(job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, st
         facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
     # The rank whose part came last names the checkpoint; the others still report the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
-        at = status.at or time.time()
+        at = moved(status, behind).at or time.time()
         facts.append(
             ev.CheckpointSaved(
                 job_id=job_id,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.runtime.gangs.clocks import NodeClock
 from orchestrator.runtime.gangs.reports import LeftOut
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Gang:
     """The progress pages that the daemon reads itself: those of running ranks on its own machine."""
     failing: dict[int, tuple[str, str]] = field(default_factory=dict)
     """The present failure of each rank's saves, over all attempts."""
+    clocks: defaultdict[int, NodeClock] = field(default_factory=lambda: defaultdict(NodeClock))
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def begin(self, attempt: int) -> None:

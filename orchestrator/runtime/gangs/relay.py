@@ -13,6 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
+from orchestrator.runtime.gangs.clocks import moved
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import (
     exited,
@@ -80,6 +81,7 @@ class EventRelay:
         log: FilteringBoundLogger,
         pages: ProgressPages | None = None,
         patience: Patience | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._actors = actors
         self._files = files
@@ -91,6 +93,7 @@ class EventRelay:
         self._log = log
         self._pages = pages or ProgressPages(None, progress, log)
         self._patience = patience or Patience()
+        self._now = now
 
     def watch(self, job: Job, gang: Gang, attempt: int) -> None:
         """Follow every rank of the attempt. Idempotent."""
@@ -158,7 +161,10 @@ class EventRelay:
         words: Sequence[ev.Event] = ()
         try:
             await self._files.bring_ends(job)
-            words = last_words(self._paths, job.id, attempt, job.num_workers)
+            words = [
+                moved(word, gang.clocks[word.exit.rank].behind) if isinstance(word, ev.RankExited) else word
+                for word in last_words(self._paths, job.id, attempt, job.num_workers)
+            ]
         except Exception:  # the loss is reported even if the ends cannot be read
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
         self._post([*words, gang_lost(job.id, gang.number, lost)])
@@ -166,9 +172,10 @@ class EventRelay:
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
         told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
+        behind = gang.clocks[rank].heard(reply, self._now())
         if reply.progress is not None:
             with told("its progress"):
-                gang.newest[rank] = snapshot = usable(reply.progress)
+                gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)
                 self._progress(job.id, attempt, rank, snapshot)
         if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
             gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
@@ -179,10 +186,11 @@ class EventRelay:
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
-            if facts := saved(job.id, reply.persisted, failing=failing):
+            if facts := saved(job.id, reply.persisted, failing=failing, behind=behind):
                 self._post(facts)
         if reply.events:  # the rank's end is reported, whatever its progress page says
-            events = await self._with_gpu_evidence(gang, rank, [usable_event(event) for event in reply.events])
+            told_events = [moved(usable_event(event), behind) for event in reply.events]
+            events = await self._with_gpu_evidence(gang, rank, told_events)
             if facts := facts_of(job, gang, attempt, rank, events):
                 self._post(facts)
             if any(event.kind == "started" for event in events):

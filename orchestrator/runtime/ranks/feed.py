@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply
@@ -48,7 +49,7 @@ class RankFeed:
             reply = PollReply(cursor=cursor) if attempt > self._fence.attempt else self._reply(cursor)
             left = deadline - time.monotonic()
             if reply.cursor != cursor or left <= 0:
-                return reply
+                return replace(reply, sent_at=time.time())
             await self._log.wait(min(left, self._progress.seconds))
 
     def _reply(self, cursor: PollCursor) -> PollReply:

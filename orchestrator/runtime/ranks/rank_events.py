@@ -84,3 +84,5 @@ class PollReply:
     storage: StorageSeen | None = None
     """Told beside ``processes``."""
     terminal: TerminalSeen | None = None
+    sent_at: float = 0.0
+    """By the node's clock, as all other times."""

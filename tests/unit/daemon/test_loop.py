@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import structlog
@@ -12,11 +12,12 @@ import structlog
 from orchestrator.core.events import JobUpdated
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.lifecycle.effects import Ensure
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.errors import VersionConflictError
 from orchestrator.store.memory import MemoryStore
-from tests.unit.core.builders import T0, chain, make_spec, submission
+from tests.unit.core.builders import T0, chain, make_spec, node, submission
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.core.lifecycle.effects import Effect
     from orchestrator.core.lifecycle.fold import Change
+    from orchestrator.daemon.ports import GangRuntime
 
 
 class SlowDisk(MemoryStore):
@@ -44,13 +47,13 @@ class SlowDisk(MemoryStore):
 class Daemon:
     """A loop on a slow disk with one queued job, and what it told."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Orders | None = None) -> None:
         self.store = SlowDisk()
         self.changed: list[JobState] = []
         self.ended: list[JobId] = []
         self.loop = Loop(
             store=self.store,
-            runtime=lambda: None,
+            runtime=lambda: cast("GangRuntime | None", runtime),
             on_change=lambda job: self.changed.append(job.state),
             on_end=lambda job: self.ended.append(job.id),
             log=structlog.get_logger(),
@@ -96,6 +99,40 @@ async def cancelled_on_a_slow_disk() -> None:
 
 def test_nobody_is_told_of_an_end_that_a_power_cut_would_undo() -> None:
     asyncio.run(cancelled_on_a_slow_disk())
+
+
+class Orders:
+    """A runtime that keeps which effects it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[Effect | None] = []
+        self.asked = asyncio.Event()
+
+    def apply(self, job: Job, effect: Effect | None) -> None:
+        self.given.append(effect)
+        self.asked.set()
+
+
+async def started_on_a_slow_disk() -> None:
+    orders = Orders()
+    daemon = Daemon(runtime=orders)
+    await daemon.accept()
+    daemon.loop.set_nodes({"a": node("a")})
+    rounds = asyncio.create_task(daemon.loop.run())
+    try:
+        async with asyncio.timeout(300):
+            await daemon.store.asked.wait()
+        assert orders.given == [], "a power cut now, and ranks would run that are not recorded"
+        daemon.store.go_on.set()
+        async with asyncio.timeout(300):
+            await orders.asked.wait()
+        assert [type(effect) for effect in orders.given] == [Ensure]
+    finally:
+        rounds.cancel()
+
+
+def test_nothing_is_ordered_before_it_is_recorded() -> None:
+    asyncio.run(started_on_a_slow_disk())
 
 
 async def written_by_another_program() -> None:

@@ -364,6 +364,12 @@ class TestStops:
         )
         assert job.fenced_until == T0 + 90
 
+    def test_a_job_that_returns_to_the_queue_waits_for_its_fence(self) -> None:
+        job = running()
+        job = after(job, lost(job, not_before=T0 + 90), failed(job, keep_gang=False), released(job))
+        requeued = ev.JobRequeued(job_id=ID, at=T0 + 23, reason=fact_from("a node was lost"), not_before=T0 + 30)
+        assert fold(job, requeued).not_before == T0 + 90
+
     def test_of_two_nodes_that_are_cut_off_the_later_fence_counts_and_the_first_reason(self) -> None:
         job = running()
         job = after(job, lost(job, not_before=T0 + 30), lost(job, not_before=T0 + 90, reason="node b died"))

@@ -237,6 +237,13 @@ class TestLive:
         assert isinstance(event, ev.AttemptFailed)
         assert failure_sentence(event.failure) == "its processes went away without an exit status"
 
+    @pytest.mark.parametrize(("claimed", "recorded"), [(0.0, T0 + 1), (T0 + 5, T0 + 5), (T0 + 1e6, T0 + 9)])
+    def test_a_failure_is_within_its_attempt_whatever_time_a_rank_claims(self, claimed: float, recorded: float) -> None:
+        job = running()
+        event = only_event(after(job, exited(job, exit_code=1, error_at=claimed)), now=T0 + 9)
+        assert isinstance(event, ev.AttemptFailed)
+        assert event.failed_at == recorded
+
     def test_a_start_that_takes_too_long_fails_the_attempt(self) -> None:
         job = starting(pending(make_spec(health=HealthSpec(startup_timeout=timedelta(minutes=1)))))
         assert ask(job, now=T0 + 60).wake_at == T0 + 61

@@ -30,6 +30,7 @@ from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSn
 from orchestrator.train.script.progress_reading import PageReader
 from tests.unit.core.builders import make_spec, pending, running
 
+NOW = 1000.0
 STARTED = RankEvent(number=1, kind="started", at=1.0, pid=7)
 EXITED = RankEvent(number=2, kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None))
 GONE = RankEvent(number=3, kind="gone", at=3.0)
@@ -70,6 +71,7 @@ class Watched:
             progress=lambda *taken: self.progress.append(taken[-1]),
             log=structlog.get_logger(),
             patience=Patience(retry_seconds=0.0),
+            now=lambda: NOW,
         )
 
     def _post(self, events: Any) -> None:
@@ -92,6 +94,15 @@ class Watched:
 
 def reply(number: int, *events: RankEvent, **more: Any) -> PollReply:
     return PollReply(cursor=PollCursor(event=number), events=events, **more)
+
+
+def test_times_of_a_host_whose_clock_is_behind_are_the_daemons() -> None:
+    saved = PersisterStatus(step=4, attempt=1, path="/c/step-000000000004-a1", at=2.0)
+    page = ProgressSnapshot(step=4, last_step_at=2.0)
+    watched = Watched(reply(3, STARTED, EXITED, GONE, sent_at=NOW - 600, progress=page, persisted=saved))
+    assert watched.run() == ["checkpoint_saved", "attempt_running", "rank_exited", "attempt_gone"]
+    assert [event.at for event in watched.events[:3]] == [602.0, 601.0, 602.0]
+    assert watched.progress[0].last_step_at == 602.0
 
 
 def test_progress_of_an_older_host_is_checked() -> None:

@@ -217,6 +217,20 @@ def test_the_next_daemon_knows_nothing_and_finds_everything() -> None:
     world.ensure()
     world.run(1.0)
     assert [e.rank for e in world.job.exits] == [0]
+    assert not world.job.gang_lost, "a gang that was launched is adopted, also where a rank has ended"
+    assert world.cluster.processes.started[ID] == 2
+
+
+def test_a_rank_whose_end_is_recorded_is_not_run_again_in_a_gang_that_is_made_anew() -> None:
+    world = World().up()
+    world.inject(f.RankDies(job=ID, rank=0, exit=f.Exit(code=0)))
+    world.gangs.crash()
+    world.inject(f.HeadLost())
+    world.gangs = MemoryGangs(world.cluster, post=world.post)
+    world.ensure()
+    world.run(60.0)
+    assert world.job.gang_lost
+    assert [(e.rank, e.exit_code) for e in world.job.exits][:1] == [(0, 0)]
     assert world.cluster.processes.started[ID] == 2
 
 

@@ -1,0 +1,57 @@
+"""Translates times of a node whose clock differs from the daemon's. Pure.
+
+Times of ranks are read from their node's clock, and compared with the daemon's and with those of other nodes: which rank failed
+first, when an attempt began. Clocks that a time service keeps together are left alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from orchestrator.core.conformance import is_finite
+from orchestrator.core.events import Exit
+
+if TYPE_CHECKING:
+    from orchestrator.runtime.ranks.rank_events import PollReply
+
+AGREE_SECONDS: Final = 2.0
+"""Clocks that differ by less are the same: a reply may take that long on a busy machine."""
+REPLIES: Final = 8
+_NAMES: Final = ("_at", "_since")
+
+R = TypeVar("R")
+
+
+class NodeClock:
+    """How far a node's clock is behind the daemon's, by the replies of a rank: the least of the last ones, since some are slow."""
+
+    def __init__(self) -> None:
+        self._differences: deque[float] = deque(maxlen=REPLIES)
+        self.behind = 0.0
+        """Seconds, 0 where the two agree."""
+
+    def heard(self, reply: PollReply, received_at: float) -> float:
+        """Take note of a reply that came at ``received_at``; return how far the node's clock is behind."""
+        sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
+        if not sent_at or not is_finite(sent_at):
+            return self.behind
+        self._differences.append(received_at - sent_at)
+        least = min(self._differences)
+        self.behind = 0.0 if abs(least) < AGREE_SECONDS else least
+        return self.behind
+
+
+def moved(record: R, seconds: float) -> R:
+    """Return a checked record of a node with its wall times, and those of an end in it, by the daemon's clock."""
+    if not seconds:
+        return record
+    changes: dict[str, Any] = {}
+    for field in fields(record):  # type: ignore[arg-type]  # a dataclass
+        value = getattr(record, field.name)
+        if isinstance(value, Exit):
+            changes[field.name] = moved(value, seconds)
+        elif (field.name == "at" or field.name.endswith(_NAMES)) and value is not None:
+            changes[field.name] = max(0.0, value + seconds)
+    return replace(record, **changes)  # type: ignore[type-var]  # a dataclass
