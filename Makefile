@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak dashboards pictures format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak hosts dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -55,7 +55,7 @@ unit: $(STAMP)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults tests/hosts
 
 # Real kills of everything, alone; part of integration too.
 faults: $(STAMP)
@@ -79,10 +79,17 @@ fuzz: $(STAMP)
 # Ten thousand kills, stops, freezes and terminations of everything, and a thousand kills of the daemon while users submit, pause, resume and
 # cancel: hours. make soak KILLS=20 DISTURBANCES=20 is a part of it.
 KILLS ?= 1000
+HOST_FAULTS ?= 200
 DISTURBANCES ?= 10000
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
+
+# Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. make hosts HOST_FAULTS=20
+# is a part of it. The short form is in make integration.
+hosts: $(STAMP)
+	$(BIN)/python -m pytest -q tests/hosts
+	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json
 
 # Seeded bugs of the fold, the loop, the stores, the gangs and the scheduler, each in a copy, and what catches it: an hour. Those that
 # tests/mutants/caught.json has are not tried again, unless with python -m tests.mutants --again.

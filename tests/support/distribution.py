@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 DAEMONS: Final = ("breakable", "stack")
 SECONDS: Final = {
+    "test_hosts.py": 180,
     "test_stopped.py": 170,
     "test_ray_cluster.py": 140,
     "test_prometheus_stack.py": 110,
