@@ -135,7 +135,10 @@ REQUEST: Final[Mapping[str, Any]] = {
 def plain(value: Any) -> Any:
     """A value as JSON has it: records by their fields' names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        names = (field.name for field in dataclasses.fields(value))
+        return {
+            name: plain(getattr(value, name)) for name in names if hasattr(value, name)
+        }  # an earlier version lacks some
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):

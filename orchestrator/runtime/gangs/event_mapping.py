@@ -13,7 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
-from orchestrator.runtime.gangs.clocks import moved
+from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.evidence.endings import stop_facts

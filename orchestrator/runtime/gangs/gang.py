@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.runtime.gangs.clocks import NodeClock
 from orchestrator.runtime.gangs.reports import LeftOut
+from orchestrator.runtime.node_clock import NodeClock
 
 if TYPE_CHECKING:
     import asyncio

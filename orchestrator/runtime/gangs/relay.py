@@ -13,7 +13,6 @@ from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import RankUnreachable, Reachable
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.gangs.clocks import moved
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import (
     exited,
@@ -28,6 +27,7 @@ from orchestrator.runtime.gangs.event_mapping import (
 from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import usable, usable_event
+from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.ranks.rank_events import PollCursor
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ class EventRelay:
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
         told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
-        behind = gang.clocks[rank].heard(reply, self._now())
+        sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
+        behind = gang.clocks[rank].heard(sent_at, self._now())
         if reply.progress is not None:
             with told("its progress"):
                 gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)

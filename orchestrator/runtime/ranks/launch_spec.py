@@ -58,7 +58,9 @@ class RankPlan(SpawnRequest):
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         object.__setattr__(self, "idle_seconds", None)
-        for name, value in zip((*_PICKLED, "idle_seconds"), state, strict=False):  # a later version's plan has more, which comes last
+        for name, value in zip(
+            (*_PICKLED, "idle_seconds"), state, strict=False
+        ):  # a later version's plan has more, which comes last
             object.__setattr__(self, name, value)
         self.__post_init__()
 

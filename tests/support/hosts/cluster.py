@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PORT: Final = 6379
 READ_PORT: Final = 9476
 POLL_SECONDS: Final = 0.5
+STARTS: Final = 3
 SHARED: Final = "/home/shared"
 
 
@@ -53,7 +54,7 @@ class HostCluster:
         self.up()
 
     def start_ray(self, host: Host) -> None:
-        """Start the host's Ray node."""
+        """Start the host's Ray node, again where Ray gives up after 30 s on a busy machine, as a service manager does."""
         options = ["--object-store-memory=80000000", "--disable-usage-stats", f"--node-ip-address={host.address}"]
         options += [f"--num-cpus={self._cpus}", f"--num-gpus={self._gpus}"]
         if host is self.head:
@@ -65,6 +66,10 @@ class HostCluster:
             ]
         else:
             options += [f"--address={self.head.address}:{PORT}"]
+        for _ in range(STARTS):
+            if host.run("ray", "start", *options, check=False).returncode == 0:
+                return
+            host.run("ray", "stop", "--force", check=False)
         host.run("ray", "start", *options)
 
     def up(self) -> None:

@@ -179,7 +179,11 @@ def test_an_order_whose_answer_is_lost_is_given_again_and_done_once(count: int) 
 def test_answers_that_come_twice_change_nothing() -> None:
     world = World(script=Script(seconds=5.0))
     world.inject(f.ReplyRepeated(job=ID, count=100))
-    world.up().run(10.0)
+    world.up().run(2.0)
+    assert [len(actor._polls) for actor in world.cluster.gangs[ID].actors] == [1, 1], (
+        "each rank is asked once at a time"
+    )
+    world.run(8.0)
     assert world.cluster.processes.started[ID] == 2
     assert len(world.job.exits) == 2
     assert len(world.told(ev.RankExited)) > 2, "the facts did come twice"
@@ -222,10 +226,13 @@ def test_the_next_daemon_knows_nothing_and_finds_everything() -> None:
 
 
 def test_a_rank_whose_end_is_recorded_is_not_run_again_in_a_gang_that_is_made_anew() -> None:
-    world = World().up()
+    world = World()
+    unplaced = world.job
+    world.up()
     world.inject(f.RankDies(job=ID, rank=0, exit=f.Exit(code=0)))
     world.gangs.crash()
     world.inject(f.HeadLost())
+    world.job = unplaced  # the daemon died before it had recorded that the gang was placed
     world.gangs = MemoryGangs(world.cluster, post=world.post)
     world.ensure()
     world.run(60.0)

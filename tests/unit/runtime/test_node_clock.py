@@ -5,39 +5,29 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.gangs.clocks import AGREE_SECONDS, REPLIES, NodeClock, moved
-from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
+from orchestrator.runtime.node_clock import AGREE_SECONDS, REPLIES, NodeClock, moved
+from orchestrator.runtime.ranks.rank_events import RankEvent
 
 NOW = 1_700_000_000.0
 
 
-def reply(sent_at: float) -> PollReply:
-    return PollReply(cursor=PollCursor(), sent_at=sent_at)
-
-
 @pytest.mark.parametrize("ahead", [300.0, -300.0, AGREE_SECONDS + 1])
 def test_a_clock_that_differs_is_known_from_one_reply(ahead: float) -> None:
-    assert NodeClock().heard(reply(NOW + ahead), NOW) == -ahead
+    assert NodeClock().heard(NOW + ahead, NOW) == -ahead
 
 
 @pytest.mark.parametrize("sent_at", [NOW + 1.0, NOW - 1.0, 0.0, float("nan"), float("inf")])
 def test_clocks_that_agree_and_replies_without_a_time_move_nothing(sent_at: float) -> None:
-    assert NodeClock().heard(reply(sent_at), NOW) == 0.0
+    assert NodeClock().heard(sent_at, NOW) == 0.0
 
 
 def test_a_reply_that_was_long_underway_does_not_make_a_clock_wrong() -> None:
     clock = NodeClock()
-    clock.heard(reply(NOW), NOW + 0.1)
-    assert clock.heard(reply(NOW + 10), NOW + 40) == 0.0
+    clock.heard(NOW, NOW + 0.1)
+    assert clock.heard(NOW + 10, NOW + 40) == 0.0
     for _ in range(REPLIES):
-        late = clock.heard(reply(NOW + 100), NOW + 400)
+        late = clock.heard(NOW + 100, NOW + 400)
     assert late == 300.0, "a clock that was set back is known after some replies"
-
-
-def test_an_actor_of_an_earlier_version_is_taken_at_its_word() -> None:
-    old = object.__new__(PollReply)
-    object.__setattr__(old, "cursor", PollCursor())
-    assert NodeClock().heard(old, NOW) == 0.0
 
 
 def test_all_times_of_an_end_are_moved_and_nothing_else() -> None:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from orchestrator.core.conformance import is_finite
 from orchestrator.core.events import Exit
-
-if TYPE_CHECKING:
-    from orchestrator.runtime.ranks.rank_events import PollReply
 
 AGREE_SECONDS: Final = 2.0
 """Clocks that differ by less are the same: a reply may take that long on a busy machine."""
@@ -32,9 +29,8 @@ class NodeClock:
         self.behind = 0.0
         """Seconds, 0 where the two agree."""
 
-    def heard(self, reply: PollReply, received_at: float) -> float:
-        """Take note of a reply that came at ``received_at``; return how far the node's clock is behind."""
-        sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
+    def heard(self, sent_at: float, received_at: float) -> float:
+        """Take note of a reply sent at ``sent_at`` by the node's clock, 0 where it does not say; return how far that is behind."""
         if not sent_at or not is_finite(sent_at):
             return self.behind
         self._differences.append(received_at - sent_at)
