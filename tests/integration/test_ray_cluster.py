@@ -56,8 +56,42 @@ def guest(cluster: RayCluster) -> Iterator[Stack]:
     try:
         made.up()
         yield made
+        leaves_alone_what_others_have(cluster, made)
     finally:
         made.close()
+
+
+HOLD = """
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+@ray.remote(num_cpus=2)
+class Holder:
+    def here(self):
+        return 1
+
+for number, node in enumerate({nodes}):
+    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    actor = Holder.options(name=f"holder-{{number}}", lifetime="detached", scheduling_strategy=there).remote()
+    assert ray.get(actor.here.remote()) == 1
+"""
+ASK = """
+import json
+from ray.util import list_named_actors
+from ray.util.placement_group import placement_group_table
+holders = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
+groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+answers = [ray.get(ray.get_actor(name).here.remote()) for name in holders if name.startswith("holder")]
+print(json.dumps([sorted(holders), groups, answers]))
+"""
+LET_GO = "for number in range(2): ray.kill(ray.get_actor(f'holder-{number}'))"
+
+
+def leaves_alone_what_others_have(cluster: RayCluster, guest: Stack) -> None:
+    """After ``orch down`` the cluster has the actors of others, and nothing of the daemon's that was its guest."""
+    cluster.keep(2)
+    cluster.run(HOLD.format(nodes=[node.id for node in cluster.workers[:2]]))
+    assert guest.orch("down").returncode == 0
+    assert json.loads(cluster.run(ASK).splitlines()[-1]) == [["holder-0", "holder-1"], [], [1, 1]]
 
 
 @pytest.fixture
@@ -225,32 +259,7 @@ def test_a_restarted_daemon_adopts_and_a_node_may_be_away_for_a_moment(
     ledger.check(job_id)
 
 
-HOLD = """
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-@ray.remote(num_cpus=2)
-class Holder:
-    def here(self):
-        return 1
-
-for number, node in enumerate({nodes}):
-    there = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    actor = Holder.options(name=f"holder-{{number}}", lifetime="detached", scheduling_strategy=there).remote()
-    assert ray.get(actor.here.remote()) == 1
-"""
-ASK = """
-import json
-from ray.util import list_named_actors
-from ray.util.placement_group import placement_group_table
-holders = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
-groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
-answers = [ray.get(ray.get_actor(name).here.remote()) for name in holders if name.startswith("holder")]
-print(json.dumps([sorted(holders), groups, answers]))
-"""
-LET_GO = "for number in range(2): ray.kill(ray.get_actor(f'holder-{number}'))"
-
-
-def test_other_users_of_the_cluster_are_respected_and_left_alone(
+def test_other_users_of_the_cluster_are_respected(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
     held = [node.id for node in whole.workers[:2]]
@@ -266,10 +275,7 @@ def test_other_users_of_the_cluster_are_respected_and_left_alone(
     assert set(seats(guest, fits)) == {whole.workers[2].id}, "the one node that nobody holds"
     job = guest.job(waits)
     assert (job.state, job.attempt) == ("PENDING", 0)
-    assert guest.orch("down").returncode == 0
-    assert json.loads(whole.run(ASK).splitlines()[-1]) == [["holder-0", "holder-1"], [], [1, 1]]
     whole.run(LET_GO)
-    guest.up()
     assert guest.wait(waits).state == "SUCCEEDED", "what was given back is used"
     ledger.check()
 

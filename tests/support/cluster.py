@@ -151,9 +151,9 @@ class RayCluster:
         return node
 
     def keep(self, count: int) -> None:
-        """Have ``count`` workers: dead ones are forgotten, missing ones started."""
+        """Have at least ``count`` workers: dead ones are forgotten, missing ones started."""
         self.workers = [node for node in self.workers if not process_gone(node.raylet)]
-        self.workers += self._add(count - len(self.workers))
+        self.workers += self._add(max(0, count - len(self.workers)))
 
     def node(self, node_id: str) -> RayNode:
         """The worker with that id."""
