@@ -133,7 +133,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
         await host.launch(plan)
         await story(host, 1)
         early = await host.feed.poll(2, PollCursor(), 0.05)
-        assert early == PollReply(cursor=PollCursor())
+        assert early == PollReply(cursor=PollCursor(), sent_at=early.sent_at)
         await host.prepare(2, None)
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(0)", attempt=2))
         assert [e.exit.exit_code for e in await story(host, 2) if e.exit] == [0]

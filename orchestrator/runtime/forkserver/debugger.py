@@ -11,17 +11,28 @@ import contextlib
 import fcntl
 import functools
 import os
-import pdb  # noqa: T100 - it is what is wrapped
+import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
+    import pdb  # noqa: T100 - it is what is wrapped
     from collections.abc import Iterator
 
 _VARIABLE = "ORCH_TERMINAL"
+_NAMES_OF_USERS = frozenset({"code", "cmd"})
+"""Modules of the standard library that `pdb` imports, and whose names users give to their own."""
 
 
 def install() -> None:
-    """Wrap `Pdb.interaction` of this interpreter."""
+    """Wrap `Pdb.interaction` of this interpreter.
+
+    A script with a module `code` of its own beside it imports that one, as in a fresh interpreter, and needs none for it.
+    """
+    known = set(sys.modules)
+    import pdb  # noqa: T100 - it is what is wrapped
+
+    for name in _NAMES_OF_USERS & (set(sys.modules) - known):
+        del sys.modules[name]
     original = pdb.Pdb.interaction
 
     @functools.wraps(original)

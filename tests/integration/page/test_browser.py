@@ -164,7 +164,7 @@ def test_an_action_is_confirmed_and_done_by_keyboard(
     page.keyboard.press("Enter")
     expect(page.locator("#part-head")).to_contain_text(after)
     expect(page.locator(".note")).to_contain_text(job.id)
-    assert [one for one, _ in served.service.calls] == [verb]
+    assert [one for one, _ in served.service.calls if one != "outlook"] == [verb]
 
 
 def test_rerun_leads_to_the_new_job(served: ServedPage, page: Page) -> None:
@@ -341,7 +341,7 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_page(served: ServedPage, page:
         page.get_by_role("link", name=verb, exact=True).click()
         page.get_by_role("button", name=verb, exact=True).click()
         expect(page.locator("#part-head")).to_contain_text(state)
-    assert [one for one, _ in served.service.calls] == ["cordon", "uncordon"]
+    assert [one for one, _ in served.service.calls if one != "outlook"] == ["cordon", "uncordon"]
     page.get_by_role("link", name="1", exact=True).first.click()
     page.wait_for_url(re.compile("gpu=GPU-1"))
     expect(page.locator("#part-uses tbody tr")).to_have_count(1)

@@ -110,7 +110,7 @@ class Host:
 
     def environ(self) -> dict[str, str]:
         """The variables of the host's user."""
-        ahead = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{self.plan.clock:+g}s", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        ahead = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{self.plan.clock:+g}s"}
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": self.home,

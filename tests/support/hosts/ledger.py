@@ -28,7 +28,7 @@ class SharedLedger(Ledger):
 
     def submit(self, name: str, *, ranks: int, spec: dict[str, Any], **options: Any) -> str:
         """Submit a job that keeps this ledger; it saves to the shared disk, and ends once ``done`` was called with its name."""
-        where = {"ledger": PLACE, "until": f"{SHARED}/{name}.done", **options}
+        where = {"until": f"{SHARED}/{name}.done", **options}
         whole = {"checkpoint": {"storage_path": f"{SHARED}/{name}"}, **spec}
         text = job_spec(Ledger(self.path.__class__(PLACE)), name=name, ranks=ranks, spec=whole, **where)
         return self.cluster.submit_text(text, train=SCRIPT)

@@ -125,6 +125,7 @@ def test_it_says_of_each_job_what_the_earlier_version_said(flat_store: SqliteSto
         now = as_before(now)
         assert now.pop("findings") == [], "there was no diagnosis"
         assert (now["spec"].pop("hold"), now["spec"].pop("start_at")) == (False, None), "keys of later versions"
+        assert now["spec"].pop("interactive") is None, "a key of later versions"
         assert now["past"].pop("ran_seconds") >= 0, "a key of later versions"
         resources = now["spec"]["resources"]
         assert (resources.pop("auto"), resources.pop("nodes")) == (None, []), "keys of later versions"
