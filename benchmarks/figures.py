@@ -82,6 +82,7 @@ ROWS: Final = (
         unit="% of a core",
     ),
     Row(label="`orch status`, the whole process", measure="cli"),
+    Row(label="`orch gpus`, the slowest command that asks a daemon", measure="cli", ours=("reading", "gpus")),
     Row(label="`orch submit`, the whole process", measure="cli", ours=("submit",)),
     Row(label="`orch up` until ready", measure="cli", ours=("up",)),
     *(
