@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
@@ -122,7 +123,7 @@ def measure_group(ranks: RankProcesses, request: BenchRequest) -> dict[str, Any]
     load = os.getloadavg()[0]
     sizes = sorted({1, *request.ranks})
     cells = cells_of(request, sizes)
-    probe = probe_model(ranks, request, cells)
+    probe = probe_model(ranks, request, cells, crowded=True)
     answers = advise(cells, probe, calibrate(ranks, request.precision, sizes, probe))
     rates: dict[tuple[int, int], list[float]] = {(cell.batch, cell.ranks): [] for cell in cells}
     for _, cell in rounds(cells, request.runs):
@@ -155,12 +156,15 @@ def measure_group(ranks: RankProcesses, request: BenchRequest) -> dict[str, Any]
 def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Errors of predictions, and regrets of choices: of the advisor, with and without its "I can't tell", and of the thresholds.
 
+    ``mean_error_of_one_measurement`` and ``good_choices_of_one_measurement`` are the floor: what a run of each configuration itself would have said.
+
     ``mean_error_of_median_answers`` is what is left when the noise of a single answer is averaged out: the model's own error.
     """
     measured = _measured(groups)
     cells = [cell for group in groups for cell in _cells(group, measured)]
     choices = [choice for group in groups for choice in _choices(group, measured)]
     error = fmean(abs(cell["error"]) for cell in cells)
+    floor = _floor(groups)
     share = _share([choice["regret"] for choice in choices])
     return {
         "distinct_cells": len({_key(cell) for cell in cells}),
@@ -170,6 +174,8 @@ def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "median_error": median(abs(cell["error"]) for cell in cells),
         "mean_error_of_median_answers": fmean(_median_errors(cells)),
         "mean_spread_of_measurements": fmean(_spreads(measured)),
+        "mean_error_of_one_measurement": floor.error,
+        "good_choices_of_one_measurement": floor.good_choices,
         "largest_error": max(abs(cell["error"]) for cell in cells),
         "within_interval": fmean(cell["within_interval"] for cell in cells),
         "good_choices": share,
@@ -182,6 +188,30 @@ def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "most_probe_seconds": max(group["probe"]["seconds"] for group in groups),
         "targets_met": {"mean_error": error <= TARGET_ERROR, "good_choices": share >= TARGET_SHARE},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What one measured run of each configuration would have said, in place of a prediction; None with a single round."""
+
+    error: float | None = None
+    good_choices: float | None = None
+
+
+def _floor(groups: Sequence[Mapping[str, Any]]) -> Floor:
+    """Hold each round's first run of each cell against the runs of the other rounds, as predictions and as choices."""
+    errors, regrets = list[float](), list[float]()
+    for group in groups:
+        others = _measured([one for one in groups if one.get("round") != group.get("round")])
+        by_batch: dict[int, list[tuple[float, float]]] = {}
+        for one in group["measured"]:
+            found = others.get((group["model"], group["precision"], one["batch_size"], one["ranks"]))
+            if found:
+                by_batch.setdefault(one["batch_size"], []).append((one["samples_per_second"][0], median(found)))
+        for pairs in by_batch.values():
+            errors += [abs(first / true - 1) for first, true in pairs]
+            regrets.append(1 - max(pairs)[1] / max(true for _, true in pairs))
+    return Floor(fmean(errors), _share(regrets)) if errors else Floor()
 
 
 def _share(regrets: Sequence[float]) -> float:

@@ -6,12 +6,12 @@ On processors any number of ranks can be calibrated; with GPUs, as many as there
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.bench.advisor.advice import Advice, advise
-from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Links, Probe, ProbePoint
+from orchestrator.bench.advisor.cost_model import Bucket, Calibration, Crowding, Links, Probe, ProbePoint
 from orchestrator.bench.benchmark import look_at
 from orchestrator.bench.errors import BenchError, RankError
 from orchestrator.bench.plan import cells_of, check
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from orchestrator.bench.plan import BenchRequest, Cell
 
+MOST_STEPS: Final = 20
+MOST_SECONDS: Final = 2.0
+"""Steps of the model on one rank and their time, those beside neighbours included."""
+BESIDE_STEPS: Final = 3
+"""Steps beside neighbours that count; one before them warms up."""
 REFERENCES: Final = ((192, 2), (768, 3))
 """Widths and layers of the models that calibrate the machine; none of the benchmark's own is among them."""
 LINK_BYTES: Final = (4096, 65_536, 1 << 20, 4 << 20, 16 << 20)
@@ -54,7 +59,7 @@ def run_advisor(
         try:
             ranks.start(known[-1])
             ranks.join(known, machine.device)
-            probe = probe_model(ranks, request, [c for c in cells if c.ranks in known])
+            probe = probe_model(ranks, request, [c for c in cells if c.ranks in known], crowded=machine.device == "cpu")
             note(f"probe: {probe.steps} steps on one rank in {probe.seconds:.2f}s")
             calibration = calibrate(ranks, request.precision, known, probe)
         except RankError as error:
@@ -76,19 +81,32 @@ def probe_sizes(cells: Sequence[Cell]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((needed[-1], needed[0], between)))
 
 
-def probe_model(ranks: RankProcesses, request: BenchRequest, cells: Sequence[Cell]) -> Probe:
-    """Run at most 20 steps and 2 s of the model on one rank."""
+def probe_model(ranks: RankProcesses, request: BenchRequest, cells: Sequence[Cell], *, crowded: bool) -> Probe:
+    """Make at most 20 steps and 2 s of the model on one rank; ``crowded``: some of them beside those of the other ranks."""
+    most = max(cell.ranks for cell in cells)
+    beside = crowded and most > 1
+    common = {"model": request.model, "seed": request.seed, "precision": request.precision}
+    sizes = probe_sizes(cells)
+    limit = MOST_STEPS - (1 + BESIDE_STEPS) * beside
     (answer,) = ranks.ask(
-        {
-            "do": "probe",
-            "model": request.model,
-            "seed": request.seed,
-            "precision": request.precision,
-            "sizes": list(probe_sizes(cells)),
-        },
-        1,
+        {"do": "probe", **common, "sizes": list(sizes), "most_steps": limit, "most_seconds": MOST_SECONDS}, 1
     )
-    return read_probe(answer)
+    probe = read_probe(answer)
+    point = min(probe.points, key=lambda one: abs(one.batch - sizes[-1]))
+    if not beside or probe.seconds + (1 + BESIDE_STEPS) * most * point.step > MOST_SECONDS:
+        return probe
+    command = {"do": "beside", **common, "ranks": most, "batch": point.batch, "steps": BESIDE_STEPS}
+    taken = ranks.ask(command, most)[0]
+    return replace(
+        probe,
+        crowding=Crowding(
+            ranks=most,
+            factor=max(1.0, fmean(taken) / point.step),
+            error=math.hypot(point.error, relative_error(taken)),
+        ),
+        steps=probe.steps + 1 + len(taken),
+        seconds=probe.seconds + fmean(taken) * (1 + len(taken)),
+    )
 
 
 def read_probe(answer: Mapping[str, Any]) -> Probe:
@@ -122,7 +140,7 @@ def read_probe(answer: Mapping[str, Any]) -> Probe:
 def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe: Probe) -> Calibration:
     """Measure each number of ranks: slowdown and waiting by two reference models, links by five sizes, overlap."""
     slowdowns: dict[int, list[tuple[int, float]]] = {n: [] for n in known}
-    waits: dict[int, list[float]] = {n: [] for n in known}
+    waits: dict[int, list[tuple[float, float]]] = {n: [] for n in known}
     links: dict[int, Links] = {}
     tiny = {1: 0.0}
     for n in known:
@@ -140,11 +158,11 @@ def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe:
                 alone = answers[0]["mean"]  # what slows one rank down is in its probed steps already
             mean = fmean(answer["mean"] for answer in answers)
             slowdowns[n].append((int(answers[0]["bytes"]), max(mean / alone, 0.5)))
-            waits[n].append(max(0.0, answers[0]["waiting"] - mean - tiny[n]) if n > 1 else 0.0)
+            waits[n].append((mean, max(0.0, answers[0]["waiting"] - mean - tiny[n]) if n > 1 else 0.0))
     return Calibration(
         links=links,
         slowdowns={n: tuple(points) for n, points in slowdowns.items()},
-        waits={n: fmean(one) for n, one in waits.items()},
+        waits={n: tuple(sorted(points)) for n, points in waits.items()},
     )
 
 

@@ -3,8 +3,9 @@
     step(n, B) = slowdown(n) * (step(1, B / n) + wrapper) + exposed(n) + wait(n)
 
 *step(1, b)* is measured at up to three batch sizes and interpolated. *wrapper* is what DDP adds on one rank: its copies of
-gradients into buckets. *slowdown(n)* is what a step takes longer while n ranks make one: shared memory, shared cores.
-*wait(n)* is what ranks wait for the slowest of them at each step. *exposed(n)* follows from the moments at which DDP hands over its
+gradients into buckets. *slowdown(n)* is what a step takes longer while n ranks make one: shared memory, shared cores. Where ranks
+share processors, the probe measures it with the model's own steps for one number of ranks; reference models tell the others.
+*wait(n)* is what ranks wait for the slowest of them at each step: a line through what ranks of the reference models wait, by the length of their steps. *exposed(n)* follows from the moments at which DDP hands over its
 buckets, the links' time for each, and the share of communication that computation beside it can hide.
 
 Links are a latency and a bandwidth between each two of the measured sizes; beyond the largest the last bandwidth holds.
@@ -51,8 +52,17 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """How much longer a step of the model takes beside those of ``ranks - 1`` neighbours, and the relative standard error."""
+
+    ranks: int
+    factor: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """The measurements of a few steps on one rank. Points ascend by batch; there is at least one."""
+    """The measurements of a few steps on one rank. Points ascend by batch; there is at least one. ``crowding`` where it was measured."""
 
     parameters: int
     gradient_bytes: int
@@ -61,6 +71,7 @@ class Probe:
     buckets: tuple[Bucket, ...]
     steps: int
     seconds: float
+    crowding: Crowding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +88,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Measurements of n ranks on a machine: links, slowdown by the reference models' bytes of gradients, seconds of waiting."""
+    """Measurements of n ranks on a machine: links, slowdown by the reference models' bytes of gradients.
+
+    ``waits`` are seconds that ranks wait for the slowest in a step, by the seconds of the step, ascending.
+    """
 
     links: Mapping[int, Links]
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]]
-    waits: Mapping[int, float]
+    waits: Mapping[int, tuple[tuple[float, float], ...]]
 
     def knows(self, ranks: int) -> bool:
         """Whether this many ranks could be measured."""
@@ -121,13 +135,14 @@ def predict(cell: Cell, probe: Probe, calibration: Calibration) -> Prediction:
     at = cell.per_rank
     step = _positive(interpolate([(p.batch, p.step) for p in probe.points], at), probe)
     backward = min(step, interpolate([(p.batch, p.backward) for p in probe.points], at))
-    slowdown, disagreement = _slowdown(calibration.slowdowns[cell.ranks], probe.gradient_bytes)
+    slowdown, disagreement = slowdown_of(cell.ranks, probe, calibration)
     communication = exposed = 0.0
     if cell.ranks > 1:
         step += probe.wrapper
         links = calibration.links[cell.ranks]
         communication = math.fsum(links.seconds(bucket.bytes) for bucket in probe.buckets)
-        exposed = exposed_seconds(probe.buckets, backward * slowdown, links) + calibration.waits[cell.ranks]
+        exposed = exposed_seconds(probe.buckets, backward * slowdown, links)
+        exposed += interpolate(calibration.waits[cell.ranks], slowdown * step)
     compute = slowdown * step
     whole = compute + exposed
     error = math.hypot(
@@ -153,7 +168,25 @@ def _positive(step: float, probe: Probe) -> float:
     return max(step, 0.5 * min(p.step for p in probe.points))
 
 
-def _slowdown(points: Sequence[tuple[int, float]], gradient_bytes: int) -> tuple[float, float]:
+def slowdown_of(ranks: int, probe: Probe, calibration: Calibration) -> tuple[float, float]:
+    """Return the slowdown of a step while so many ranks make one, and its error.
+
+    The model's own, where the probe has it for this number. For fewer ranks the reference models' slowdown is scaled, by logarithms, so that
+    it is the model's own at the number of the probe.
+    """
+    factor, disagreement = _by_references(calibration.slowdowns[ranks], probe.gradient_bytes)
+    crowding = probe.crowding
+    if crowding is None or ranks == 1:
+        return factor, disagreement
+    whole, _ = _by_references(calibration.slowdowns[crowding.ranks], probe.gradient_bytes)
+    if ranks == crowding.ranks or whole <= 1:
+        share = (ranks - 1) / (crowding.ranks - 1)
+    else:
+        share = max(0.0, math.log(factor) / math.log(whole))
+    return crowding.factor**share, crowding.error
+
+
+def _by_references(points: Sequence[tuple[int, float]], gradient_bytes: int) -> tuple[float, float]:
     """Interpolate between the reference models by the logarithm of their bytes; return also their disagreement."""
     if len(points) == 1:
         return points[0][1], 0.0

@@ -15,7 +15,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # missing
 
 from orchestrator.bench.rank.clocks import DeviceClock
 from orchestrator.bench.rank.models import ModelError, make_workload
-from orchestrator.bench.rank.probing import all_reduce, overlap, probe, reference
+from orchestrator.bench.rank.probing import all_reduce, beside, overlap, probe, reference
 from orchestrator.bench.rank.stepping import WINDOW, Stepper, communication_split, together, warm_up
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ COMMANDS: Final[dict[str, Callable[..., Any]]] = {
     "limit_memory": limit_memory,
     "measure": measure,
     "probe": probe,
+    "beside": beside,
     "all_reduce": all_reduce,
     "overlap": overlap,
     "reference": reference,

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
     from orchestrator.bench.rank.place import Place
 
-MOST_STEPS: Final = 20
-MOST_SECONDS: Final = 2.0
 _FIRST: Final = 2
-_PER_SIZE: Final = 3
-_WRAPPED_FIRST: Final = 2
-_WRAPPED: Final = 4
-_HOOKED: Final = 3
+_PER_SIZE: Final = (3, 2)
+"""Steps that count at the first batch size and at each of the others; one before them warms up, and _FIRST at the first size."""
+_WRAPPED: Final = 2
+_HOOKED: Final = 2
+_WAKING_SECONDS: Final = 0.1
 _REFERENCE_SECONDS: Final = 0.25
 _REFERENCE_STEPS: Final = (10, 200)
-_LINK_REPEATS: Final = 12
+_LINK_REPEATS: Final = (40, 12)
+_SMALL_BYTES: Final = 1 << 20
+"""All-reduces up to this size are repeated more often: they are short, and differ more among themselves."""
 _OVERLAP_REPEATS: Final = 6
 
 
@@ -73,19 +74,20 @@ def probe(
     seed: int,
     precision: str,
     sizes: Sequence[int],
-    most_steps: int = MOST_STEPS,
-    most_seconds: float = MOST_SECONDS,
+    most_steps: int,
+    most_seconds: float,
 ) -> dict[str, Any]:
     """Steps on this rank alone: at each of the batch sizes, then through DDP at the smallest. What the budget forbids is left out."""
     clock, budget = DeviceClock(place.device), _Budget(most_steps, most_seconds)
     workload = make_workload(model, seed)
-
+    _wake(place.device, clock)
     stepper = Stepper(workload, batch=sizes[0], precision=precision, device=place.device, clock=clock, seed=seed + rank)
     points = []
     for index, batch in enumerate(sizes):
         stepper.use(batch)
-        taken = [budget.step(stepper, clock) for _ in range(_PER_SIZE + (0 if index else _FIRST)) if budget.allows()]
-        kept = taken[-_PER_SIZE:]
+        warm, counted = (1, _PER_SIZE[1]) if index else (_FIRST, _PER_SIZE[0])
+        taken = [budget.step(stepper, clock) for _ in range(warm + counted) if budget.allows()]
+        kept = taken[-counted:]
         if kept:
             points.append({"batch": batch, "steps": [s for s, _, _ in kept], "backwards": [b for _, _, b in kept]})
     wrapped: list[float] = []
@@ -93,8 +95,8 @@ def probe(
     if dist.is_initialized():
         stepper.use(min(sizes))
         stepper.wrap(place.groups[1])
-        taken = [budget.step(stepper, clock) for _ in range(_WRAPPED_FIRST + _WRAPPED) if budget.allows()]
-        wrapped = [seconds for seconds, _, _ in taken[_WRAPPED_FIRST:]]
+        taken = [budget.step(stepper, clock) for _ in range(1 + _WRAPPED) if budget.allows()]
+        wrapped = [seconds for seconds, _, _ in taken[1:]]
         buckets = _buckets(stepper, place, clock, budget)
     return {
         "parameters": workload.parameters,
@@ -105,6 +107,32 @@ def probe(
         "steps": budget.used,
         "seconds": budget.spent,
     }
+
+
+def _wake(device: torch.device, clock: DeviceClock) -> None:
+    """Compute something else for a moment: the first steps of a device that idled are those of low clocks."""
+    matrix = torch.rand(256, 256, device=device)
+    began = perf_counter()
+    while perf_counter() - began < _WAKING_SECONDS:
+        torch.mm(matrix, matrix)
+        clock.wait()
+
+
+def beside(
+    place: Place, rank: int, *, ranks: int, model: str, seed: int, precision: str, batch: int, steps: int
+) -> list[float]:
+    """Seconds of each of a few steps while so many ranks make the same steps, without waiting for each other.
+
+    The first step of each rank warms up. Those of the first rank count; the others make some more, so as to be there until its last.
+    """
+    clock, group = DeviceClock(place.device), place.groups[ranks]
+    stepper = Stepper(
+        make_workload(model, seed), batch=batch, precision=precision, device=place.device, clock=clock, seed=seed + rank
+    )
+    stepper.step()
+    clock.wait()
+    together(group, ranks)
+    return list(stepper.block(steps if rank == 0 else 2 * steps).steps)
 
 
 def _buckets(stepper: Stepper, place: Place, clock: DeviceClock, budget: _Budget) -> list[tuple[float, int]]:
@@ -131,7 +159,7 @@ def all_reduce(place: Place, rank: int, *, ranks: int, sizes: Sequence[int]) -> 
     for size in sizes:
         tensor = torch.zeros(max(1, size // 4), device=place.device)
         times = []
-        for _ in range(_LINK_REPEATS):
+        for _ in range(_LINK_REPEATS[size > _SMALL_BYTES]):
             tensor.mul_(0.5)
             clock.wait()
             together(group, ranks)

@@ -99,3 +99,20 @@ def test_a_group_is_asked_about_and_measured_on_the_same_ranks(tmp_path: Path) -
     assert [one["ranks"] for one in group["measured"]] == [1]
     assert group["parameters"] == 54_403
     assert evaluate([group])["distinct_cells"] == 1
+
+
+def test_the_floor_is_what_one_run_of_each_cell_would_have_said() -> None:
+    other = {
+        **GROUP,
+        "round": 1,
+        "measured": [
+            measured(16, 1, 100.0), measured(16, 2, 50.0),
+            measured(256, 1, 100.0), measured(256, 2, 125.0),
+        ],
+    }  # fmt: skip
+    found = evaluate([GROUP, other])
+    errors = [0.01, 0.0, 0.0, 1 - 80 / 125, 0.0, 0.0, 0.0, 125 / 80 - 1]
+    assert found["mean_error_of_one_measurement"] == pytest.approx(sum(errors) / 8)
+    assert found["good_choices_of_one_measurement"] == 0.5
+    alone = evaluate([GROUP])
+    assert (alone["mean_error_of_one_measurement"], alone["good_choices_of_one_measurement"]) == (None, None)

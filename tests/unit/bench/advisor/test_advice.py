@@ -25,7 +25,9 @@ MEASURED: dict[str, Any] = {
 }  # fmt: skip
 PROBE = read_probe(MEASURED)
 LINKS = Links(points=((1000, 0.001), (10_000_000, 0.011)))
-CALIBRATION = Calibration(links={2: LINKS}, slowdowns={1: ((1000, 1.0),), 2: ((1000, 1.0),)}, waits={1: 0.0, 2: 0.0})
+CALIBRATION = Calibration(
+    links={2: LINKS}, slowdowns={1: ((1000, 1.0),), 2: ((1000, 1.0),)}, waits={1: ((0.01, 0.0),), 2: ((0.01, 0.0),)}
+)
 CELLS = [Cell(batch=batch, ranks=ranks) for batch in (2, 16, 512) for ranks in (1, 2, 4)]
 
 

@@ -9,12 +9,14 @@ import pytest
 from orchestrator.bench.advisor.cost_model import (
     Bucket,
     Calibration,
+    Crowding,
     Links,
     Probe,
     ProbePoint,
     exposed_seconds,
     interpolate,
     predict,
+    slowdown_of,
 )
 from orchestrator.bench.plan import Cell
 
@@ -28,7 +30,9 @@ PROBE = Probe(
     steps=20,
     seconds=0.5,
 )  # fmt: skip
-CALIBRATION = Calibration(links={2: LINKS}, slowdowns={1: ((1000, 1.0),), 2: ((1000, 1.2),)}, waits={1: 0.0, 2: 0.0005})
+CALIBRATION = Calibration(
+    links={2: LINKS}, slowdowns={1: ((1000, 1.0),), 2: ((1000, 1.2),)}, waits={1: ((0.01, 0.0),), 2: ((0.01, 0.0005),)}
+)
 
 
 @pytest.mark.parametrize(("at", "value"), [(8, 10.0), (36, 38.0), (64, 66.0), (120, 122.0), (0, 2.0), (-100, 0.0)])
@@ -73,6 +77,25 @@ def test_communication_hides_behind_the_backward_that_is_left(
     assert exposed_seconds(made, 0.020, replace(LINKS, hides=hides)) == pytest.approx(exposed)
 
 
+CROWDED = replace(PROBE, crowding=Crowding(ranks=4, factor=1.44, error=0.05))
+SEVERAL = replace(CALIBRATION, slowdowns={1: ((1000, 1.0),), 2: ((1000, 1.1),), 4: ((1000, 1.21),)})
+
+
+def test_the_model_s_own_slowdown_replaces_that_of_the_references() -> None:
+    assert slowdown_of(4, CROWDED, SEVERAL) == pytest.approx((1.44, 0.05))
+    assert slowdown_of(1, CROWDED, SEVERAL) == pytest.approx((1.0, 0.0))
+    assert slowdown_of(4, PROBE, SEVERAL) == pytest.approx((1.21, 0.0))
+
+
+def test_fewer_ranks_are_slowed_down_as_the_references_say_in_proportion() -> None:
+    assert slowdown_of(2, CROWDED, SEVERAL) == pytest.approx((1.2, 0.05))
+
+
+def test_where_the_references_see_no_slowdown_it_grows_with_the_neighbours() -> None:
+    flat = replace(SEVERAL, slowdowns=dict.fromkeys((1, 2, 4), ((1000, 1.0),)))
+    assert slowdown_of(2, CROWDED, flat)[0] == pytest.approx(1.44 ** (1 / 3))
+
+
 def test_the_slowdown_lies_between_references_whose_distance_widens_the_interval() -> None:
     both = replace(CALIBRATION, slowdowns={1: ((1000, 1.0),), 2: ((10_000, 1.0), (100_000_000, 2.0))})
     small, middle, huge = (
@@ -100,3 +123,13 @@ def test_noisy_steps_widen_the_interval_and_never_below_zero() -> None:
 
 def test_a_calibration_knows_what_was_measured() -> None:
     assert [CALIBRATION.knows(n) for n in (1, 2, 4)] == [True, True, False]
+
+
+def test_longer_steps_wait_longer_for_the_slowest_rank() -> None:
+    waiting = replace(CALIBRATION, waits={1: ((0.01, 0.0),), 2: ((0.001, 0.0005), (0.01, 0.002))})
+    short, long = (
+        predict(Cell(batch=16, ranks=2), replace(PROBE, points=(ProbePoint(batch=8, step=step, backward=step / 2, error=0.0),)), waiting)
+        for step in (0.004, 0.040)
+    )  # fmt: skip
+    expected = [interpolate(waiting.waits[2], 1.2 * (step + PROBE.wrapper)) for step in (0.004, 0.040)]
+    assert [one.exposed - one.communication for one in (short, long)] == pytest.approx(expected)

@@ -24,7 +24,7 @@ def advice(exposed: dict[int, float], unknown: tuple[int, ...] = ()) -> ScriptAd
     calibration = Calibration(
         links={n: Links(points=((4_000_000, seconds),)) for n, seconds in exposed.items()},
         slowdowns=dict.fromkeys(ranks, ((1, 1.0),)),
-        waits=dict.fromkeys(ranks, 0.0),
+        waits=dict.fromkeys(ranks, ((0.01, 0.0),)),
     )
     predictions = tuple(predict(Cell(batch=n, ranks=n), probe, calibration) for n in ranks)
     return advise_script("cpu", probe, calibration, predictions, unknown)
