@@ -1,6 +1,6 @@
 """Three hosts with networks, disks, clocks and process tables of their own: files, exporters, fencing, lost hosts, full disks.
 
-The short form, part of ``make test``; ``make hosts`` runs the long one (``campaign.py``) after it.
+``make hosts`` runs them, and a campaign (``benchmarks/hosts.py``) after them. They are not part of ``make test`` yet.
 """
 
 from __future__ import annotations
