@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ SECONDS: Final = 400  # a suite that takes longer with a bug than this does not 
 LEAST_CAUGHT: Final = 0.95
 NOT_CAUGHT: Final = "not caught"
 _WRITING: Final = threading.Lock()
+_TELLING: Final = re.compile(r"FAILED |ERROR |seed \d+: ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,7 +131,7 @@ def _run(copy: Path, *arguments: str) -> str:
     if not ended.returncode:
         return ""
     lines = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
-    told = next((line for line in lines if line.startswith(("FAILED", "ERROR", "seed "))), lines[-1] if lines else "")
+    told = next((line for line in lines if _TELLING.match(line)), lines[-1] if lines else "")
     return told.replace("|", "/")[:200]
 
 

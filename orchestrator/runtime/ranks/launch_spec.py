@@ -58,9 +58,8 @@ class RankPlan(SpawnRequest):
 
     def __setstate__(self, state: Sequence[Any]) -> None:
         object.__setattr__(self, "idle_seconds", None)
-        for name, value in zip(
-            (*_PICKLED, "idle_seconds"), state, strict=False
-        ):  # a later version's plan has more, which comes last
+        # A later version's plan has more values, which come last.
+        for name, value in zip((*_PICKLED, "idle_seconds"), state, strict=False):
             object.__setattr__(self, name, value)
         self.__post_init__()
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[3]
 SITE: Final = Path(__file__).with_name("site.py")
-TOOLS: Final = ("unshare", "nsenter", "setpriv", "ip", "mount")
-FAKETIME: Final = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
+TOOLS: Final = ("unshare", "nsenter", "setpriv", "ip", "mount", "gcc")
+WALL_CLOCK: Final = Path(__file__).with_name("wall_clock.c")
 FIRST_UID: Final = 61_000
 NETWORK: Final = "10.77.0"
 TRY: Final = "ip link add orch0 type veth peer name orch1 && mount -t tmpfs tmpfs /mnt"
@@ -39,7 +39,7 @@ def why_not() -> str:
         return "namespaces, and users of their own, need root"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
-        return f"{', '.join(missing)} not installed (util-linux, iproute2)"
+        return f"{', '.join(missing)} not installed (util-linux, iproute2, gcc)"
     tried = subprocess.run(
         ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--mount-proc", "sh", "-c", TRY],
         capture_output=True,
@@ -51,7 +51,7 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a host is like. ``clock`` is how many seconds it is ahead; ``uptime`` how many its monotonic clock is."""
+    """What a host is like. ``clock`` is how many seconds the wall clock of its Python is ahead; ``uptime`` how many its monotonic one is."""
 
     uid: int = FIRST_UID
     home_mebibytes: int = 512
@@ -110,7 +110,7 @@ class Host:
 
     def environ(self) -> dict[str, str]:
         """The variables of the host's user."""
-        ahead = {"LD_PRELOAD": str(FAKETIME), "FAKETIME": f"{self.plan.clock:+g}s"}
+        ahead = {"LD_PRELOAD": str(self.site.wall_clock), "CLOCK_AHEAD": f"{self.plan.clock:g}"}
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
             "HOME": self.home,
@@ -206,6 +206,7 @@ class Hosts:
         self.seen = sorted({str(ROOT), sys.prefix, sys.base_prefix, *_interpreters()})
         self.hosts = [Host(number, plan, self) for number, plan in enumerate(plans, 1)]
         self._write_names()
+        self._build_wall_clock()
         disks = [("shared", 512, 0), *((f"{h.name}/home", h.plan.home_mebibytes, h.plan.uid) for h in self.hosts)]
         options = {"directory": str(self.directory), "disks": disks, "seed": seed}
         self._process = subprocess.Popen(
@@ -235,6 +236,18 @@ class Hosts:
             (own / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\ntrainer:x:{uid}:{uid}::{host.home}:/bin/sh\n")
             (own / "group").write_text(f"root:x:0:\ntrainer:x:{uid}:\n")
             (own / "hosts").write_text(f"127.0.0.1 localhost\n{addresses}")
+
+    def _build_wall_clock(self) -> None:
+        if any(host.plan.clock for host in self.hosts):
+            subprocess.run(
+                ["gcc", "-shared", "-fPIC", "-O2", "-o", str(self.wall_clock), str(WALL_CLOCK), "-ldl"], check=True
+            )
+            self.wall_clock.chmod(0o755)
+
+    @property
+    def wall_clock(self) -> Path:
+        """The library that moves a host's wall clock."""
+        return self.directory / "wall_clock.so"
 
     # -- the site
 

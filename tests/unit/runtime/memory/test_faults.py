@@ -36,8 +36,8 @@ class World:
         injection.schedule(self.cluster, schedule)
         self.facts: list[ev.Event] = []
         self.gangs = MemoryGangs(self.cluster, post=self.post)
-        job = pending(make_spec(workers=2, gpu=gpu))
-        self.job: Job = fold(job, started(job, at=T0))
+        self.first = pending(make_spec(workers=2, gpu=gpu))
+        self.job: Job = fold(self.first, started(self.first, at=T0))
 
     def post(self, events: Sequence[ev.Event]) -> None:
         self.facts += events
@@ -239,6 +239,16 @@ def test_a_rank_whose_end_is_recorded_is_not_run_again_in_a_gang_that_is_made_an
     assert world.job.gang_lost
     assert [(e.rank, e.exit_code) for e in world.job.exits][:1] == [(0, 0)]
     assert world.cluster.processes.started[ID] == 2
+
+
+def test_a_gang_that_is_known_is_not_taken_for_the_next_one() -> None:
+    world = World().up()
+    world.cluster.remove(ID, 1)
+    world.job = fold(world.first, started(world.first, at=T0, gang=2))
+    world.ensure()
+    world.run(1.0)
+    assert world.cluster.gangs[ID].number == 2
+    assert world.job.pids
 
 
 def test_a_gpu_that_is_held_is_never_given_away_again() -> None:
