@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz [--seconds N] [--reader NAME]``: some time with each reader; 1 where a defect was found."""
+"""``python -m tests.fuzz [--seconds N] [--reader NAME]``: fuzz each reader for a while; exit code 1 when a defect was found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATHERIS_START_SECONDS = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fuzz, tell, and keep what was found."""
+    """Fuzz, report, and keep the inputs that are defects."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz the readers of foreign bytes.")
     parser.add_argument("--seconds", type=float, default=300, help="about so long in all (default: 300)")
     parser.add_argument("--reader", choices=sorted(READERS), action="append", help="only this one; may be repeated")

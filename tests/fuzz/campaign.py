@@ -1,4 +1,4 @@
-"""Fuzzes one reader: with Hypothesis for so long, or from a seed for so many inputs. An input that is a defect is kept."""
+"""Fuzzes one reader with Hypothesis, for a time or for a number of inputs of a seed. An input that is a defect is kept."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BATCH = 400
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """An input on which a reader raised, as short as Hypothesis could make it."""
+    """An input on which a reader raised, shortened by Hypothesis."""
 
     reader: str
     data: bytes
     error: str
 
     def keep(self, corpus: Path) -> Path:
-        """Write the input into the corpus; from then on it is tried by the tests."""
+        """Write the input into the corpus, which the tests try."""
         corpus.mkdir(parents=True, exist_ok=True)
         path = corpus / hashlib.sha256(self.data).hexdigest()[:12]
         path.write_bytes(self.data)
@@ -37,7 +37,7 @@ class Defect:
 
 
 def fuzz(reader: Reader, *, number: int, examples: int) -> Defect | None:
-    """So many inputs of the seed ``number``; the defect that they found."""
+    """Try a number of inputs of the seed ``number``; return the defect that they found."""
     last: list[bytes] = []
 
     @seed(number)
@@ -62,7 +62,7 @@ def fuzz(reader: Reader, *, number: int, examples: int) -> Defect | None:
 
 
 def fuzz_for(reader: Reader, seconds: float, *, first: int) -> tuple[int, Defect | None]:
-    """Batches of inputs until the time is over or a defect is found: how many inputs, and the defect."""
+    """Try batches of inputs until the time is over or a defect is found; return the number of inputs, and the defect."""
     deadline = time.monotonic() + seconds
     for number in itertools.count(first):
         found = fuzz(reader, number=number, examples=BATCH)

@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def inputs(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Bytes that are near to one of the seeds, mostly."""
+    """Bytes that mostly resemble one of the seeds."""
     ways = [st.binary(max_size=200), st.builds(_changed, _one(seeds), st.lists(_changes(), max_size=MOST_CHANGES))]
     trees = [tree for tree in map(_tree, seeds) if isinstance(tree, dict)]
     if trees:
@@ -77,7 +77,7 @@ def _one(values: Sequence[T]) -> st.SearchStrategy[T]:
 
 
 def _changes() -> st.SearchStrategy[tuple[int, int, bytes]]:
-    """Where, how many bytes go, and what comes in their place."""
+    """An offset, the number of bytes to remove there, and the bytes to insert."""
     return st.tuples(
         st.integers(0, 2**16),
         st.sampled_from([0, 0, 1, 1, 2, 4, 8, 100, 2**20]),
@@ -94,7 +94,7 @@ def _changed(seed: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
 
 
 def _grafts() -> st.SearchStrategy[tuple[int, Any]]:
-    """Which value of a tree, and what it becomes."""
+    """The place of a value in a tree, and its replacement."""
     return st.tuples(st.integers(0, 2**16), _one(VALUES))
 
 

@@ -123,7 +123,7 @@ def _read_exit_record(data: bytes) -> bool:
 
 
 def _fed(data: bytes) -> socket.socket:
-    """A socket that gives the data, and then its end."""
+    """Return a socket that yields the data and then ends."""
     mine, other = socket.socketpair()
     other.setblocking(False)
     with other:
@@ -250,7 +250,7 @@ def _output() -> list[bytes]:
 
 
 def _read_output(data: bytes) -> bool:
-    """What a pipe gives, in two parts, becomes lines of a log that are read back."""
+    """Write the bytes to a log through a pipe in two parts, and read its lines back."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         path = log_path(Path(place), 1, 0)
         path.parent.mkdir()
@@ -271,7 +271,7 @@ def _mirror_notes() -> list[bytes]:
 
 
 def _read_mirror_note(data: bytes) -> bool:
-    """The note beside the daemon's copy of a log; what a node sent is appended, whatever the note says."""
+    """Read the note beside the daemon's copy of a log; a node's part is appended whatever the note contains."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         path = Path(place) / "rank-00000.log"
         path.write_bytes(b"kept\n")

@@ -1,4 +1,4 @@
-"""What is fuzzed: a function of bytes, inputs that it accepts, and the modules whose paths are looked for."""
+"""A reader: a function of bytes, inputs that it accepts, and the modules whose paths atheris explores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CORPUS: Final = Path(__file__).with_name("corpus")
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """``read`` says whether it accepts the bytes; whatever it raises is a defect. It accepts each of ``seeds``."""
+    """``read`` returns whether it accepts the bytes; any exception is a defect. It accepts each of ``seeds``."""
 
     name: str
     read: Callable[[bytes], bool]
@@ -23,9 +23,9 @@ class Reader:
 
     @property
     def corpus(self) -> Path:
-        """Where the inputs lie that once were a defect."""
+        """The directory of inputs that were defects."""
         return CORPUS / self.name
 
     def found(self) -> list[Path]:
-        """The inputs of the corpus."""
+        """Return the inputs of the corpus."""
         return sorted(path for path in self.corpus.glob("*") if path.is_file())

@@ -84,7 +84,7 @@ def _read_globs(data: bytes) -> bool:
 
 
 def _read_launch_line(data: bytes) -> bool:
-    """A command line, or a batch script: what it becomes is a job file."""
+    """Convert a command line or a batch script to a job file."""
     text = _text(data)
     try:
         found = import_script(text) if is_batch_script(text) else import_line(text)
@@ -113,7 +113,7 @@ def _recordings() -> list[bytes]:
 
 
 def _read_recording(data: bytes) -> bool:
-    """What lies in a job's directory is read as a run, as a record of GPUs and as progress."""
+    """Read a file of a job's directory as a run, as a GPU recording and as progress."""
     accepted = False
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         for name in ("metrics.jsonl", "gpu.json", "gpu.csv"):
@@ -132,7 +132,7 @@ def _read_recording(data: bytes) -> bool:
 
 
 class _Transport(asyncio.Transport):
-    """Takes what is answered."""
+    """A connection that discards the answer."""
 
     def __init__(self) -> None:
         super().__init__()

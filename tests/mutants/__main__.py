@@ -59,12 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def known() -> dict[str, tuple[str, str]]:
-    """What catches which bug, and how, as far as it is known."""
+    """Return the known results: by bug, the part of the tests that catches it, and its message."""
     return {name: (by, how) for name, (by, how) in json.loads(LIST.read_text()).items()} if LIST.exists() else {}
 
 
 def _catch_all(copy: Path, mutants: Sequence[Mutant], seeds: int, caught: dict[str, tuple[str, str]]) -> None:
-    """The list is written after each, so that a run that was interrupted goes on where it was."""
+    """Try the bugs in turn. The list is written after each one, so that an interrupted run continues there."""
     for mutant in mutants:
         found = catch(mutant, copy, seeds)
         print(f"{mutant.path}: {mutant.name}: {' '.join(found)}", flush=True)
@@ -74,7 +74,7 @@ def _catch_all(copy: Path, mutants: Sequence[Mutant], seeds: int, caught: dict[s
 
 
 def copied(place: Path) -> Path:
-    """What the tests need of the repository."""
+    """Copy what the tests need of the repository."""
     place.mkdir()
     for name in ("orchestrator", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("node_modules"))
@@ -84,7 +84,7 @@ def copied(place: Path) -> Path:
 
 
 def catch(mutant: Mutant, copy: Path, seeds: int) -> tuple[str, str]:
-    """What catches the bug, and how."""
+    """Return the part of the tests that catches the bug, and its message."""
     path = copy / "orchestrator" / mutant.path
     whole = path.read_text()
     _put(path, mutated(mutant, whole))
@@ -100,14 +100,14 @@ def catch(mutant: Mutant, copy: Path, seeds: int) -> tuple[str, str]:
 
 
 def mutated(mutant: Mutant, text: str) -> str:
-    """The file with the bug. Raises ValueError when it is not the file that the bug was made for."""
+    """Return the file with the bug. Raises ValueError when the file does not have the bug's text exactly once."""
     if text.count(mutant.old) != 1:
         raise ValueError(f"{mutant.path} has the text of {mutant.name!r} {text.count(mutant.old)} times")
     return text.replace(mutant.old, mutant.new)
 
 
 def _put(path: Path, text: str) -> None:
-    """Compiled modules are told apart by time and size, which a bug may leave as they were."""
+    """Write a module, and remove its compiled form: Python compares time and size only, which a bug may leave equal."""
     path.write_text(text)
     for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         compiled.unlink()
@@ -122,7 +122,7 @@ def _tested(copy: Path, tests: Sequence[str]) -> str:
 
 
 def _run(copy: Path, *arguments: str) -> str:
-    """The end of what was said where it fails; empty where it does not."""
+    """Run a command; return the line that names its failure, empty when it succeeds."""
     command = [sys.executable, "-m", *arguments]
     try:
         ended = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=SECONDS, check=False)

@@ -1,4 +1,4 @@
-"""The seeded bugs: in each, one text of one file stands for another."""
+"""The seeded bugs: each replaces one text of one file by another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``old`` stands once in the file below ``orchestrator``; ``new`` is the bug that ``name`` tells."""
+    """``old`` occurs once in the file below ``orchestrator``; ``new`` is the bug that ``name`` describes."""
 
     name: str
     path: str

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation run`` runs histories of many seeds, ``... replay SEED`` one, with its story."""
+"""``python -m tests.simulation run`` runs the histories of many seeds; ``... replay SEED`` runs one and prints its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen in a history, and how often. Each act draws its choices from its step."""
+"""The acts of a history and their weights. Each act draws its choices from its step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """``weight`` is how often it comes, against the others; ``fault``: it counts as one."""
+    """``weight`` is its frequency relative to the other acts; ``fault`` acts are counted as faults."""
 
     do: Do
     weight: float

@@ -1,4 +1,4 @@
-"""Runs histories, and makes one that fails as short as it can be."""
+"""Runs histories, and shortens those that fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORD_EVERY = 16  # steps between two readings of every event
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a history. ``failure`` is empty when every invariant held; ``digest`` is the same when it is run again."""
+    """The outcome of a history. ``failure`` is empty when every invariant held; ``digest`` is equal in each run of the history."""
 
     history: History
     failure: str
@@ -41,13 +41,13 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """The failure without its figures and names: what a shorter history must have too."""
+        """The failure without its figures and names; a shorter history must fail with the same."""
         words = self.failure.split("\n", 1)[0].split()
         return " ".join(word for word in words if word.isalpha())[:60]
 
 
 def run_history(history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False) -> Outcome:
-    """Run one history to its end: after its steps nothing breaks any more, and every job ends."""
+    """Run one history, then inject no further fault until every job has ended."""
     world = World(durable=history.durable)
     notes = _Notes()
     failure = ""
@@ -72,7 +72,7 @@ def run_history(history: History, *, acts: Mapping[str, Act] = ACTS, story: bool
 
 @dataclass(slots=True)
 class _Notes:
-    """What has happened in a history so far."""
+    """What the steps of a history have done so far."""
 
     digest: Any = field(default_factory=hashlib.sha256)
     faults: Counter[str] = field(default_factory=Counter)
@@ -94,7 +94,7 @@ def _state(world: World) -> str:
 
 
 def _settle(world: World) -> None:
-    """Nothing breaks any more: every job ends, woken by nothing but facts and the times that the loop asks for."""
+    """Undo all faults and run rounds until every job has ended; only facts and the times that the loop asks for wake it."""
     world.store.crash_before = world.store.crash_after = world.cluster.disk_full = False
     for node_id, found in world.cluster.nodes.items():
         found.lost.clear()
@@ -128,7 +128,7 @@ def _progress(world: World) -> None:
 
 
 def shrink(outcome: Outcome, *, acts: Mapping[str, Act] = ACTS, tries: int = SHRINKING_TRIES) -> Outcome:
-    """The same failure with as few steps as leaving some out gives, within so many tries."""
+    """Return a history with the same failure and fewer steps, found by leaving steps out, within ``tries`` runs."""
     best, size = outcome, max(1, len(outcome.history.steps) // 2)
     while size and tries > 0:
         steps = best.history.steps
@@ -148,7 +148,7 @@ def shrink(outcome: Outcome, *, acts: Mapping[str, Act] = ACTS, tries: int = SHR
 
 @dataclass(slots=True)
 class Report:
-    """What a campaign has done."""
+    """The totals of a campaign, and its failed histories."""
 
     histories: int = 0
     steps: int = 0
@@ -165,12 +165,12 @@ class Report:
 
 
 def history_of(seed: int, *, length: int = LENGTH, acts: Mapping[str, Act] = ACTS) -> History:
-    """The history of a seed."""
+    """Return the history of a seed."""
     return draw(seed, length, {name: act.weight for name, act in acts.items()})
 
 
 def run(seeds: Iterable[int], *, faults: int, until: Callable[[], bool] = lambda: False) -> Report:
-    """Histories of the seeds in their order, until so many faults have happened or ``until`` says so."""
+    """Run the histories of the seeds in their order, until ``faults`` faults were injected or ``until`` returns true."""
     report, began = Report(), time.monotonic()
     for seed in seeds:
         if report.faults.total() >= faults or until():

@@ -1,4 +1,4 @@
-"""What goes wrong in a history, on the nodes and in what the ranks write."""
+"""Faults of a history: on the nodes, and in what the ranks write."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rank_ends(world: World, dice: random.Random) -> str:
 
 
 def all_ranks_end(world: World, dice: random.Random) -> str:
-    """At about the same time, as they do; some of them in another way."""
+    """End all ranks of a job at about the same time; some of them in another way."""
     process = world.process(dice.randrange(1000))
     if process is None:
         return ""
@@ -187,7 +187,7 @@ def checkpoint_broken(world: World, dice: random.Random) -> str:
 
 
 def hostile_fact(world: World, dice: random.Random) -> str:
-    """What a rank has written makes a fact that no honest one makes."""
+    """Post a fact with a value that an honest rank never writes."""
     job = world.one(dice.randrange(1000), [j for j in world.jobs.values() if j.attempts])
     if job is None:
         return ""

@@ -1,4 +1,4 @@
-"""A history: the steps that a seed gives. Each step brings its own dice, so that one can be left out and the others stay."""
+"""A history: the steps of a seed. Each step has its own random numbers, so that a step can be left out without changing the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DICE_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The name of an act, and what seeds the choices that it makes."""
+    """The name of an act, and the seed of its choices."""
 
     act: str
     dice: int
@@ -25,7 +25,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``durable``: the store is in SQLite, and what is not on the disk at a kill of the daemon is lost."""
+    """``durable``: the store is SQLite, and a kill of the daemon loses what is not on the disk."""
 
     seed: int
     durable: bool
@@ -33,7 +33,7 @@ class History:
 
 
 def draw(seed: int, length: int, weights: Mapping[str, float]) -> History:
-    """The history of a seed. A longer one begins with the shorter."""
+    """Return the history of a seed. A longer one begins with the steps of a shorter one."""
     dice = random.Random(seed)
     durable = dice.random() < 0.1
     # Each history is of some kinds of acts more than of others: what is rare on average comes often in a few of them.

@@ -1,4 +1,4 @@
-"""Facts with values that no honest rank makes: wrong types, numbers out of every range, texts without end."""
+"""Facts with values that an honest rank never writes: wrong types, numbers out of range, very long texts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ VALUES: tuple[Any, ...] = (
     object,
 )
 OWN = frozenset({"job_id", "attempt", "gang", "at", "cause", "rank"})
-"""Fields that the daemon fills in: no rank has a say in them."""
+"""Fields that the daemon fills in, not the rank."""
 
 
 def hostile(job: Job, now: float, dice: random.Random) -> tuple[ev.Event, str]:
-    """A fact of the job with one wrong value, and which that is."""
+    """Return a fact of the job with one wrong value, and a description of that value."""
     fact = dice.choice(_facts(job, now))
     inner = fact.exit if isinstance(fact, ev.RankExited) else fact
     field = dice.choice([each.name for each in fields(inner) if each.name not in OWN])

@@ -27,7 +27,7 @@ LAST_ATTEMPT = {
 
 
 def check(world: World) -> None:
-    """Everything that must hold between any two steps."""
+    """Check everything that must hold between any two steps."""
     recorded = {**world.truth.ended, **world.jobs}
     for job_id in world.truth.promises:
         if job_id not in recorded:
@@ -45,7 +45,7 @@ def check(world: World) -> None:
 
 
 def check_record(world: World) -> None:
-    """What is stored is what its events say, and what the daemon shows. Dearer than the others: it reads every event."""
+    """Check that stored records equal the fold of their events and what the daemon shows. Slower than the others: it reads every event."""
     _ended_jobs_stay_as_they_are(world)
     problems = world.read(world.store.verify())
     assert not problems, f"record differs from its events: {problems}"
@@ -56,7 +56,7 @@ def check_record(world: World) -> None:
 
 
 def check_end(world: World) -> None:
-    """What holds once every job has ended."""
+    """Check what must hold once every job has ended."""
     check(world)
     check_record(world)
     assert not world.cluster.gangs, "a gang is left"
@@ -226,7 +226,7 @@ def _progress_is_asked_for(job: Job, events: Iterable[ev.Event]) -> None:
 
 
 def _waits_are_kept(job: Job, events: Iterable[ev.Event]) -> None:
-    """No attempt begins in its back-off, nor while a node that was cut off may still run the last."""
+    """No attempt begins in its back-off, nor while a node that was cut off may still run the previous one."""
     back_off = fence = 0.0
     for event in events:
         match event:

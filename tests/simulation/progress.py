@@ -1,4 +1,4 @@
-"""The daemon's own progress in a history, the time that passes, and the kills of the daemon."""
+"""Rounds of the daemon, passing time, and kills of the daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def deliver(world: World, dice: random.Random) -> str:
 
 
 def deliver_again(world: World, dice: random.Random) -> str:
-    """Facts that were taken once come again, as after a restart of the daemon."""
+    """Post a fact that was taken before, as after a restart of the daemon."""
     facts = [*world.told, *world.daemon.history]
     if not facts:
         return ""
@@ -91,7 +91,7 @@ def crash_after_a_write(world: World, dice: random.Random) -> str:
 
 
 def _on_a_slow_disk(world: World, dice: random.Random) -> str:
-    """The write that the daemon does not survive takes a while, in which nodes carry out what they were told before it."""
+    """Make the write that the daemon does not survive slow: nodes carry out earlier orders meanwhile."""
     world.store.slow_seconds = dice.choice([0.0, 0.05, 1.0, 20.0])
     return f"armed, the write takes {world.store.slow_seconds:g} s"
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Do: TypeAlias = "Callable[[World, random.Random], str]"
-"""Carries an act out; what came of it, "" for nothing."""
+"""Carries out an act and returns a description; "" when there was nothing to do."""
 TORN_BYTES = 700  # what a write that never came to its end leaves at the end of the log
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process really ended, whatever was told of it."""
+    """How a process really ended, whatever the daemon was told."""
 
     how: Exit
     at: float
@@ -56,7 +56,7 @@ class Promise:
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened, as no part of the daemon knows it."""
+    """What really happened, independently of the daemon's record."""
 
     ends: dict[tuple[JobId, int], dict[int, End]] = field(default_factory=dict)
     promises: dict[JobId, Promise] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def _counted(event: ev.JobSubmitted) -> JobId:
 
 
 class World:
-    """Everything that a history changes. Leave it with ``close``."""
+    """Everything that a history changes. ``close`` frees it."""
 
     def __init__(self, *, durable: bool) -> None:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -119,11 +119,11 @@ class World:
         return self.cluster.now()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What a call of the daemon gives."""
+        """Return the result of a call of the daemon."""
         return self.event_loop.run_until_complete(coroutine)
 
     def read(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the store answers."""
+        """Return the answer of the store."""
         if not self._durable:
             try:  # most of what a store in memory is asked is answered at once
                 coroutine.send(None)
@@ -133,7 +133,7 @@ class World:
         return self.run(coroutine)
 
     def attempt(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
-        """What a call of the daemon gives; None when the daemon was killed meanwhile, and another has begun."""
+        """Return the result of a call of the daemon; None when it was killed during the call and another one was started."""
         try:
             return self.run(coroutine)
         except Crash:
@@ -141,7 +141,7 @@ class World:
             return None
 
     def crash(self) -> None:
-        """The daemon is killed, and another begins with what is on the disk."""
+        """Kill the daemon, and start another one from what is on the disk."""
         self.truth.happened["daemon killed"] += 1
         self.daemon.gangs.crash()
         self.told += self.daemon.history
@@ -150,7 +150,7 @@ class World:
         self._begin_daemon()
 
     def round(self) -> None:
-        """One round of the daemon; what happened before is delivered first."""
+        """Deliver what has happened, then run one round of the daemon."""
         self.daemon.deliver(len(self.daemon.outbox))
         self.attempt(self.daemon.step())
 
@@ -184,12 +184,12 @@ class World:
     # -- what is where
 
     def one(self, index: int, jobs: Sequence[Job]) -> Job | None:
-        """Some of the jobs; None where there are none."""
+        """Return the job at ``index`` in the order of submission, modulo their number; None without jobs."""
         found = sorted(jobs, key=lambda job: job.submission.sequence)
         return found[index % len(found)] if found else None
 
     def process(self, index: int) -> Process | None:
-        """Some running process; None where there is none."""
+        """Return the running process at ``index``, modulo their number; None without processes."""
         running = sorted(self.cluster.processes, key=lambda p: p.pid)
         return running[index % len(running)] if running else None
 

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.1
 MOST_REFUSALS: Final = 3
-"""A kind of drill that a job refuses so often in a row is not tried on it any more."""
+"""A kind that a job has refused this many times in a row is no longer tried on that job."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """``jobs`` are the ids of those that drills are done to. ``tell`` is given each round when it is over."""
+    """Runs drills on the jobs with the ids ``jobs``. ``tell`` is called with each finished round."""
 
     client: Client
     jobs: Sequence[str]
@@ -68,7 +68,7 @@ class Campaign:
         return report
 
     def _choice(self, dice: random.Random) -> tuple[JobView, Kind] | None:
-        """A running job and what is done to it; waits while jobs only recover. None where there is nothing to choose."""
+        """Return a running job and a kind of drill; wait while jobs only recover. None if no job can be chosen."""
         deadline = time.monotonic() + self.drill_seconds
         while True:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
@@ -109,7 +109,7 @@ class Campaign:
         return done
 
     def _wait_for_progress(self, job_id: str, done: Round, seconds: float) -> None:
-        """Until the job has saved after the drill, where it saves at all: restarts without progress have a budget, too."""
+        """Wait until a job that saves has saved after the drill: restarts without progress are charged to a budget."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             job = self.client.job(job_id)
@@ -119,7 +119,7 @@ class Campaign:
             time.sleep(POLL_SECONDS)
 
     def _ends(self) -> list[str]:
-        """Jobs that did not come through."""
+        """Return the jobs that did not recover."""
         try:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
         except OrchError as error:

@@ -1,4 +1,4 @@
-"""What a campaign of drills has done and found, and its figures by kind."""
+"""The results of a campaign of drills, and their figures by kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """One drill. ``refused``: nothing was done, and why; ``problem``: it was done, and what had to follow was not seen."""
+    """One drill. ``refused`` is why no fault was injected; ``problem`` is which part of the recovery was not seen."""
 
     at: float
     kind: Kind
@@ -27,18 +27,18 @@ class Round:
 
     @property
     def intact(self) -> bool:
-        """The job came through as it should."""
+        """Whether the job recovered as expected."""
         return self.report is not None and self.report.intact
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong."""
+        """Return what is wrong."""
         return [*([self.problem] if self.problem else []), *(self.report.problems if self.report else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of one kind. Seconds are of those drills where there was something to measure; None where there was none."""
+    """The figures of one kind. Seconds are those of the drills with a measurement; None without any."""
 
     kind: str
     done: int
@@ -68,20 +68,20 @@ class CampaignReport:
 
     @property
     def intact(self) -> bool:
-        """Every job came through every drill."""
+        """Whether every job recovered from every drill."""
         return not self.problems and all(done.intact or done.refused for done in self.rounds)
 
     def figures(self) -> list[Figures]:
-        """By kind, in the order of the kinds."""
+        """Return the figures by kind, in the order of the kinds."""
         return [_figures(kind, [done for done in self.rounds if done.kind is kind]) for kind in self.kinds]
 
     def all_problems(self) -> list[str]:
-        """What is wrong, with where."""
+        """Return the problems, each with its job and kind."""
         own = [f"{done.kind} on {done.job_id}: {problem}" for done in self.rounds for problem in done.problems]
         return [*own, *self.problems]
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-ready values."""
+        """Return the report as JSON-ready values."""
         return {
             **asdict(self),
             "intact": self.intact,
@@ -109,5 +109,5 @@ def _figures(kind: Kind, rounds: Sequence[Round]) -> Figures:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest of the values that at least this share of them does not exceed; None of none."""
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else None

@@ -27,12 +27,12 @@ th, td { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top } t
 
 
 def seconds(value: float | None) -> str:
-    """A duration that was measured."""
+    """Format a measured duration."""
     return "-" if value is None else f"{value:.2f} s"
 
 
 def round_line(done: Round) -> str:
-    """One drill, when it is over."""
+    """Format a finished drill as a line."""
     if done.refused:
         return f"{clock(done.at)}  {done.kind} on {done.job_id}: not done: {clean(done.refused)}"
     report = done.report
@@ -47,14 +47,14 @@ def round_line(done: Round) -> str:
 
 
 def outcome(report: CampaignReport) -> str:
-    """How it ended, in one line."""
+    """Format the outcome of the campaign as a line."""
     how = "interrupted" if report.interrupted else report.ended_because or "its time is over"
     state = "every job is intact" if report.intact else "NOT INTACT"
     return f"{len(report.rounds)} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
 
 
 def lines(console: Console, report: CampaignReport) -> list[str]:
-    """The figures by kind, and how it ended."""
+    """Format the figures by kind, and the outcome."""
     columns = [Column(title, right=index > 0) for index, title in enumerate(HEAD)]
     rows = [[Cell(text) for text in _cells(one)] for one in report.figures() if one.done or one.refused]
     problems = [f"problem: {clean(problem)}" for problem in report.all_problems()]
@@ -62,7 +62,7 @@ def lines(console: Console, report: CampaignReport) -> list[str]:
 
 
 def page(report: CampaignReport) -> str:
-    """The whole report as one page that loads nothing from elsewhere."""
+    """Format the report as one HTML page that loads no other file."""
     state = "" if report.intact else ' class="bad"'
     problems = "".join(f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems())
     return (

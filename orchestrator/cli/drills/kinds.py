@@ -1,4 +1,4 @@
-"""The kinds of drills: what each does, and which budget of the job's restarts it is charged to."""
+"""The kinds of drills: the fault that each injects, and the budget of restarts that it is charged to."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ WHAT: Final = {
     Kind.TEAR_CHECKPOINT: "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
 }
 IN_A_CAMPAIGN: Final = (Kind.RANK, Kind.ACTOR, Kind.HANG, Kind.TEAR_CHECKPOINT, Kind.DAEMON, Kind.AGENT)
-"""What a campaign does unless it is told: not what takes the room of a disk, or Ray from every job."""
+"""The default kinds of a campaign: without those that fill a disk or end Ray for every job."""
 FELT_BY_ALL: Final = frozenset({Kind.DAEMON, Kind.AGENT, Kind.RAY})
-"""What other jobs of the daemon feel, too."""
+"""Kinds that affect other jobs of the daemon too."""
 CHARGED_TO: Final = {
     Kind.RANK: "infra",
     Kind.ACTOR: "infra",
@@ -40,4 +40,4 @@ CHARGED_TO: Final = {
     Kind.RAY: "infra",
     Kind.HANG: "hang",
 }
-"""The class of the failure that a job has from it, and so which budget of restarts."""
+"""The failure class that the fault leads to, whose budget of restarts is charged."""
