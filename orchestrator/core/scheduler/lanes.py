@@ -15,11 +15,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from heapq import heapify, heappop, heapreplace, merge
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.scheduler.durations import KnownLikes, Like
 from orchestrator.core.scheduler.placement import Shape, shape_of
 from orchestrator.core.scheduler.service.levels import AGED, Work, level_of, waiting_since, was_preempted, work_of
+from orchestrator.core.spec_memo import SpecMemo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,9 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes
-    from orchestrator.spec.model import JobSpec
 
 arrival = attrgetter("submission.sequence")
-_KNOWN_KINDS: Final = 4096
-_kinds: dict[int, tuple[JobSpec, Kind]] = {}
+_kinds: SpecMemo[Kind] = SpecMemo(4096)
 
 
 class Lane(NamedTuple):
@@ -60,16 +59,7 @@ def kind_of(job: Job) -> Kind:
     """Return the kind of the job's gang."""
     spec = job.spec
     fixed = job.submission.resume_from is None and isinstance(spec.resources.num_workers, int)
-    if not fixed:
-        return _kind_of(job)
-    known = _kinds.get(id(spec))
-    if known is not None and known[0] is spec:
-        return known[1]
-    if len(_kinds) >= _KNOWN_KINDS:
-        _kinds.clear()
-    kind = _kind_of(job)
-    _kinds[id(spec)] = spec, kind
-    return kind
+    return _kinds.of(spec, _kind_of, job) if fixed else _kind_of(job)
 
 
 def _kind_of(job: Job) -> Kind:

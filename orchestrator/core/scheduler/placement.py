@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
 from orchestrator.core.scheduler.room.vacancy import Slots, Vacancy
+from orchestrator.core.spec_memo import SpecMemo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
-    from orchestrator.spec.model import JobSpec
 
 
 LEAST_CPUS = 0.001
 """What a rank without a GPU reserves with ``cpu: 0``. Ray reserves nothing that is empty, and a node without CPUs only
 coordinates."""
-_KNOWN_SHAPES: Final = 4096
-_shapes: dict[int, tuple[JobSpec, Shape]] = {}
+_shapes: SpecMemo[Shape] = SpecMemo(4096)
 
 
 class Shape(NamedTuple):
@@ -36,15 +35,7 @@ def shape_of(job: Job) -> Shape:
     """Return the shape of the job's ranks."""
     if job.submission.resume_from is not None:  # where it may run depends on more than its spec
         return _shape_of(job)
-    spec = job.spec
-    known = _shapes.get(id(spec))
-    if known is not None and known[0] is spec:
-        return known[1]
-    if len(_shapes) >= _KNOWN_SHAPES:
-        _shapes.clear()
-    shape = _shape_of(job)
-    _shapes[id(spec)] = spec, shape
-    return shape
+    return _shapes.of(job.spec, _shape_of, job)
 
 
 def _shape_of(job: Job) -> Shape:

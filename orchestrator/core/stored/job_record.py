@@ -11,6 +11,7 @@ from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, Exit, JobSubmitted, RankExited
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.job.past_attempts import Past, shorten
+from orchestrator.core.spec_memo import SpecMemo
 from orchestrator.core.stored.fresh import FreshRecords
 from orchestrator.core.stored.old_forms import current_body, current_job
 from orchestrator.core.stored.stored_job import JobRecord, job_of, record_of
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.fields.nodes import JsonValue
 
 _FORMS = 1024
-_forms: dict[int, tuple[JobSpec, dict[str, JsonValue]]] = {}
+_forms: SpecMemo[dict[str, JsonValue]] = SpecMemo(_FORMS)
 _read_forms: dict[tuple[str, str], tuple[Any, JobSpec]] = {}
 """The forms that were read last, by name and resources: one that is equal to another needs no text to be found."""
 
@@ -80,14 +81,7 @@ def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, 
 
 def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
     """Return the spec's canonical form, computed once: the record is rewritten with every event, its spec stays the same object."""
-    known = _forms.get(id(spec))
-    if known is not None and known[0] is spec:
-        return known[1]
-    if len(_forms) >= _FORMS:
-        _forms.clear()
-    form = to_dict(spec)
-    _forms[id(spec)] = spec, form
-    return form
+    return _forms.of(spec, to_dict, spec)
 
 
 def _spec_of(form: Any) -> JobSpec:

@@ -173,7 +173,7 @@ class EventRelay:
         """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
         told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
-        behind = gang.clocks[rank].heard(sent_at, self._now())
+        behind = 0.0 if self._pages.local else gang.clocks[rank].heard(sent_at, self._now())
         if reply.progress is not None:
             with told("its progress"):
                 gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)

@@ -128,7 +128,7 @@ def count_collectives(distributed: Any) -> None:
                 return original(*args, **kwargs)
         return original(*args, **kwargs)
 
-    c10d._rank_not_in_group = _rank_not_in_group  # noqa: SLF001 - see the module's docstring
+    c10d._rank_not_in_group = _rank_not_in_group  # noqa: SLF001 - torch has no public hook for collectives
 
 
 def _map(path: str) -> mmap.mmap | None:

@@ -49,6 +49,11 @@ class ProgressPages:
         self._log = log
         self._pause = pause
 
+    @property
+    def local(self) -> bool:
+        """Whether ranks run on this machine, by its clock."""
+        return self._directory is not None
+
     def sees(self, job: Job) -> bool:
         """Whether the job's reports are read here."""
         return self._directory is not None and not job.spec.secrets

@@ -54,7 +54,7 @@ class Actor:
 class Watched:
     """A gang with one rank, and what its relay told."""
 
-    def __init__(self, *replies: PollReply) -> None:
+    def __init__(self, *replies: PollReply, pages: Path | None = None) -> None:
         self.events: list[ev.Event] = []
         self.progress: list[ProgressSnapshot] = []
         self.failing = 0
@@ -70,6 +70,7 @@ class Watched:
             post=self._post,
             progress=lambda *taken: self.progress.append(taken[-1]),
             log=structlog.get_logger(),
+            pages=ProgressPages(pages, unused, structlog.get_logger()),
             patience=Patience(retry_seconds=0.0),
             now=lambda: NOW,
         )
@@ -103,6 +104,12 @@ def test_times_of_a_host_whose_clock_is_behind_are_the_daemons() -> None:
     assert watched.run() == ["checkpoint_saved", "attempt_running", "rank_exited", "attempt_gone"]
     assert [event.at for event in watched.events[:3]] == [602.0, 601.0, 602.0]
     assert watched.progress[0].last_step_at == 602.0
+
+
+def test_a_late_reply_of_the_daemons_own_machine_moves_no_time(tmp_path: Path) -> None:
+    watched = Watched(reply(3, STARTED, EXITED, GONE, sent_at=NOW - 30), pages=tmp_path)
+    watched.run()
+    assert [event.at for event in watched.events[:2]] == [1.0, 2.0]
 
 
 def test_progress_of_an_older_host_is_checked() -> None:

@@ -1,4 +1,4 @@
-"""The terminal of a rank: attached clients, a breakpoint that nobody attends, an interactive rank that is idle."""
+"""The terminal of a rank: attached clients, a breakpoint at which no client is attached, an interactive rank that is idle."""
 
 from __future__ import annotations
 
