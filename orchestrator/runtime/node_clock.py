@@ -7,11 +7,10 @@ first, when an attempt began. Clocks that a time service keeps together are left
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Final, TypeVar
 
 from orchestrator.core.conformance import is_finite
-from orchestrator.core.events import Exit
 
 AGREE_SECONDS: Final = 2.0
 """Clocks that differ by less are the same: a reply may take that long on a busy machine."""
@@ -40,13 +39,13 @@ class NodeClock:
 
 
 def moved(record: R, seconds: float) -> R:
-    """Return a checked record of a node with its wall times, and those of an end in it, by the daemon's clock."""
+    """Return a checked record of a node with its wall times, and those of records in it, by the daemon's clock."""
     if not seconds:
         return record
     changes: dict[str, Any] = {}
     for field in fields(record):  # type: ignore[arg-type]  # a dataclass
         value = getattr(record, field.name)
-        if isinstance(value, Exit):
+        if is_dataclass(value):
             changes[field.name] = moved(value, seconds)
         elif (field.name == "at" or field.name.endswith(_NAMES)) and value is not None:
             changes[field.name] = max(0.0, value + seconds)

@@ -114,7 +114,7 @@ class TerminalSeen:
     """A rank's terminal: of an ``interactive`` job its own, else its debugger's. ``attached`` counts clients.
 
     ``idle``: an interactive job's rank has been idle for the job's limit. ``stopped_at`` is since when the rank is at a
-    breakpoint, in seconds since the epoch by its node's clock.
+    breakpoint, in seconds since the epoch.
     """
 
     rank: int = 0

@@ -107,6 +107,9 @@ class MatrixDesk:
             return await self._rerun(matrix_id, request, caller)
         if request.verb is Verb.CANCEL and _is_search(jobs):
             await self._searches.stop(matrix_id)
+            jobs = [
+                one.newest for one in by_combination(await self._jobs(matrix_id))
+            ]  # a trial may have come meanwhile
         done: list[str] = []
 
         def make() -> list[ev.Event]:

@@ -181,9 +181,9 @@ class EventRelay:
         if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
             gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
         if (storage := getattr(reply, "storage", None)) is not None:
-            gang.storage[rank] = replace(repaired(storage)[0], rank=rank)
+            gang.storage[rank] = replace(moved(repaired(storage)[0], behind), rank=rank)
         if (terminal := getattr(reply, "terminal", None)) is not None:
-            gang.terminals[rank] = replace(repaired(terminal)[0], rank=rank)
+            gang.terminals[rank] = replace(moved(repaired(terminal)[0], behind), rank=rank)
         with told("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)

@@ -217,6 +217,24 @@ def test_a_cancelled_search_submits_no_more_and_stays_so(tmp_path: Path) -> None
     on_a_search(tmp_path, story)
 
 
+def test_a_trial_that_comes_while_the_search_is_stopped_is_cancelled_too(tmp_path: Path) -> None:
+    async def story(at: Searching) -> None:
+        matrix_id = await at.submit()
+        await at.trials(matrix_id, 1)
+        await at.until(matrix_id, lambda _: matrix_id in at.searches._searches)
+        stop = at.searches.stop
+
+        async def stop_during_a_round(matrix_id: str) -> None:
+            await at.searches._submit(at.searches._searches[matrix_id], {"lr": 0.5})
+            await stop(matrix_id)
+
+        at.searches.stop = stop_during_a_round  # type: ignore[method-assign]
+        done = await at.matrices.act(matrix_id, ActionRequest(verb=Verb.CANCEL), ADA)
+        assert done.message == "2 of 2 jobs cancelled"
+
+    on_a_search(tmp_path, story)
+
+
 def test_fail_fast_ends_a_search_and_without_it_a_failure_is_a_trial(tmp_path: Path) -> None:
     async def story(at: Searching) -> None:
         matrix_id = await at.submit()

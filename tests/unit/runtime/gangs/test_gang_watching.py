@@ -14,7 +14,7 @@ import structlog
 from orchestrator.checkpoint.repository.persister import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import unchecked
-from orchestrator.core.diagnosis.observation import StorageSeen
+from orchestrator.core.diagnosis.observation import StorageSeen, TerminalSeen
 from orchestrator.core.events import Exit
 from orchestrator.core.job.attempt import Attempt
 from orchestrator.core.stored.stored_job import JobRecord
@@ -99,11 +99,17 @@ def reply(number: int, *events: RankEvent, **more: Any) -> PollReply:
 
 def test_times_of_a_host_whose_clock_is_behind_are_the_daemons() -> None:
     saved = PersisterStatus(step=4, attempt=1, path="/c/step-000000000004-a1", at=2.0)
-    page = ProgressSnapshot(step=4, last_step_at=2.0)
-    watched = Watched(reply(3, STARTED, EXITED, GONE, sent_at=NOW - 600, progress=page, persisted=saved))
+    page = ProgressSnapshot(step=4, last_step_at=2.0, checkpoint=CheckpointFacts(saved_step=4, saved_at=2.0))
+    storage, terminal = StorageSeen(rank=0, failing_since=2.0), TerminalSeen(rank=0, stopped_at=2.0)
+    told = reply(
+        3, STARTED, EXITED, GONE, sent_at=NOW - 600, progress=page, persisted=saved, storage=storage, terminal=terminal
+    )
+    watched = Watched(told)
     assert watched.run() == ["checkpoint_saved", "attempt_running", "rank_exited", "attempt_gone"]
     assert [event.at for event in watched.events[:3]] == [602.0, 601.0, 602.0]
     assert watched.progress[0].last_step_at == 602.0
+    assert watched.progress[0].checkpoint.saved_at == 602.0
+    assert (watched.gang.storage[0].failing_since, watched.gang.terminals[0].stopped_at) == (602.0, 602.0)
 
 
 def test_a_late_reply_of_the_daemons_own_machine_moves_no_time(tmp_path: Path) -> None:
