@@ -54,7 +54,7 @@ ATTRIBUTES: dict[str, int] = {
     "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
     "daemon/loop.py:Loop": 18,
     "gpu/sampler.py:Sampler": 16,
-    "runtime/forkserver/keeper.py:Keeper": 21,
+    "runtime/forkserver/keeper.py:Keeper": 20,
     "train/script/progress.py:ProgressPage": 24,
     "train/script/save_schedule.py:SaveSchedule": 14,
     "train/script/saving.py:Saver": 14,
@@ -68,7 +68,7 @@ LINES: dict[str, int] = {
     "api/views.py": 511,
     "checkpoint/snapshots/writer.py": 425,
     "core/lifecycle/fold.py": 430,
-    "runtime/forkserver/keeper.py": 488,
+    "runtime/forkserver/keeper.py": 474,
     "train/trainer/engine/trainer.py": 425,
     "train/trainer/loop/manager.py": 406,
 }

@@ -258,9 +258,9 @@ def started(
 
 def check_all(stack: Stack, ledger: Ledger, tmp_path: Path, jobs: list[str], files: dict[str, Path]) -> None:
     for job_id in jobs:
-        wait_until(f"{job_id} is there again", lambda job_id=job_id: 2 in ledger.attempts(job_id))
+        wait_until(f"{job_id} is there again", lambda job_id=job_id: len(ledger.attempts(job_id)) > 1)
     for job_id, file in files.items():
-        wait_until(f"{job_id} is there again", lambda file=file: len(starts(file)) == 2)
+        wait_until(f"{job_id} is there again", lambda file=file: len(starts(file)) > 1)
         Path(f"{file}.done").touch()
     (tmp_path / "done").touch()
     for job_id in (*jobs, *files):
@@ -270,7 +270,7 @@ def check_all(stack: Stack, ledger: Ledger, tmp_path: Path, jobs: list[str], fil
     for job_id in jobs:
         left = stopped_at(ledger, job_id)
         assert left >= 6
-        assert ledger.resumed(job_id, 2) == left, "at its last step"
+        assert ledger.resumed(job_id, ledger.attempts(job_id)[1]) == left, "at its last step"
     for file in files.values():
         assert starts(file)[1][1] >= 6
     ledger.check(*jobs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -462,6 +464,27 @@ def test_a_rank_that_the_shutdown_of_its_machine_stops_outlives_its_owner(
     assert (record.exit_code, record.signal, record.cause) == (17, None, None)
     assert record.ending.stop_seen_at is not None
     assert record.ending.keeper_terminated_at is not None
+
+
+def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    """The sender may have to wait for a CPU between two signals. One that waits for too long is followed by another try."""
+    tries = itertools.count()
+
+    def saved() -> bool:
+        folder = tmp_path / str(next(tries))
+        folder.mkdir()
+        rank = stopping(server, folder, "save")
+        (script,) = children_of(rank.keeper_pid)
+        rank.lifeline.close()
+        for pid in (rank.keeper_pid, script):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        assert_gone(rank.keeper_pid, script)
+        return (folder / "saved").exists()
+
+    wait_until(saved, "a rank that got its signal in time")
 
 
 def test_a_rank_that_does_not_end_in_a_shutdown_is_killed_with_its_owner(server: RunningServer, tmp_path: Path) -> None:

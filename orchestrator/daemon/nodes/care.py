@@ -90,11 +90,13 @@ class NodeCare:
             if not self._cluster.site.embedded and time.monotonic() - tidied > TIDY_SECONDS:
                 tidied = time.monotonic()
                 self._spawn(self._tidy())
-            if self._cluster.connected:
-                await self.look()
+            await self.look()
 
     async def look(self) -> None:
-        """Run one round; report errors."""
+        """Run one round, if there is a head that answers; report errors."""
+        await self._cluster.check_head()
+        if not self._cluster.connected:
+            return
         try:
             await self.refresh()
             self._problems.pop("nodes", None)

@@ -141,6 +141,18 @@ class Cluster:
                 count = sum(placed.values()) if placed else self._warm_workers
                 await self.ray.call(prestart, count, raylet, self._token)
 
+    async def check_head(self) -> None:
+        """Report the loss of an embedded head that no longer answers anybody, before its processes have ended.
+
+        Call after anything that its end may have caused: what follows from it must not be started on a head that is ending.
+        """
+        if self._head is None or not self.ray.connected:
+            return
+        epoch = self.ray.epoch
+        if await self._head.is_ending() and self.ray.connected and self.ray.epoch == epoch:
+            self._head.unwatch()
+            self._lost()
+
     def _lost(self) -> None:
         self.ray.lost()
         self._on_lost()

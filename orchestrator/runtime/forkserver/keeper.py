@@ -12,7 +12,8 @@ deadline. End of file on the lifeline is an order to kill everything.
 
 One exception: when the machine shuts down, every process gets SIGTERM, keeper and owner included, and the owner ends long
 before a rank has saved. A rank that was asked to stop a moment ago may then end by itself until `STOP_SECONDS` after
-the request; the keeper reads its output meanwhile.
+the request; the keeper reads its output meanwhile. The signals are sent one after the other, and the owner's end can be
+seen first: the keeper waits `ASKED_SECONDS` for its own.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroups, holder, linux, page, proctree, wire
+from .deadline import ASKED_SECONDS, STOP_SECONDS, Deadline
 from .masking import Masker
 from .program.launch import Program, launch
 from .reports import Reports
@@ -52,8 +54,6 @@ _SWEEP_SECONDS = 0.05
 _SLOWEST_SWEEP_SECONDS = 1.0
 _READ_BYTES = 65536
 
-STOP_SECONDS = 10.0
-"""How long a rank that was asked to stop may outlive its owner: less than the lease of a lost node's ranks."""
 # Created by the owner beforehand, so that an end can be recorded even if the disk fills up meanwhile.
 _ROOM_SUFFIX = ".room"
 _SHORT_CHARACTERS = 200
@@ -125,8 +125,7 @@ class Keeper:
         self._masker = Masker(spawn.secrets)
         self._error: dict[str, Any] | None = None
         self._cause: str | None = None
-        self._deadline = math.inf
-        self._deadline_cause = "stop_deadline"
+        self._deadline = Deadline()
         self._terminated_at: float | None = None
         self._exited = False
         self._childless = False
@@ -136,7 +135,7 @@ class Keeper:
         self._lifeline.setblocking(False)
         self._lines = wire.LineReader()
         self._unsent = bytearray()
-        self._pipes = [end for end in map(_read_end, {spawn.stdout, spawn.stderr}) if end is not None]
+        self._pipes = [end for end in map(linux.read_end, {spawn.stdout, spawn.stderr}) if end is not None]
         self._wake = self._take_signals()
         self._note_holder()
         if group is not None and spawn.memory_bytes is not None:
@@ -186,9 +185,8 @@ class Keeper:
             self._wait()
             self._relay_reports()
             self._reap()
-            if time.monotonic() >= self._deadline:
-                self._deadline = math.inf
-                self._kill_all(self._deadline_cause)
+            if self._deadline.seconds() <= 0.0:
+                self._overdue()
             if self._clearing and not self._childless:
                 proctree.kill_sweep(os.getpid())
                 if self._group is not None and self._exited:
@@ -211,20 +209,11 @@ class Keeper:
         if self._lifeline is not None and self._lifeline.fileno() in ready:
             self._read_lifeline()
         for pipe in ready.intersection(self._pipes):
-            self._drop_output(pipe)
-
-    def _drop_output(self, pipe: int) -> None:
-        """Read the output of a rank without an owner: a full pipe would block the rank, a pipe without a reader break it."""
-        try:
-            data = os.read(pipe, _READ_BYTES)
-        except BlockingIOError:
-            return
-        if not data:  # every writer has closed it
-            self._pipes.remove(pipe)
-            os.close(pipe)
+            if not linux.drop_output(pipe):
+                self._pipes.remove(pipe)
 
     def _timeout_milliseconds(self) -> float | None:
-        seconds = self._deadline - time.monotonic()
+        seconds = self._deadline.seconds()
         if self._clearing and not self._childless:
             seconds = min(seconds, self._sweep_seconds)
             self._sweep_seconds = min(self._sweep_seconds * 2, _SLOWEST_SWEEP_SECONDS)
@@ -255,16 +244,23 @@ class Keeper:
             self._lifeline.close()
         self._lifeline = None
         self._unsent.clear()
-        left = self._seconds_to_stop()
-        if left > 0.0:
-            self._deadline, self._deadline_cause = time.monotonic() + left, "lifeline"
-        else:
+        if self._exited or self._clearing or self._cause is not None:
             self._kill_all("lifeline")
+            return
+        left = self._seconds_to_stop()
+        self._deadline.move(left or ASKED_SECONDS, "lifeline", provisional=left == 0.0)
+
+    def _overdue(self) -> None:
+        """Kill the rank; the first time without an owner, look whether it has been asked to stop in the meantime."""
+        left = self._seconds_to_stop() if self._deadline.provisional else 0.0
+        if left > 0.0:
+            self._deadline.move(left, self._deadline.cause)
+        else:
+            self._deadline.clear()
+            self._kill_all(self._deadline.cause)
 
     def _seconds_to_stop(self) -> float:
         """How long the rank may still take to end by itself; 0 unless it was asked to stop, and not by its owner."""
-        if self._exited or self._clearing or self._cause is not None:
-            return 0.0
         now = time.time()
         asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
         times = [at for at in (self._terminated_at, self._reports.terminated_at, asked) if at is not None]
@@ -275,7 +271,7 @@ class Keeper:
             case "signal":
                 self._signal_group(int(command["signal"]))
             case "stop":
-                self._deadline = min(self._deadline, time.monotonic() + float(command["grace_seconds"]))
+                self._deadline.at_most(float(command["grace_seconds"]))
                 self._set_cause("stop")
                 self._signal_group(signal.SIGTERM)
                 self._signal_group(signal.SIGCONT)  # a stopped process could not even receive the first
@@ -385,7 +381,7 @@ class Keeper:
         ended_at = time.time()
         self._relay_reports()
         self._exited = True
-        self._deadline = math.inf
+        self._deadline.clear()
         self._clearing = True
         outcome = {
             "exit_code": code if code >= 0 else None,
@@ -445,16 +441,6 @@ def _open_room(room: str) -> int | None:
         return handle
     os.close(handle)
     return None
-
-
-def _read_end(descriptor: int) -> int | None:
-    """Open a read end of the pipe that ``descriptor`` writes to; None for anything else, or where that fails."""
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        return None
-    try:
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
 
 
 def _noted(_number: int, _frame: object) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import stat
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -16,6 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
 _MADV_COLLAPSE = 25
+_READ_BYTES = 65536
 _HUGE_PAGE_BYTES = 2 * 1024 * 1024
 _LARGEST_MAPPED_BYTES = (32 << 20) - (
     64 << 10
@@ -234,6 +236,30 @@ def collapse_into_huge_page(address: int) -> bool:
     page copies only the 4 KiB in question.
     """
     return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE) == 0)
+
+
+def read_end(descriptor: int) -> int | None:
+    """Open a read end of the pipe that ``descriptor`` writes to; None for anything else, or where that fails."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def drop_output(pipe: int) -> bool:
+    """Read away what is in the pipe of a rank without an owner: a full pipe would block the rank, one without a reader break it.
+
+    Return False, and close it, when every writer has closed it.
+    """
+    try:
+        if os.read(pipe, _READ_BYTES):
+            return True
+    except BlockingIOError:
+        return True
+    os.close(pipe)
+    return False
 
 
 def close_all_but(keep: set[int]) -> None:

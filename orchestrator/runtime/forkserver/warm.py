@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import debugger, linux
+from . import linux
+from .program import debugger
 from .torch_changes import collective_calls, teardown
 
 if TYPE_CHECKING:

@@ -60,6 +60,7 @@ def ray_gangs(
         paths,
         reports=reports,
         gpu_evidence=gpu_evidence,
+        check_head=cluster.check_head,
         post=post,
         progress=progress,
         log=log,
@@ -78,5 +79,15 @@ def ray_gangs(
         post=post,
     )
     ender = Ender(table, orders, relay, nodes, files, until_connected=ray.until_connected, post=post)
-    gangs = Gangs(table, launcher, ender, files, paths, silent=lambda: nodes.silent, post=post, log=log)
+    gangs = Gangs(
+        table,
+        launcher,
+        ender,
+        files,
+        paths,
+        silent=lambda: nodes.silent,
+        check_head=cluster.check_head,
+        post=post,
+        log=log,
+    )
     return gangs, GangCalls(table)

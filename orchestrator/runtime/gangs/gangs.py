@@ -18,7 +18,7 @@ from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -44,7 +44,10 @@ class _Work:
 
 
 class Gangs:
-    """Gangs on Ray. ``silent`` gives the reason for each node that does not answer; ``post`` takes events for the record."""
+    """Gangs on Ray. ``silent`` gives the reason for each node that does not answer; ``post`` takes events for the record.
+
+    ``check_head`` calls ``forget_all`` if Ray's head is ending.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Gangs:
         paths: Paths,
         *,
         silent: Callable[[], Mapping[str, str]],
+        check_head: Callable[[], Awaitable[None]],
         post: Callable[[Sequence[Event]], None],
         log: FilteringBoundLogger,
     ) -> None:
@@ -64,6 +68,7 @@ class Gangs:
         self._files = files
         self._paths = paths
         self._silent = silent
+        self._check_head = check_head
         self._post = post
         self._log = log
         self._work: dict[JobId, _Work] = {}
@@ -106,6 +111,7 @@ class Gangs:
             try:
                 await self._execute_once(job, effect)
             except GangLostError as error:
+                await self._check_head()
                 await self._files.bring_ends(job)
                 words = last_words(self._paths, job.id, job.attempt_number, job.num_workers)
                 self._post([*words, gang_lost(job.id, job.gang, error)])
@@ -113,6 +119,7 @@ class Gangs:
                 raise
             except Exception as error:
                 self._failed(job, effect, error)
+                await self._check_head()
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_SECONDS)
                 continue

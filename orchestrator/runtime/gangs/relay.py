@@ -65,7 +65,8 @@ class Actors(Protocol):
 class EventRelay:
     """Relays events. ``post`` takes events for the record; ``progress`` takes the newest progress of a rank; ``pages`` reads it here.
 
-    ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs.
+    ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs. ``check_head``
+    reports every gang as lost if Ray's head is ending.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class EventRelay:
         *,
         reports: Callable[[], Mapping[str, NodeReport]],
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[Fact, ...]]],
+        check_head: Callable[[], Awaitable[None]],
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         log: FilteringBoundLogger,
@@ -88,6 +90,7 @@ class EventRelay:
         self._paths = paths
         self._reports = reports
         self._gpu_evidence = gpu_evidence
+        self._check_head = check_head
         self._post = post
         self._progress = progress
         self._log = log
@@ -159,6 +162,7 @@ class EventRelay:
 
     async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:
         words: Sequence[ev.Event] = ()
+        await self._check_head()
         try:
             await self._files.bring_ends(job)
             words = [
@@ -189,6 +193,8 @@ class EventRelay:
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
             if facts := saved(job.id, reply.persisted, failing=failing, behind=behind):
                 self._post(facts)
+        if any(event.kind != "started" for event in reply.events):  # what ended it may be ending the head as well
+            await self._check_head()
         if reply.events:  # the rank's end is reported, whatever its progress page says
             told_events = [moved(usable_event(event), behind) for event in reply.events]
             events = await self._with_gpu_evidence(gang, rank, told_events)

@@ -50,6 +50,10 @@ class FakeCluster:
         self.nodes: dict[str, Node] = {}
         self.restarts: list[Exception | None] = []
         self.refreshed = 0
+        self.ending = False
+
+    async def check_head(self) -> None:
+        self.connected = self.connected and not self.ending
 
     async def refresh(self) -> dict[str, Node]:
         self.refreshed += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; orch sends nothing large
 LOOPBACK: Final = "127.0.0.1"
+CONNECT_SECONDS: Final = 1.0
 
 
 class EmbeddedHead:
@@ -134,6 +136,27 @@ class EmbeddedHead:
             loop.remove_reader(handle)
             os.close(handle)
         self._handles = []
+
+    async def is_ending(self) -> bool:
+        """Whether the head's control plane has closed its port although its process still exists.
+
+        After SIGTERM the control plane answers nobody, and never exits; the raylet takes ten seconds, or waits for it. A
+        control plane that is only slow still accepts connections, whatever the load.
+        """
+        if self._head is None:
+            return False
+        host, _, port = self._head.gcs_address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(host, int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return False
 
     def _died(self) -> None:
         self.unwatch()

@@ -70,5 +70,8 @@ def test_a_look_that_fails_is_told_until_one_succeeds() -> None:
         assert problems == {"nodes": "the cluster's nodes could not be listed: the control plane is away"}
         await care.look()
         assert (problems, cluster.refreshed, list(rounds.loop.nodes)) == ({}, 2, ["a"])
+        cluster.ending = True
+        await care.look()
+        assert (problems, cluster.refreshed) == ({}, 2), "a head that is ending is asked nothing"
 
     asyncio.run(run())

@@ -72,7 +72,7 @@ class Scene:
         nodes: Any = SimpleNamespace(silent={}, agent_for=lambda _node: agent)
         ray: Any = SimpleNamespace(call=self._call)
         files: Any = SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node")))
-        options = {"progress": lambda *_: None, "gpu_evidence": says(()), **options}
+        options = {"progress": lambda *_: None, "gpu_evidence": says(()), "check_head": says(None), **options}
         common: Any = {"post": self.posted.extend, "log": structlog.get_logger(), "patience": patience}
         self.table = GangTable(ray, ray.call)
         self.orders = Orders(ray, nodes, self.table, **common)

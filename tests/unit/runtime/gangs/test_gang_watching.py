@@ -58,6 +58,8 @@ class Watched:
         self.events: list[ev.Event] = []
         self.progress: list[ProgressSnapshot] = []
         self.failing = 0
+        self.head_ends = False
+        self.checked: list[int] = []
         self.actor = Actor(*replies)
         self.job = running(pending(make_spec(workers=1)))
         unused = cast("Any", None)
@@ -67,6 +69,7 @@ class Watched:
             Paths(home=Path("/none"), socket=Path("/none/s")),
             reports=unused,
             gpu_evidence=unused,
+            check_head=self._check_head,
             post=self._post,
             progress=lambda *taken: self.progress.append(taken[-1]),
             log=structlog.get_logger(),
@@ -74,6 +77,11 @@ class Watched:
             patience=Patience(retry_seconds=0.0),
             now=lambda: NOW,
         )
+
+    async def _check_head(self) -> None:
+        self.checked.append(len(self.events))
+        if self.head_ends:
+            raise asyncio.CancelledError  # as every watcher is when the head is lost
 
     def _post(self, events: Any) -> None:
         if self.failing and any(event.kind == "rank_exited" for event in events):
@@ -95,6 +103,18 @@ class Watched:
 
 def reply(number: int, *events: RankEvent, **more: Any) -> PollReply:
     return PollReply(cursor=PollCursor(event=number), events=events, **more)
+
+
+def test_the_end_of_a_rank_is_reported_once_the_head_is_known_to_stand() -> None:
+    """What ended the rank may be ending the head as well: the next attempt must not be started there."""
+    watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE))
+    assert watched.run() == ["attempt_running", "rank_exited", "attempt_gone"]
+    assert watched.checked == [1]
+    watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE))
+    watched.head_ends = True
+    with pytest.raises(asyncio.CancelledError):
+        watched.run()
+    assert [event.kind for event in watched.events] == ["attempt_running"]
 
 
 def test_times_of_a_host_whose_clock_is_behind_are_the_daemons() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import structlog
 
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost
@@ -54,6 +55,7 @@ class World:
         self.actors, self.done = RayActors(), asyncio.Event()
         self.table = GangTable(self.actors, self.actors.call)
         self.silent: dict[str, str] = {}
+        self.head_ends = False
         self.gangs = Gangs(
             self.table,
             self,  # type: ignore[arg-type]
@@ -61,6 +63,7 @@ class World:
             self,  # type: ignore[arg-type]
             Paths(home=tmp_path, socket=tmp_path / "s"),
             silent=lambda: self.silent,
+            check_head=self.check_head,
             post=self.post,
             log=structlog.get_logger(),
         )
@@ -68,6 +71,10 @@ class World:
     def post(self, events: Any) -> None:
         self.posted.extend(events)
         self.done.set()
+
+    async def check_head(self) -> None:
+        if self.head_ends:
+            self.gangs.forget_all()
 
     async def ensure(self, _: Job) -> None:
         self.did.append("ensure")
@@ -116,6 +123,23 @@ def test_a_lost_gang_is_told_with_what_is_known_of_its_ends(tmp_path: Path) -> N
         assert world.did == ["ensure", "bring ends"]
         assert [(event.kind, event.rank, event.not_before) for event in world.posted] == [("gang_lost", 1, 0.0)]
         await world.gangs.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failure", [GangLostError(ActorMissing(rank=1)), RuntimeError("no answer")])
+def test_what_fails_on_a_head_that_is_ending_is_not_tried_again_on_it(tmp_path: Path, failure: Exception) -> None:
+    async def run() -> None:
+        world = World(tmp_path, failure)
+        world.head_ends = True
+        await world.table.attach(JOB)
+        world.gangs.apply(JOB, ENSURE)
+        task = world.gangs._work[JOB.id].task
+        async with asyncio.timeout(300):
+            await asyncio.wait([task])
+        assert task.cancelled()
+        assert world.did == ["ensure"]
+        assert [(event.kind, event.reason) for event in world.posted] == [("gang_lost", HeadLost())]
 
     asyncio.run(run())
 
