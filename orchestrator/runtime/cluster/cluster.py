@@ -142,7 +142,7 @@ class Cluster:
                 await self.ray.call(prestart, count, raylet, self._token)
 
     async def check_head(self) -> None:
-        """Report the loss of an embedded head that no longer answers anybody, before its processes have ended.
+        """Report the loss of an embedded head that accepts no connections any more, before its processes have ended.
 
         Call after anything that its end may have caused: what follows from it must not be started on a head that is ending.
         """
@@ -152,6 +152,7 @@ class Cluster:
         if await self._head.is_ending() and self.ray.connected and self.ray.epoch == epoch:
             self._head.unwatch()
             self._lost()
+            await asyncio.sleep(0)  # a caller that worked for a gang of that head is cancelled here
 
     def _lost(self) -> None:
         self.ray.lost()

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import linux
-from .program import debugger
-from .torch_changes import collective_calls, teardown
+from .torch_changes import collective_calls, debugger, teardown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView

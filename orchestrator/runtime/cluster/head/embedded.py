@@ -140,7 +140,7 @@ class EmbeddedHead:
     async def is_ending(self) -> bool:
         """Whether the head's control plane has closed its port although its process still exists.
 
-        After SIGTERM the control plane answers nobody, and never exits; the raylet takes ten seconds, or waits for it. A
+        After SIGTERM the control plane accepts no connections, and never exits; the raylet takes ten seconds, or waits for it. A
         control plane that is only slow still accepts connections, whatever the load.
         """
         if self._head is None:

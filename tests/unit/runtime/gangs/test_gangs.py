@@ -75,6 +75,7 @@ class World:
     async def check_head(self) -> None:
         if self.head_ends:
             self.gangs.forget_all()
+            await asyncio.sleep(0)
 
     async def ensure(self, _: Job) -> None:
         self.did.append("ensure")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.forkserver.program import debugger
+from orchestrator.runtime.forkserver.torch_changes import debugger
 from orchestrator.runtime.ranks.sessions.attached import attach
 from orchestrator.runtime.ranks.sessions.messages import (
     READ_BYTES,
