@@ -1,83 +1,216 @@
-"""What ``orch bench`` adds to the steps that it measures: its own loop beside one written by hand, of the same model in one process.
+"""What ``orch bench`` adds to the steps that it measures: its own loop (``Stepper.block``) beside a loop written by hand.
 
-Both make the same steps (forward, loss, backward, Adam, gradients cleared) on batches of the same sizes. A value is the mean time of a step in
-one turn; turns of the two alternate, and the ratio is the median of the pairs' ratios with its 95 % bootstrap interval.
+Where objects lie in memory moves a step by more than the loop adds to it. So both loops train the *same* model with the same optimizer on
+the same batches, and a second loop by hand does so, too: its ratio to the first is the control, which no method can be better than (A/A). A
+third loop by hand has objects of its own, made before the others in every other process: what the layout of memory does. Every group of turns has
+a process of its own; within it the loops take turns, in opposite orders. A value is the mean of one turn's steps, by the wall clock and in
+processor time. The ratio is the median of the pairs' ratios; its 95 % interval comes from groups drawn again and pairs drawn again within
+them. Interpreted instructions are counted, not timed.
 
     python -m benchmarks.bench_overhead --json benchmarks/results/$(date +%F)-bench_overhead.json
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import cycle
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
-from benchmarks.measure import interleave, parser, report, result
-from benchmarks.trainer_overhead import paired_ratio
+from benchmarks.measure import RESAMPLES, parser, report, result
 from orchestrator.bench.rank.clocks import DeviceClock
-from orchestrator.bench.rank.models import make_workload
+from orchestrator.bench.rank.models import Workload, make_workload
 from orchestrator.bench.rank.stepping import BATCHES, Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
+    from types import FrameType
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Turn = Callable[[int], object]
+    Seconds = Mapping[str, Sequence[float]]
 
 CASES: Final = {"medium": 64, "large": 64, "transformer": 8}
 TARGET: Final = 1.005
+ARMS: Final = ("ours", "by_hand", "control", "apart")
+CLOCKS: Final = {"wall": perf_counter, "processor": process_time}
 _SEED: Final = 11
+_COUNTED: Final = 10
 
 
 def main() -> None:
-    """Measure and report each model."""
-    options = parser(__doc__ or "", pairs=40)
-    options.add_argument("--seconds", type=float, default=0.5, help="about how long a turn takes (default 0.5)")
+    """Measure and report each model; with ``--group``, be the process of one group of turns."""
+    options = parser(__doc__ or "", pairs=12)
+    options.add_argument("--groups", type=int, default=8, help="processes, each with so many pairs (default 8)")
+    options.add_argument("--seconds", type=float, default=0.2, help="about how long a turn takes (default 0.2)")
+    options.add_argument("--group", metavar="MODEL:NUMBER", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     torch.set_num_threads(1)
-    found = {model: measure(model, batch, arguments.pairs, arguments.seconds) for model, batch in CASES.items()}
+    if arguments.group:
+        model, _, number = arguments.group.partition(":")
+        print(json.dumps(group(model, int(number), arguments.pairs, arguments.seconds)))
+        return
+    found = {model: measure(model, arguments.groups, arguments.pairs, arguments.seconds) for model in CASES}
     first, *others = found.values()
     met = all(one["ratio"]["by_hand"]["high"] <= TARGET for one in found.values())
-    report({**first, "also": others, "target_met": met}, arguments.json)
+    report({**first, "also": others, "target": TARGET, "target_met": met}, arguments.json)
 
 
-def measure(model: str, batch: int, pairs: int, seconds: float) -> dict[str, Any]:
+def measure(model: str, groups: int, pairs: int, seconds: float) -> dict[str, Any]:
     """The result for one model."""
-    clock = DeviceClock(torch.device("cpu"))
-    stepper = Stepper(
-        make_workload(model, _SEED), batch=batch, precision="fp32", device=torch.device("cpu"), clock=clock, seed=_SEED
-    )
-    by_hand = loop_by_hand(model, batch)
-    stepper.block(5)
-    steps = max(5, int(seconds / (stepper.block(5).seconds / 5)))
-    arms = interleave(
-        {"ours": lambda: stepper.block(steps).seconds / steps, "by_hand": lambda: by_hand(steps)}, pairs, warm_up=2
-    )
-    ours, theirs = arms.values["ours"], arms.values["by_hand"]
-    made = result(
-        "bench_overhead", "s per step", "lower", ours, {"by_hand": theirs}, model=model, batch_size=batch, steps=steps
-    )
-    made["ratio"] = {"by_hand": paired_ratio(ours, theirs)}
-    return made
+    found = [_in_a_process(model, number, pairs, seconds) for number in range(groups)]
+    wall, processor = ([one[clock] for one in found] for clock in CLOCKS)
+    values = {arm: [value for one in wall for value in one[arm]] for arm in ARMS}
+    ours = values.pop("ours")
+    made = result("bench_overhead", "s per step", "lower", ours, values, model=model, batch_size=CASES[model])
+    return {
+        **made,
+        "groups": groups,
+        "pairs": pairs,
+        "ratio": _ratios(wall),
+        "ratio_processor": _ratios(processor),
+        "added_microseconds": of_groups(wall, lambda one: 1e6 * (one["ours"] - one["by_hand"])),
+        "control_microseconds": of_groups(wall, lambda one: 1e6 * (one["control"] - one["by_hand"])),
+        "interpreted_instructions_per_step": found[0]["instructions"],
+        "turns": [{"steps": one["steps"], **{clock: one[clock] for clock in CLOCKS}} for one in found],
+    }
 
 
-def loop_by_hand(model: str, batch: int) -> Callable[[int], float]:
-    """A function that makes so many steps and returns the mean seconds of one."""
+def _in_a_process(model: str, number: int, pairs: int, seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.bench_overhead", f"--group={model}:{number}"]
+    command += [f"--pairs={pairs}", f"--seconds={seconds}"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    print(f"{model} {number}: done", file=sys.stderr)
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def _ratios(groups: Sequence[Seconds]) -> dict[str, dict[str, float]]:
+    """Of ours to each loop by hand, and of the control to the loop beside which it ran."""
+    return {
+        "by_hand": of_groups(groups, lambda one: one["ours"] / one["by_hand"]),
+        "apart": of_groups(groups, lambda one: one["ours"] / one["apart"]),
+        "control_by_hand": of_groups(groups, lambda one: one["control"] / one["by_hand"]),
+        "apart_by_hand": of_groups(groups, lambda one: one["apart"] / one["by_hand"]),
+    }
+
+
+def of_groups(
+    groups: Sequence[Seconds], value: Callable[[Mapping[str, NDArray[Any]]], NDArray[Any]]
+) -> dict[str, float]:
+    """The median of a value of each pair, with its 95 % interval: groups drawn again, and pairs within each."""
+    pairs = np.asarray([value({arm: np.asarray(seconds) for arm, seconds in one.items()}) for one in groups])
+    generator, (count, length) = np.random.default_rng(_SEED), pairs.shape
+    drawn = (
+        generator.integers(count, size=(RESAMPLES, count, 1)),
+        generator.integers(length, size=(RESAMPLES, count, length)),
+    )
+    low, high = np.percentile(np.median(pairs[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
+    return {"median": float(np.median(pairs)), "low": float(low), "high": float(high)}
+
+
+def group(model: str, number: int, pairs: int, seconds: float) -> dict[str, Any]:
+    """Seconds of a step in each turn of each loop, in this process."""
+    turns = loops(model, apart_first=number % 2 == 1)
+    for turn in turns.values():
+        turn(5)
+    began = perf_counter()
+    turns["by_hand"](10)
+    steps = max(5, round(seconds / ((perf_counter() - began) / 10)))
+    found: dict[str, Any] = {clock: {arm: [] for arm in ARMS} for clock in CLOCKS}
+    for pair in range(-1, pairs):
+        for arm in ARMS if (pair + number) % 2 else reversed(ARMS):
+            before = [clock() for clock in CLOCKS.values()]
+            turns[arm](steps)
+            for name, clock, start in zip(CLOCKS, CLOCKS.values(), before, strict=True):
+                if pair >= 0:
+                    found[name][arm].append((clock() - start) / steps)
+    counted = {arm: instructions(turns[arm]) for arm in ("ours", "by_hand")}
+    return {**found, "steps": steps, "instructions": counted}
+
+
+def loops(model: str, *, apart_first: bool) -> dict[str, Turn]:
+    """The four loops; each makes so many steps."""
+    batch = CASES[model]
+    early = make_workload(model, _SEED) if apart_first else None
     workload = make_workload(model, _SEED)
-    network, loss_of = workload.model.train(), workload.loss
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(_SEED)
-    batches = cycle([workload.batch(batch, generator) for _ in range(BATCHES)])
+    batches = made_batches(workload, batch)
+    handed = iter(batches)
+    device = torch.device("cpu")
+    stepper = Stepper(
+        replace(workload, batch=lambda _samples, _generator: next(handed)),
+        batch=batch,
+        precision="fp32",
+        device=device,
+        clock=DeviceClock(device),
+        seed=_SEED,
+    )
+    other = early or make_workload(model, _SEED)
+    shared = workload.model, workload.loss, stepper.optimizer, batches
+    own = torch.optim.Adam(other.model.parameters(), lr=1e-3)
+    return {
+        "ours": stepper.block,
+        "by_hand": loop_by_hand(*shared),
+        "control": loop_by_hand(*shared),
+        "apart": loop_by_hand(other.model.train(), other.loss, own, made_batches(other, batch)),
+    }
 
-    def run(steps: int) -> float:
-        began = perf_counter()
+
+def made_batches(workload: Workload, batch: int) -> list[tuple[Tensor, Tensor]]:
+    """As many batches as ``orch bench`` trains on."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return [workload.batch(batch, generator) for _ in range(BATCHES)]
+
+
+def loop_by_hand(
+    network: torch.nn.Module,
+    loss_of: Callable[[Any, Tensor], Tensor],
+    optimizer: torch.optim.Optimizer,
+    made: Sequence[tuple[Tensor, Tensor]],
+) -> Turn:
+    """A function that makes so many steps."""
+    batches = cycle(made)
+
+    def run(steps: int) -> None:
         for _ in range(steps):
             inputs, targets = next(batches)
             loss_of(network(inputs), targets).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return (perf_counter() - began) / steps
 
     return run
+
+
+def instructions(turn: Turn) -> float:
+    """Instructions of the interpreter that a step takes; what a turn itself takes is subtracted."""
+    few, many = (_instructions_of(turn, steps) for steps in (_COUNTED, 2 * _COUNTED))
+    return (many - few) / _COUNTED
+
+
+def _instructions_of(turn: Turn, steps: int) -> int:
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        turn(steps)
+    finally:
+        sys.settrace(None)
+    return count
 
 
 if __name__ == "__main__":

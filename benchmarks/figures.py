@@ -136,6 +136,22 @@ ROWS: Final = (
         scale=1e3,
     ),
     Row(
+        label="a step of `orch bench`'s own loop, its medium model in batches of 64",
+        measure="bench_overhead",
+        other=("the same loop by hand", ("peers", "by_hand")),
+        unit="ms",
+        scale=1e3,
+        digits=3,
+    ),
+    *(
+        Row(label=label, measure="analysis_figures", ours=("long_record", key), unit=unit, digits=digits)
+        for key, label, unit, digits in (
+            ("seconds", "the report of 24 hours of 8 GPUs at 1 Hz (691,200 readings)", "s", 1),
+            ("processor_seconds", "its processor time", "s", 1),
+            ("most_memory_mb", "its most memory", "MB", 0),
+        )
+    ),
+    Row(
         label="a scrape of a GPU's exporter, ten at a time",
         measure="exporter_cost",
         other=("nvitop-exporter", ("peers", "nvitop-exporter")),

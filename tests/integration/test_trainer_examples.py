@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,19 @@ def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> No
     assert job.progress is not None
     assert (job.progress.metrics["samples_per_second"] or 0) > 0
     assert job.checkpoint is not None
+
+
+@pytest.mark.skipif(find_spec("tensorflow") is None, reason="pip install tensorflow to try TensorFlow's example")
+def test_tensorflow_ranks_end_with_the_same_weights(stack: Stack) -> None:
+    changed = ("--set", "entrypoint=python train.py --steps 150 --lr 0.1")
+    done = stack.orch("submit", "job.yaml", *changed, cwd=EXAMPLES / "tensorflow")
+    assert done.returncode == 0, done.stderr
+    job = stack.wait(done.stdout.strip())
+    log = stack.log(job.id)
+    assert job.state == "SUCCEEDED", log
+    said = [line for line in log.splitlines() if re.search(r"rank \d of 2: ", line)]
+    assert len(said) == 2, log
+    assert all("2.000, -1.000, 0.500, 3.000" in line for line in said), said
+    assert job.checkpoint is not None
+    assert job.progress is not None
+    assert job.progress.metrics["loss"] < 1e-3

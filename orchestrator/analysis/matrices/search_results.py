@@ -30,12 +30,11 @@ class SearchResult:
 
     def charts(self) -> dict[str, Callable[[Path], Path]]:
         """What draws each chart, by the name of an objective, or ``pareto_front``."""
-        found: dict[str, Callable[[Path], Path]] = {
-            f"objective_{name}": partial(write_history, self.trials, name, order)
-            for name, order in self.objectives.items()
-        }
+        found: dict[str, Callable[[Path], Path]] = {}
         if len(self.objectives) > 1:
             found["pareto_front"] = partial(write_front, self.trials, self.objectives)
+        for name, order in self.objectives.items():
+            found[f"objective_{name}"] = partial(write_history, self.trials, name, order)
         return found
 
     def text(self) -> str:

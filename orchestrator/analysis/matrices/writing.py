@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.analysis.matrices.page import matrix_page
 from orchestrator.analysis.matrices.plots import by_configuration
 from orchestrator.analysis.matrices.search_results import as_cell
 from orchestrator.analysis.matrices.summary import REPEATS, Configuration, MatrixRun, Score, configurations
@@ -20,7 +21,7 @@ from orchestrator.analysis.plots.runs import (
 )
 from orchestrator.analysis.plots.style import PlotError
 from orchestrator.analysis.report.as_json import plain
-from orchestrator.analysis.report.names import REPORT
+from orchestrator.analysis.report.names import PAGE, REPORT
 from orchestrator.analysis.report.writing import file_name
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Results:
     directory: Path
     configurations: tuple[Configuration, ...]
     files: list[Path] = field(default_factory=list)
+    pictures: dict[str, Path] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def write_results(
     *,
     repeats: Collection[str] = REPEATS,
     search: SearchResult | None = None,
+    title: str = "matrix",
 ) -> Results:
     """Write everything, also of a search; a file of the same name is replaced. Raises OSError."""
     results = Results(directory=directory, configurations=configurations(runs, score, repeats=repeats))
@@ -74,13 +77,17 @@ def write_results(
     _write_csv(results)
     graphs = directory / GRAPHS
     graphs.mkdir(exist_ok=True)
+    if search is not None:
+        _write_search(results, search, graphs)
     for quantity in _quantities(results.configurations):
         _draw(
             results, partial(by_configuration, results.configurations, quantity), graphs / f"{file_name(quantity)}.png"
         )
     _together(results, runs, graphs)
-    if search is not None:
-        _write_search(results, search, graphs)
+    page = matrix_page(
+        f"Report of {title}", results.configurations, results.pictures, search=search, remarks=results.missing
+    )
+    _write(results, PAGE, page)
     return results
 
 
@@ -94,10 +101,13 @@ def _write_search(results: Results, search: SearchResult, graphs: Path) -> None:
 
 def _draw(results: Results, draw: Callable[[Path], Path], target: Path) -> None:
     try:
-        results.files.append(draw(target))
+        path = draw(target)
     except PlotError as error:
         if str(error) not in results.missing:
             results.missing.append(str(error))
+        return
+    results.files.append(path)
+    results.pictures[target.stem.replace("_", " ")] = path
 
 
 def _together(results: Results, runs: Sequence[MatrixRun], graphs: Path) -> None:

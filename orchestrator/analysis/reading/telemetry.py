@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -17,13 +18,16 @@ from orchestrator.analysis.reading.series import Floats, GpuSeries, Quantity
 from orchestrator.gpu.recording.job_record import COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 IDENTITY_BYTES: Final = 64 * 1024
 BLOCK_ROWS: Final = 50_000
 _NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6)
-_THROTTLE: Final = COLUMNS.index("throttle")
+_AFTER_THROTTLE: Final = len(COLUMNS) - COLUMNS.index("throttle")
+"""A row split so often from its end has the throttle reasons in the second place."""
+_COMMAS: Final = len(COLUMNS) - 1
+_HEADER: Final = f"{COLUMNS[0]},"
 _COLUMN_OF: Final = {
     Quantity.UTILIZATION: COLUMNS.index("utilization"),
     Quantity.MEMORY: COLUMNS.index("memory_used_bytes"),
@@ -63,41 +67,38 @@ def _read(path: Path) -> _Rows:
     blocks: list[Floats] = []
     throttled = dropped = 0
     with open_regular(path) as file:
-        for lines in _in_blocks(file):
-            cells = [line.rstrip("\r\n").split(",") for line in lines]
-            whole = [row for row in cells if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]]
-            headers = sum(row[0] == COLUMNS[0] or row == [""] for row in cells)
+        while lines := list(islice(file, BLOCK_ROWS)):
+            whole = [line for line in lines if line.count(",") == _COMMAS and not line.startswith(_HEADER)]
+            headers = sum(line.startswith(_HEADER) or line.isspace() for line in lines)
             numbers = _numbers(whole)
             usable = np.isfinite(numbers[:, 0])
             blocks.append(numbers[usable])
-            dropped += len(cells) - headers - int(usable.sum())
-            throttled += sum(bool(row[_THROTTLE]) for row in whole)
+            dropped += len(lines) - headers - int(usable.sum())
+            throttled += sum(bool(line.rsplit(",", _AFTER_THROTTLE)[1]) for line in whole)
     numbers = np.concatenate(blocks) if blocks else np.empty((0, len(_NUMBERS)))
     return _Rows(numbers[np.argsort(numbers[:, 0], kind="stable")], throttled, dropped)
 
 
-def _in_blocks(file: Any) -> Iterator[list[str]]:
-    block: list[str] = []
-    for line in file:
-        block.append(line)
-        if len(block) >= BLOCK_ROWS:
-            yield block
-            block = []
-    if block:
-        yield block
-
-
-def _numbers(rows: Sequence[Sequence[str]]) -> Floats:
-    """Return the numeric columns of rows; NaN for an invalid number."""
-    table = np.empty((len(rows), len(_NUMBERS)))
-    for column in _NUMBERS:
-        cells = [row[column] or "nan" for row in rows]
-        try:
-            table[:, column] = np.array(cells, dtype=np.float64) if cells else ()
-        except ValueError:
-            table[:, column] = [number_of(cell) for cell in cells]
+def _numbers(lines: Sequence[str]) -> Floats:
+    """Return the numeric columns of complete rows; NaN for an invalid number."""
+    if not lines:
+        return np.empty((0, len(_NUMBERS)))
+    table = _parsed(lines)
+    if table is None:  # empty cells: a GPU lacks the quantity
+        table = _parsed([line.replace(",,", ",nan,").replace(",,", ",nan,") for line in lines])
+    if table is None:
+        rows = [line.split(",", len(_NUMBERS)) for line in lines]
+        table = np.array([[number_of(cell) for cell in row[: len(_NUMBERS)]] for row in rows])
     table[~np.isfinite(table)] = np.nan
     return table
+
+
+def _parsed(lines: Sequence[str]) -> Floats | None:
+    """Return the numeric columns; None where a cell is no number."""
+    try:
+        return np.loadtxt(lines, delimiter=",", usecols=_NUMBERS, comments=None, ndmin=2)
+    except ValueError:
+        return None
 
 
 def number_of(text: str) -> float:

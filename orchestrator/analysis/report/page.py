@@ -30,14 +30,23 @@ def page(title: str, runs: Sequence[RunSummary], pictures: Mapping[str, Path], *
     body = [f"<h1>{escape(title)}</h1>", *(f'<p class="note">{escape(text)}</p>' for text in remarks)]
     for run in runs:
         body += _run(run)
-    if pictures:
-        body.append("<h2>Pictures</h2>")
+    return document(title, [*body, *shown(pictures)])
+
+
+def shown(pictures: Mapping[str, Path]) -> list[str]:
+    """PNG files by their caption, embedded. Raises OSError when one cannot be read."""
+    body = ["<h2>Pictures</h2>"] if pictures else []
     for caption, path in pictures.items():
         data = base64.b64encode(path.read_bytes()).decode()
         body.append(
             f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
             f"<figcaption>{escape(caption)} ({escape(path.name)})</figcaption></figure>"
         )
+    return body
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page of this HTML that loads nothing."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

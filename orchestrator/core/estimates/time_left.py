@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CONFIDENCE: Final = 0.95
 LEAST_SHARE: Final = 0.01
 END_SECONDS: Final = 1.0
-"""Added to each side: reports come once a second, and the end of a script is not made of steps."""
+"""Each side allows for as much besides: reports come once a second, and the end of a script is not made of steps."""
 REGULAR: Final = 0.25
 ALIKE: Final = 2.0
 UNSEEN: Final = 3.0
@@ -72,7 +72,7 @@ def time_left(
     variance = level.variance_of(steps)
     if variance is not None:
         spread = student(level.blocks - 1) * math.sqrt(variance + stops.variance)
-        half = max(spread, LEAST_SHARE * seconds) + END_SECONDS
+        half = math.hypot(max(spread, LEAST_SHARE * seconds), END_SECONDS)
         low, high = max(0.0, seconds - half), seconds + math.hypot(half, stops.more)
     return TimeLeft(
         seconds=seconds,

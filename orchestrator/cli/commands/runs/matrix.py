@@ -35,7 +35,11 @@ def matrix(
     ] = False,
     results: Annotated[
         Path | None,
-        typer.Option("--results", metavar="DIR", help="Write telemetry, a summary by configuration, and graphs."),
+        typer.Option(
+            "--results",
+            metavar="DIR",
+            help="Write telemetry, a summary by configuration, graphs, and report.html with all of it.",
+        ),
     ] = None,
     repeats: Annotated[
         list[str] | None,
@@ -95,7 +99,7 @@ def _write(
         score = Score(name=view.score_attribute, highest=view.score_order == "max")
     try:
         runs, kept = _runs(session, view), REPEATS | frozenset(repeats)
-        written = write_results(runs, directory, score, repeats=kept, search=_search(view))
+        written = write_results(runs, directory, score, repeats=kept, search=_search(view), title=view.id)
     except OSError as error:
         raise BadRequestError(
             f"{directory} cannot be written: {error.strerror or error}", hint="name another place with --results"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.estimates.makespan import time_left
+from orchestrator.analysis.matrices.search_results import SearchResult
 from orchestrator.analysis.matrices.summary import MatrixRun, Score, configurations
+from orchestrator.analysis.matrices.trials import TrialResult
 from orchestrator.analysis.matrices.writing import write_results
 from orchestrator.analysis.reading.sources import read_run
 from tests.unit.analysis.runs import write_job
@@ -69,6 +72,28 @@ def test_everything_is_written(tmp_path: Path) -> None:
     for picture in (tmp_path / "out/graphs").iterdir():
         assert picture.read_bytes()[:4] == b"\x89PNG"
     assert len(list((tmp_path / "out/graphs").iterdir())) >= 4
+
+
+def test_one_page_has_the_pareto_front_first_and_loads_nothing(tmp_path: Path) -> None:
+    runs = [made(tmp_path, name, lr=f"<{name}>") for name in ("a", "b")]
+    given = ({"loss": 1.0, "energy_joules": 2.0}, {"loss": 3.0, "energy_joules": 4.0})
+    trials = [
+        TrialResult(
+            number=number, job_id=run.job_id, state=run.state, values=run.values, given=value, is_best=number == 0
+        )
+        for number, (run, value) in enumerate(zip(runs, given, strict=True))
+    ]
+    search = SearchResult(objectives={"loss": "min", "energy_joules": "min"}, trials=trials)
+    results = write_results(runs, tmp_path / "out", LOSS, search=search, title="net-abc234")
+    text = (tmp_path / "out/report.html").read_text()
+    assert tmp_path / "out/report.html" in results.files
+    order = [text.index(part) for part in ("Report of net-abc234", "Pareto front", "Other trials", "Configurations")]
+    assert order == sorted(order)
+    captions = re.findall(r"<figcaption>([^<]+)<", text)
+    assert captions[0] == "pareto front (pareto_front.png)"
+    assert len(captions) == len(list((tmp_path / "out/graphs").iterdir()))
+    assert "&lt;a&gt;" in text
+    assert not re.search(r"<a>|(?:src|href)=.(?!data:image/png;base64)", text)
 
 
 def test_runs_are_drawn_side_by_side_and_their_reports_copied(tmp_path: Path) -> None:

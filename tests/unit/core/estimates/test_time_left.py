@@ -35,7 +35,7 @@ def test_steps_of_one_length_take_as_long_again() -> None:
     assert found.high is not None
     assert found.seconds == pytest.approx(1800.0)
     assert found.low <= found.seconds <= found.high
-    assert found.high - found.low == pytest.approx(38.0), "no narrower than a hundredth, and a second, to each side"
+    assert found.high - found.low == pytest.approx(2 * math.hypot(18.0, 1.0)), "a hundredth and a second to each side"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 import sys
 from pathlib import Path
@@ -60,14 +61,16 @@ def test_peaks_are_known_or_unknown_never_guessed(name: str, precision: str, ter
         ("AMD Radeon PRO W7900", "fp16", 122.6),
         ("NVIDIA GeForce RTX 4070 Ti SUPER", "bf16", 88.2),
         ("NVIDIA GeForce RTX 4070 Ti", "bf16", 80.2),
-        ("NVIDIA GeForce RTX 5090", "fp8", 419.2),
+        ("NVIDIA GeForce RTX 5090", "fp8", 419),
+        ("NVIDIA GeForce RTX 5070 Ti", "fp8", 175.8),
+        ("AMD Instinct MI350X", "bf16", 2309.6),
         ("NVIDIA GB300", "bf16", 2500),
         ("AMD Instinct MI355X", "fp8", 5033.2),
     ],
 )
 def test_every_peak_says_where_it_stands(name: str, precision: str, teraflops: float) -> None:
     assert peak_flops(name, precision) == pytest.approx(teraflops * 1e12)
-    assert peak_source(name)
+    assert str(peak_source(name)).endswith(("agrees with quotations of it", "not compared with it"))
     assert peak_source(f"{name} MIG 1g.10gb") is peak_source("a GPU of tomorrow") is None
 
 
@@ -77,7 +80,23 @@ def test_the_table_has_one_entry_for_a_name_and_rates_in_order() -> None:
         assert all(0 < rate < 1e4 for rate in rates.values()), pattern
         known = [rates[name] for name in ("fp32", "tf32", "bf16", "fp8") if name in rates]
         assert known == sorted(known), pattern
-    assert len({pattern for pattern, _, _ in peaks._TABLE}) == len(peaks._TABLE)
+    patterns, documents = {pattern for pattern, _, _ in peaks._TABLE}, {document for _, _, document in peaks._TABLE}
+    assert len(patterns) == len(peaks._TABLE) == len(list(peaks.table()))
+    assert patterns >= peaks._COMPARED
+    assert documents >= set(peaks._ADDRESSES)
+    assert all(address.startswith("https://") for address in peaks._ADDRESSES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        ("NVIDIA A10G", "awsstatic.com"),
+        ("AMD Radeon PRO W7900", "amd.com"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "nvidia.com"),
+    ],
+)
+def test_a_source_has_the_makers_address(name: str, maker: str) -> None:
+    assert re.search(rf"\(https://\S*{re.escape(maker)}/\S+\), agrees with quotations of it$", str(peak_source(name)))
 
 
 def test_a_cpu_has_no_documented_peak() -> None:
