@@ -61,8 +61,18 @@ def main() -> None:
         return
     found = {model: measure(model, arguments.groups, arguments.pairs, arguments.seconds) for model in CASES}
     first, *others = found.values()
-    met = all(one["ratio"]["by_hand"]["high"] <= TARGET for one in found.values())
-    report({**first, "also": others, "target": TARGET, "target_met": met}, arguments.json)
+    verdicts = {model: verdict(one["ratio"]) for model, one in found.items()}
+    report({**first, "also": others, "target": TARGET, "verdicts": verdicts}, arguments.json)
+
+
+def verdict(ratio: Mapping[str, Mapping[str, float]]) -> str:
+    """Whether the whole interval of a model's ratio keeps to the target, or whether two loops by hand would not show it either."""
+    ours, control = ratio["by_hand"], ratio["control_by_hand"]
+    if ours["high"] <= TARGET:
+        return "met"
+    if ours["low"] > TARGET:
+        return "missed"
+    return "not shown: two loops by hand differ by more" if control["high"] > TARGET else "not shown"
 
 
 def measure(model: str, groups: int, pairs: int, seconds: float) -> dict[str, Any]:

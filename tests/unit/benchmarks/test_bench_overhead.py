@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.bench_overhead import ARMS, CASES, instructions, loops, of_groups
+from benchmarks.bench_overhead import ARMS, CASES, instructions, loops, of_groups, verdict
 
 
 def test_every_loop_makes_steps_and_ours_adds_few_instructions() -> None:
@@ -34,3 +34,21 @@ def test_the_interval_counts_what_groups_differ_by() -> None:
 
 def test_every_case_is_a_model() -> None:
     assert all(loops(model, apart_first=False) for model in CASES)
+
+
+@pytest.mark.parametrize(
+    ("ours", "control", "said"),
+    [
+        ((0.998, 1.004), (0.99, 1.02), "met"),
+        ((1.006, 1.02), (0.99, 1.02), "missed"),
+        ((0.99, 1.02), (0.99, 1.02), "not shown: two loops by hand differ by more"),
+        ((0.99, 1.02), (0.999, 1.001), "not shown"),
+    ],
+)
+def test_a_target_is_met_missed_or_not_shown(
+    ours: tuple[float, float], control: tuple[float, float], said: str
+) -> None:
+    interval = {
+        name: {"low": low, "high": high} for name, (low, high) in (("by_hand", ours), ("control_by_hand", control))
+    }
+    assert verdict(interval) == said
