@@ -82,7 +82,7 @@ class HolderView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlookView(View):
-    """When a job is expected to start (None: nothing says), and why not before; or ``starts`` of the first jobs of the queue, by id.
+    """When a job is expected to start (None: nothing says), and why not before; or ``starts`` of the first jobs of the queue, by id, with the ``order`` of its first 300.
 
     ``ahead`` are the jobs before it in the order, ``rule`` says why the last of these is: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``, ``arrival``.
     ``holders`` have to end first; with ``starts_at`` None these are jobs of which nothing is known. ``stops`` would be preempted for it.
@@ -94,6 +94,7 @@ class OutlookView(View):
     holders: tuple[HolderView, ...] = ()
     stops: tuple[HolderView, ...] = ()
     starts: Mapping[str, float] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
 
 
 NESTED[OutlookView] = {"holders": HolderView, "stops": HolderView}

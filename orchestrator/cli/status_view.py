@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.api.client import Client
+    from orchestrator.api.queue_views import OutlookView
     from orchestrator.api.views import JobList, JobView
     from orchestrator.cli.session import Session
 
@@ -69,24 +70,31 @@ def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
         return show_matrix(session, job.id, watch=options.watch, as_json=options.json)
     note_which(session, ref, job)
 
-    def render(found: JobView) -> list[str]:
-        return detail_lines(session.console, found, time.time())
+    def read() -> Shown:
+        found = client.job(job.id)
+        return Shown(found, _outlook(client, (found,)))
+
+    def render(found: Shown) -> list[str]:
+        now = time.time()
+        return detail_lines(session.console, found.view, now, _places(found.outlook, now).get(job.id, ""))
 
     if options.watch:
         from orchestrator.cli.live import watch_view
 
         watch_view(
             session,
-            lambda: client.job(job.id),
+            read,
             render,
             job_ids=(job.id,),
-            ended=lambda found: found.is_terminal,
-            as_json=_as_json if options.json else None,
+            ended=lambda found: found.view.is_terminal,
+            as_json=_job_json if options.json else None,
         )
-    elif options.json:
-        print_json(session, job.to_json())
+        return EXIT_OK
+    found = Shown(job, _outlook(client, (job,)))
+    if options.json:
+        print_json(session, _job_json(found))
     else:
-        _print(session, render(job))
+        _print(session, render(found))
     return EXIT_OK
 
 
@@ -121,8 +129,42 @@ def note_which(session: Session, ref: str, job: JobView) -> None:
         session.console.note(f"{ref} is {job.id}, the newest of that name")
 
 
-def _as_json(view: Any) -> object:
-    return view.to_json()
+class Shown(NamedTuple):
+    """A job or a list of jobs, with what lies before those that wait; None where none does."""
+
+    view: Any
+    outlook: OutlookView | None
+
+
+def _outlook(client: Client, jobs: Sequence[JobView]) -> OutlookView | None:
+    """Ask when jobs start only where one waits: most often none does."""
+    return client.outlook() if any(job.state in WAITING_STATES for job in jobs) else None
+
+
+def _places(outlook: OutlookView | None, now: float) -> dict[str, str]:
+    if outlook is None:
+        return {}
+    from orchestrator.cli.render.outlook_view import places
+
+    return places(outlook, now)
+
+
+def _job_json(shown: Shown) -> object:
+    job, outlook = shown.view, shown.outlook
+    if outlook is None or job.id not in outlook.order:
+        return job.to_json()
+    return {
+        **job.to_json(),
+        "place": outlook.order.index(job.id) + 1,
+        "expected_start": outlook.starts.get(job.id),
+    }
+
+
+def _list_json(shown: Shown) -> object:
+    outlook, jobs = shown.outlook, shown.view
+    if outlook is None:
+        return jobs.to_json()
+    return {**jobs.to_json(), "order": list(outlook.order), "expected_starts": dict(outlook.starts)}
 
 
 def _print(session: Session, lines: Sequence[str]) -> None:
@@ -138,7 +180,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
     recent = not options.states and since is None
     none = "no job matches" if options.chooses else "no jobs; `orch submit job.yaml` makes one"
 
-    def read() -> JobList:
+    def chosen() -> JobList:
         if recent:
             found = _live_and_recent(client, user, None if options.json or options.chooses else MOST_WAITING)
         else:
@@ -149,16 +191,21 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
 
         return replace(found, jobs=with_labels(found.jobs, options.labels, options.name))
 
-    def render(found: JobList) -> list[str]:
-        lines = job_lines(session.console, found.jobs, time.time()) or [none]
+    def read() -> Shown:
+        found = chosen()
+        return Shown(found, _outlook(client, found.jobs))
+
+    def render(shown: Shown) -> list[str]:
+        found, now = shown.view, time.time()
+        lines = job_lines(session.console, found.jobs, now, _places(shown.outlook, now)) or [none]
         return [*lines, *([MORE] if found.more else [])]
 
     if options.watch:
         from orchestrator.cli.live import watch_view
 
-        watch_view(session, read, render, as_json=_as_json if options.json else None)
+        watch_view(session, read, render, as_json=_list_json if options.json else None)
     elif options.json:
-        print_json(session, read().to_json())
+        print_json(session, _list_json(read()))
     else:
         _print(session, render(read()))
     return EXIT_OK

@@ -35,7 +35,9 @@ def status(
 ) -> int:
     """Show the state of jobs: those that have not ended, and the newest of those that ended in the last day.
 
+    A job that waits is shown with its place in the queue and its expected start; `orch explain` tells more.
     With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
+    Where jobs wait, `order` has the ids of the first of the queue and `expected_starts` when they start; a JOB that waits has `place` and `expected_start`.
     """
     options = StatusOptions(
         job=job,

@@ -30,13 +30,13 @@ MAX_ATTEMPTS = 10
 MAX_RANKS = 16
 
 
-def detail_lines(console: Console, job: JobView, now: float) -> list[str]:
-    """The job in full."""
+def detail_lines(console: Console, job: JobView, now: float, place: str = "") -> list[str]:
+    """The job in full; ``place`` says of one that waits what lies before it."""
     lines = [
         f"{console.style(job.id, 'bold')}  {console.style(state_text(job), *STATE_STYLES.get(job.state, ()))}"
         + (f"  {clean(job.reason)}" if job.reason else "")
     ]
-    for label, text in _facts(console, job, now):
+    for label, text in _facts(console, job, now, place):
         if text:
             lines.append(f"  {console.style(label.ljust(LABEL_WIDTH), 'dim')}{text}")
     if job.failure is not None and job.state == "FAILED":
@@ -52,7 +52,7 @@ SILENT_SECONDS = 30.0
 """A job that has run for so long and has told no step is shown with what to do about it."""
 
 
-def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
+def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple[str, str]]:
     workers = _workers(job)
     wants = ", ".join(f"{name} {_wanted(name, value)}" for name, value in per_worker(job).items() if value is not None)
     return [
@@ -64,7 +64,7 @@ def _facts(console: Console, job: JobView, now: float) -> list[tuple[str, str]]:
         ("still", "" if job.findings else console.style(clean(job.stall), "yellow") if job.stall else ""),
         ("ranks", f"{workers}, each {wants}" if wants else workers),
         ("advice", advice_text(job)),
-        ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}"),
+        ("queue", f"{job.queue}, priority {job.priority}, {clean(job.user)}" + (f", {place}" if place else "")),
         ("after", ", ".join(f"{other} ({on})" for other, on in job.depends_on.items())),
         ("submitted", f"{clock(job.submitted_at)} ({age(now - job.submitted_at)} ago)"),
         ("started", clock(job.started_at)),

@@ -10,7 +10,7 @@ from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, bar, number, span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from orchestrator.api.views import JobView
     from orchestrator.cli.console import Console
@@ -42,20 +42,24 @@ COLUMNS = (
 )
 
 
-def job_lines(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
-    """A table of jobs, those of one matrix in one line; USER only where there is more than one."""
+def job_lines(
+    console: Console, jobs: Sequence[JobView], now: float, places: Mapping[str, str] | None = None
+) -> list[str]:
+    """A table of jobs, those of one matrix in one line; USER only where there is more than one. ``places`` says, by id, what lies before those that wait."""
+    places = places or {}
     several = len({job.user for job in jobs}) > 1
     rows: list[list[Cell]] = []
     lines: list[str] = []
     for group in _grouped(jobs):
         if console.width >= NARROW:
-            single = len(group) == 1
-            row = (
-                _row(console, group[0], now, with_user=several) if single else _unit_row(group, now, with_user=several)
-            )
-            rows.append(row)
+            if len(group) == 1:
+                rows.append(_row(console, group[0], now, _remark(group[0], places), with_user=several))
+            else:
+                rows.append(_unit_row(group, now, with_user=several))
+        elif len(group) == 1:
+            lines += _stacked(console, group[0], now, _remark(group[0], places))
         else:
-            lines += _stacked(console, group[0], now) if len(group) == 1 else _stacked_unit(console, group, now)
+            lines += _stacked_unit(console, group, now)
     return lines or render_table(console, COLUMNS, rows)
 
 
@@ -102,7 +106,7 @@ def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list
     ]
 
 
-def _row(console: Console, job: JobView, now: float, *, with_user: bool) -> list[Cell]:
+def _row(console: Console, job: JobView, now: float, remark: Cell, *, with_user: bool) -> list[Cell]:
     return [
         Cell(job.id, ("bold",)),
         Cell(state_text(job), STATE_STYLES.get(job.state, ())),
@@ -111,11 +115,11 @@ def _row(console: Console, job: JobView, now: float, *, with_user: bool) -> list
         Cell(gpus_text(job)),
         Cell(age(now - job.submitted_at)),
         Cell(clean(job.user) if with_user else ""),
-        _remark(job),
+        remark,
     ]
 
 
-def _stacked(console: Console, job: JobView, now: float) -> list[str]:
+def _stacked(console: Console, job: JobView, now: float, remark: Cell) -> list[str]:
     dot = f" {console.glyphs.dot} "
     facts = [progress_text(console, job)]
     if gpus := gpus_text(job):
@@ -127,7 +131,6 @@ def _stacked(console: Console, job: JobView, now: float) -> list[str]:
     name = clip(job.id, console.width - len(state) - 2, console.glyphs.ellipsis)
     lines = [f"{console.style(name, 'bold')}  {console.style(state, *STATE_STYLES.get(job.state, ()))}"]
     lines.append("  " + clip(dot.join(fact for fact in facts if fact), console.width - 2, console.glyphs.ellipsis))
-    remark = _remark(job)
     if remark.text:
         lines.append(
             "  " + console.style(clip(remark.text, console.width - 2, console.glyphs.ellipsis), *remark.styles)
@@ -135,8 +138,8 @@ def _stacked(console: Console, job: JobView, now: float) -> list[str]:
     return lines
 
 
-def _remark(job: JobView) -> Cell:
-    """What is wrong with the job; else why it is where it is, and of one that runs badly balanced that."""
+def _remark(job: JobView, places: Mapping[str, str]) -> Cell:
+    """What is wrong with the job; else why it is where it is, of one that runs badly balanced that, and of one that waits its place."""
     if job.findings:
         more = f" (and {len(job.findings) - 1} more)" if len(job.findings) > 1 else ""
         first = job.findings[0]
@@ -144,7 +147,10 @@ def _remark(job: JobView) -> Cell:
     if job.stall:
         return Cell(clean(job.stall), ("yellow",))
     poor = poor_balance(job.balance) if job.state == "RUNNING" else ""
-    return Cell(clean(poor), ("yellow",)) if poor else Cell(clean(job.reason), ("dim",))
+    if poor:
+        return Cell(clean(poor), ("yellow",))
+    place = places.get(job.id, "") if job.state == "PENDING" else ""
+    return Cell(": ".join(part for part in (place, clean(job.reason)) if part), ("dim",))
 
 
 def state_text(job: JobView) -> str:

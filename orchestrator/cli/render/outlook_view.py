@@ -61,6 +61,18 @@ def expected(outlook: OutlookView, now: float) -> str:
     return "now" if left < 1 else f"in about {age(left)}, at {clock(outlook.starts_at, seconds=False)}"
 
 
+def places(outlook: OutlookView, now: float) -> dict[str, str]:
+    """The short form, by job id: the place in the queue, and the expected start where it is known."""
+    return {job_id: _place(at, outlook.starts.get(job_id), now) for at, job_id in enumerate(outlook.order, 1)}
+
+
+def _place(at: int, starts_at: float | None, now: float) -> str:
+    if starts_at is None:
+        return f"place {at}"
+    left = starts_at - now
+    return f"place {at}, starts " + ("now" if left < 1 else f"in about {age(left)}")
+
+
 def _row(holder: HolderView, now: float) -> list[Cell]:
     return [
         Cell(clean(holder.job_id), ("bold",)),

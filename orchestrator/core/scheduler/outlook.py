@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core import events as ev
@@ -69,10 +70,21 @@ class Outlook:
     stops: tuple[Victim, ...] = ()
 
 
+def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
+    """Return the state with the jobs of which starts are played alone, and the ids of those among them that wait, in order.
+
+    It costs the same whatever the length of the queue, and does not change while the live jobs do.
+    """
+    jobs = indexed(state.jobs)
+    waiting = list(islice(order_of(replace(state, jobs=jobs), now)[0], MOST_WAITING))
+    apart = {job.id: job for job in (*jobs.active.values(), *waiting)}
+    return replace(state, jobs=apart), tuple(job.id for job in waiting)
+
+
 def expected_starts(state: State, now: float, most: int) -> dict[JobId, float]:
     """When the first ``most`` waiting jobs are expected to start, as far as that is known."""
     state = replace(state, jobs=indexed(state.jobs))
-    wanted = {job.id for job in list(order_of(state, now)[0])[:most]}
+    wanted = {job.id for job in islice(order_of(state, now)[0], most)}
     play = _Play(state, now)
     play.run(lambda: wanted <= play.starts.keys())
     return {job_id: at for job_id, at in play.starts.items() if job_id in wanted}
@@ -124,7 +136,7 @@ class _Play:
 
     def __post_init__(self) -> None:
         live = indexed(self.state.jobs)
-        waiting = list(order_of(self.state, self.now)[0])[:MOST_WAITING]
+        waiting = list(islice(order_of(self.state, self.now)[0], MOST_WAITING))
         self._jobs = LiveJobs({job.id: job for job in (*live.active.values(), *waiting)}.values())
         self._ends = [(at, n, job.id) for at, n, job in ends(live.occupancy.jobs.values(), self.now, self._run_times)]
         self.known = {job_id for _, _, job_id in self._ends}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.queue_views import HolderView, OutlookView, QueueShares, QueueView, UserShareView
-from orchestrator.core.scheduler.outlook import expected_starts, outlook_of
+from orchestrator.core.scheduler.outlook import expected_starts, front_of, outlook_of
 from orchestrator.core.scheduler.reclaim import fair_shares
 from orchestrator.core.scheduler.scheduler import shares_of, waiting_order
 from orchestrator.core.states import JobState
@@ -64,13 +64,18 @@ class SharingDesk:
 
     async def outlook(self, job_id: JobId | None) -> OutlookView:
         """Return when jobs are expected to start: one, with what it waits for, or the first of the queue."""
-        state, now = readable(self._loop), self._loop.now()
+        now = self._loop.now()
+        order: tuple[JobId, ...] = ()
+        if job_id is None:
+            state, order = front_of(self._loop.state(), now)
+        else:
+            state = readable(self._loop)
         told = {job.id: eta for job in state.jobs.values() if job.gang_open and (eta := self._eta(job)) is not None}
         past = replace(state.past, run_times=replace(state.past.run_times, reported=told))
         state = replace(state, past=past)
         if job_id is None:
             found = await asyncio.to_thread(expected_starts, state, now, SHOWN_STARTS)
-            return OutlookView(starts={str(each): at for each, at in found.items()})
+            return OutlookView(starts={str(each): at for each, at in found.items()}, order=order)
         return outlook_view(await asyncio.to_thread(outlook_of, job_id, state, now))
 
     async def change(self, name: str, change: QueueChange, by: str) -> QueueView:

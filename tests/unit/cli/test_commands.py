@@ -218,6 +218,24 @@ def test_explain(orch: Orch, served: ServedFake) -> None:
     assert orch("queue", "--json").json["expected_starts"].keys() == {late.id}
 
 
+def test_status_has_the_short_form_of_why_a_job_waits(orch: Orch, served: ServedFake, job: JobView) -> None:
+    assert "place" not in orch("status").out, "nothing waits"
+    next_, late = (served.do(lambda service, name=name: service.add(name)) for name in ("next", "late"))
+    starts = {next_.id: time.time() + 7260}
+    told = OutlookView(starts=starts, order=(next_.id, late.id))
+    served.do(lambda service: setattr(service, "outlook_answer", told))
+    shown = {line.split()[0]: line for line in orch("status").out.splitlines()}
+    assert f"place 1, starts in about 2h: {next_.reason}" in shown[next_.id]
+    assert f"place 2: {late.reason}" in shown[late.id]
+    assert "place" not in shown[job.id]
+    assert "priority 50, ada, place 2" in orch("status", late.id).out
+    answer = orch("status", "--json").json
+    assert (answer["order"], answer["expected_starts"]) == ([next_.id, late.id], starts)
+    one = orch("status", next_.id, "--json").json
+    assert (one["place"], one["expected_start"]) == (1, starts[next_.id])
+    assert "place" not in orch("status", job.id, "--json").json
+
+
 def test_queue(orch: Orch, served: ServedFake, job: JobView) -> None:
     assert orch("queue").out == "nothing waits\n"
     low = served.do(lambda service: service.add("low", priority=1))

@@ -12,9 +12,9 @@ from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import Basis, Like, RunTimes
 from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.order import Rule
-from orchestrator.core.scheduler.outlook import Outlook, expected_starts, outlook_of
+from orchestrator.core.scheduler.outlook import Outlook, expected_starts, front_of, outlook_of
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.scheduler.scheduler import State, decide, waiting_order
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.spec.queues import parse_queues
 from tests.unit.core.builders import T0, checkpoint, make_spec, node, nodes, pending, running
@@ -124,6 +124,9 @@ def test_an_outlook_changes_nothing_and_agrees_with_the_decisions(seed: int) -> 
     before = dict(jobs)
     there = State(jobs=dict(before), nodes=known, sharing=policy.sharing, past=policy.past)
     expected = expected_starts(there, THEN, 99)
+    front, order = front_of(there, THEN)
+    assert list(order) == [job.id for job in waiting_order(there, THEN)]
+    assert expected_starts(front, THEN, 99) == expected, "what does not wait for room alone changes nothing"
     assert there.jobs == before
     for event in decide(State(jobs=jobs, nodes=known, sharing=policy.sharing, past=policy.past), THEN).events:
         jobs[event.job_id] = followed(jobs[event.job_id], event, THEN)

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.queue_views import QueueChange
+from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.requests.sharing import SharingDesk
@@ -38,6 +39,7 @@ def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> No
         busy = running(pending(make_spec(workers=8), job_id="busy-aaaaaa", user="bob"), nodes=("a",) * 8)
         late = pending(make_spec(workers=4), sequence=2, job_id="late-aaaaaa")
         rounds.loop.jobs = Published([busy, late])
+        rounds.loop.decided = LiveJobs([busy, late])
         rounds.loop.nodes = nodes(node("a", gpus=8))
         now = rounds.loop.now()
         desk = SharingDesk(rounds.loop, rounds.store, lambda job: 60.0 if job.id == busy.id else None)
@@ -45,7 +47,8 @@ def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> No
         assert found.starts_at == pytest.approx(now + 60, abs=5)
         [holder] = found.holders
         assert (holder.job_id, holder.user, holder.gpus, holder.basis) == (busy.id, "bob", 8.0, "its progress")
-        assert (await desk.outlook(None)).starts.keys() == {late.id}
+        first = await desk.outlook(None)
+        assert (first.starts.keys(), first.order) == ({late.id}, (late.id,))
 
     with_desk(story)
 
