@@ -228,7 +228,7 @@ def test_status_has_the_short_form_of_why_a_job_waits(orch: Orch, served: Served
     assert f"place 1, starts in about 2h: {next_.reason}" in shown[next_.id]
     assert f"place 2: {late.reason}" in shown[late.id]
     assert "place" not in shown[job.id]
-    assert "priority 50, ada, place 2" in orch("status", late.id).out
+    assert "priority 50, owner, place 2" in orch("status", late.id).out
     answer = orch("status", "--json").json
     assert (answer["order"], answer["expected_starts"]) == ([next_.id, late.id], starts)
     one = orch("status", next_.id, "--json").json

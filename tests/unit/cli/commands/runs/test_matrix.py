@@ -104,6 +104,7 @@ def test_results_are_by_configuration_over_all_runs(orch: Orch, served: ServedFa
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "runs",
         "graphs",
+        "report.html",
         "summary.txt",
         "summary.json",
         "summary.csv",
