@@ -111,7 +111,7 @@ REAL: list[tuple[str, FailureClass, Callable[[], object]]] = [
     ("nonfinite_loss", USER, _diverge),
     ("nonfinite_loss", USER, _clip_nothing),
     ("nonfinite_loss", USER, lambda: torch.multinomial(torch.tensor([float("nan"), 1.0]), 1)),
-    ("nonfinite_loss", USER, lambda: torch.distributions.Normal(torch.tensor(float("nan")), 1.0)),
+    ("nonfinite_loss", USER, lambda: torch.distributions.Normal(torch.tensor(float("nan")), 1.0, validate_args=True)),
     ("host_memory", INFRA, lambda: torch.empty(10**15)),
     ("host_memory", INFRA, lambda: bytearray(10**15)),
 ]
