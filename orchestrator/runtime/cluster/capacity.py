@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.cluster import Node
@@ -35,8 +34,6 @@ class Capacity:
         self._holds = holds
         self._own_groups = own_groups
         self._others: dict[str, Held] = {}
-        self._alive: dict[str, Node] = {}
-        """Each node as it was last alive."""
 
     async def look_at_others(self, raw: Mapping[str, RayNode]) -> None:
         """Update what other users hold. A change counts once a second look, a moment later, confirms it."""
@@ -47,23 +44,8 @@ class Capacity:
         again: dict[str, Held] = await self._ray.call(held_by_others, raw, self._own_groups())
         self._others = {node_id: held.least(again.get(node_id, NOTHING)) for node_id, held in others.items()}
 
-    def nodes(self, raw: Mapping[str, RayNode]) -> dict[str, Node]:
-        """Return the nodes as the scheduler sees them, without those whose host has joined again: Ray then gave it a new id."""
-        found = {node_id: self.node(node) for node_id, node in raw.items()}
-        self._alive = {node_id: node for node_id, node in self._alive.items() if node_id in found}
-        back = {node.name for node in found.values() if node.alive}
-        return {node_id: node for node_id, node in found.items() if raw[node_id].alive or node.name not in back}
-
     def node(self, raw: RayNode) -> Node:
-        """Return the node as the scheduler sees it. Of a dead one Ray tells no resources: it has what it had, for jobs that wait for it."""
-        if not raw.alive and raw.id in self._alive:
-            return replace(self._alive[raw.id], alive=False)
-        node = self._node(raw)
-        if node.alive:
-            self._alive[raw.id] = node
-        return node
-
-    def _node(self, raw: RayNode) -> Node:
+        """Return the node as the scheduler sees it."""
         report, held = self._nodes.reports.get(raw.id), self._others.get(raw.id, NOTHING)
         return Node(
             id=raw.id,

@@ -125,7 +125,7 @@ class Cluster:
         if not self.site.embedded:
             await self._capacity.look_at_others(raw)
             await self.nodes.find_silent(raw, self._token)
-        return self._capacity.nodes(raw)
+        return {node_id: self._capacity.node(node) for node_id, node in raw.items()}
 
     async def warm(self, placed: Mapping[str, int] | None = None) -> None:
         """Start idle workers, so that the next gang's actors start at once.

@@ -105,6 +105,5 @@ def test_a_record_that_has_not_changed_is_looked_at_again_when_its_time_comes() 
     state = State(jobs=jobs, nodes=nodes(node("a")))
     first = decide(state, T0 + 10)
     assert first.wake_at is not None
-    between = decide(state, first.wake_at - 1)
-    assert (between.events, between.wake_at) == ([], first.wake_at)
+    assert decide(state, first.wake_at - 1).events == []
     assert [type(event) for event in decide(state, first.wake_at).events] == [ev.StopRequested]

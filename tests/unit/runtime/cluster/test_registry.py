@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +18,7 @@ from tests.support.nodes import node_report
 def raw(*alive: str, dead: tuple[str, ...] = ()) -> dict[str, RayNode]:
     return {
         name: RayNode(
-            id=name,
-            alive=name in alive,
-            hostname=name,
-            address="10.0.0.1",
-            port=1,
-            total={"CPU": 4.0, "GPU": 3.0} if name in alive else {},
+            id=name, alive=name in alive, hostname=name, address="10.0.0.1", port=1, total={"CPU": 4.0, "GPU": 3.0}
         )
         for name in (*alive, *dead)
     }
@@ -127,39 +121,5 @@ def test_a_node_whose_raylet_does_not_answer_is_not_reachable() -> None:
         capacity = Capacity(ray, nodes, holds, tuple)  # type: ignore[arg-type]
         seen = {name: capacity.node(node).reachable for name, node in raw("a", "b").items()}
         assert seen == {"a": True, "b": False}
-
-    asyncio.run(run())
-
-
-def test_a_host_that_has_joined_again_is_there_once() -> None:
-    async def run() -> None:
-        ray = Ray(a=Agent())
-        nodes = registry(ray)
-        await nodes.update(raw("a", dead=("b",)))
-        holds: Any = SimpleNamespace(held={}, per_node=dict)
-        capacity = Capacity(ray, nodes, holds, tuple)  # type: ignore[arg-type]
-        before = replace(raw("a")["a"], id="its id before", alive=False)
-        unmet = replace(before, id="its next id", alive=True)
-        seen = capacity.nodes({before.id: before, **raw("a", dead=("b",)), unmet.id: unmet})
-        assert set(seen) == {"a", "b", "its next id"}
-        assert set(capacity.nodes({before.id: before, unmet.id: unmet})) == {before.id, unmet.id}, "neither is up"
-
-    asyncio.run(run())
-
-
-def test_a_dead_node_has_what_it_had_for_jobs_that_wait_for_it() -> None:
-    async def run() -> None:
-        ray = Ray(a=Agent("G0"))
-        nodes = registry(ray)
-        holds: Any = SimpleNamespace(held={}, per_node=dict)
-        capacity = Capacity(ray, nodes, holds, tuple)  # type: ignore[arg-type]
-        await nodes.update(raw("a"))
-        alive = capacity.nodes(raw("a"))["a"]
-        await nodes.update(raw(dead=("a",)))
-        dead = capacity.nodes(raw(dead=("a",)))["a"]
-        assert dead == replace(alive, alive=False)
-        assert (dead.cpus, dead.gpu_models) == (4.0, ("H100",))
-        capacity.nodes({})
-        assert capacity.nodes(raw(dead=("a",)))["a"].cpus == 0.0, "Ray has forgotten it meanwhile"
 
     asyncio.run(run())
