@@ -40,8 +40,7 @@ torch.distributed that call torch's own (torch_changes/), and the server's envir
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
 program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
-that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/
-(functions of torch that are replaced: teardown.py, where torch counts on being slow, and collective_calls.py, which collective a rank
-has entered; and debugger.py, where `pdb` finds its terminal), and below them deadline.py (when a rank is killed), request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py,
-linux.py and wire.py.
+that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/ (functions that are replaced: teardown.py, where torch
+counts on being slow, collective_calls.py, which collective a rank has entered, and debugger.py, where `pdb` finds its terminal), and
+below them deadline.py (when a rank is killed), request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
 """

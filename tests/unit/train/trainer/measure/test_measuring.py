@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import resource
+import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,21 @@ def test_the_table_has_one_entry_for_a_name_and_rates_in_order() -> None:
 )
 def test_a_source_has_the_makers_address(name: str, maker: str) -> None:
     assert re.search(rf"\(https://\S*{re.escape(maker)}/\S+\), agrees with quotations of it$", str(peak_source(name)))
+
+
+def test_the_table_is_printed_or_the_sources_of_gpus_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(*names: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["peaks", *names])
+        runpy.run_path(str(peaks.__file__), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    assert printed() == list(peaks.table())
+    assert printed("NVIDIA A10G", "a GPU of tomorrow") == [
+        f"NVIDIA A10G: {peak_source('NVIDIA A10G')}",
+        "a GPU of tomorrow: not in the table",
+    ]
 
 
 def test_a_cpu_has_no_documented_peak() -> None:
