@@ -20,6 +20,7 @@ from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import Subject, render_report
 from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json
 from orchestrator.bench.rounds import Machine, Rounds
+from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,10 @@ def _say_plan(
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     if machine.device == "cpu" and most * request.threads > cpus:
         threads = environ["OMP_NUM_THREADS"]
-        note(f"{most} ranks with {threads} thread(s) each share {cpus} processors: they slow each other down")
-    note(f"{len(cells)} configurations, {request.runs} runs each, in turn")
+        note(
+            f"{most} ranks with {plural(int(threads), 'thread')} each share {cpus} processors: they slow each other down"
+        )
+    note(f"{plural(len(cells), 'configuration')}, {plural(request.runs, 'run')} each, in turn")
 
 
 def _write(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
 from orchestrator.bench.statistics import FEWEST_RUNS, Interval, outliers
+from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -264,7 +265,7 @@ def _remarks(results: Sequence[CellResult]) -> Iterator[str]:
 
 
 def _environment(environment: Mapping[str, Any]) -> Iterator[str]:
-    yield f"- {environment['cpus']} processors ({environment['cpu']}), {environment['threads_per_rank']} thread(s) per rank, {environment['system']}"
+    yield f"- {environment['cpus']} processors ({environment['cpu']}), {plural(environment['threads_per_rank'], 'thread')} per rank, {environment['system']}"
     yield f"- load average at the start: {', '.join(f'{value:.1f}' for value in environment['load_average'])}"
     yield "- versions: " + ", ".join(f"{name} {value}" for name, value in environment["versions"].items() if value)
     for gpu in environment["gpus"]:

@@ -12,6 +12,7 @@ from orchestrator.bench.gpu_watch import GpuWatch
 from orchestrator.bench.plan import name_of, rounds
 from orchestrator.bench.processes import RankProcesses
 from orchestrator.bench.results import CellResult, run_of
+from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,7 @@ class Rounds:
         except RankError as error:
             self._close()
             self._results[cell] = replace(result, error=error.message)
-            note(f"{cell.ranks} rank(s), global batch {cell.batch}: {error.message}")
+            note(f"{plural(cell.ranks, 'rank')}, global batch {cell.batch}: {error.message}")
             return
         self._log(number, cell, answers)
         run = run_of(number, cell, answers, request.steps, watch.use())

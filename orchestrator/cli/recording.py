@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
+from orchestrator.core.sentences.base import plural
 from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.gpu.drivers.inventory import survey
 from orchestrator.gpu.recording.gputop import RecordingError, read_recording
@@ -88,7 +89,9 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
             watched.gpus.close()
             raise BadRequestError(f"cannot record: {error}") from error
         for path in recorder.paths:
-            session.console.note(f"recording {len(watched.gpus.gpus)} GPU(s) at {request.rate:g} Hz into {path}")
+            session.console.note(
+                f"recording {plural(len(watched.gpus.gpus), 'GPU')} at {request.rate:g} Hz into {path}"
+            )
         try:
             code = watched.wait(Path(scratch), signals)
         finally:

@@ -466,6 +466,13 @@ def test_a_rank_that_the_shutdown_of_its_machine_stops_outlives_its_owner(
     assert record.ending.keeper_terminated_at is not None
 
 
+def asleep(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_RUNNING
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -482,7 +489,7 @@ def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
             while end.recv(65536):  # until the keeper has seen the end
                 pass
         rank.lifeline.close()
-        time.sleep(0.05)  # the sender waits
+        wait_until(lambda: asleep(rank.keeper_pid), "the keeper that waits for its own signal")
         for pid in (rank.keeper_pid, script):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import OrchError, RefusedError
+from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +106,7 @@ class Drill:
         saved = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.valid and Path(c.path).is_dir()]
         if len(saved) < 2:
             raise RefusedError(
-                f"{self.job.id} has {len(saved)} good checkpoint(s) on this machine; tearing one needs another to go back to",
+                f"{self.job.id} has {plural(len(saved), 'good checkpoint')} on this machine; tearing one needs another to go back to",
                 hint=f"wait for the next: orch checkpoints {self.job.id}",
             )
         torn = saved[0]

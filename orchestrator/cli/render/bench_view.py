@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.bench.report import recommendation
 from orchestrator.bench.results import compare
 from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,9 @@ def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
                 Cell("" if found is None else recommendation(found)),
             )
         )
-    failed = [f"{one.cell.ranks} rank(s), global batch {one.cell.batch}: {one.error}" for one in results if one.error]
+    failed = [
+        f"{plural(one.cell.ranks, 'rank')}, global batch {one.cell.batch}: {one.error}" for one in results if one.error
+    ]
     return [*render_table(console, COLUMNS, rows), *failed]
 
 

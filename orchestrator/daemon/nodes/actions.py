@@ -9,6 +9,7 @@ from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeEr
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import StopPurpose
 from orchestrator.store.errors import StoreError
 
@@ -58,7 +59,11 @@ class NodeActions:
         self._spawn(self._reserve())
         moved = await self._drain(node, by) if verb is NodeVerb.DRAIN else ()
         state = STATES[verb]
-        message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
+        message = (
+            f"{plural(len(moved), 'job saves and moves', 'jobs save and move')} away"
+            if moved
+            else f"{node.name} is {state.lower()}"
+        )
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
 
     def _find(self, name: str) -> Node:

@@ -12,6 +12,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
 from orchestrator.parts import install_line, part_of
 from orchestrator.runtime.forkserver.cgroups import find_place
@@ -199,7 +200,7 @@ def _daemon(settings: Settings) -> list[Finding]:
         return [Finding(level=Level.ERROR, what=str(error), remedy=error.hint)]
     if health.problems:
         return [Finding(level=Level.ERROR, what=p, remedy=f"see {settings.paths.daemon_log}") for p in health.problems]
-    return [_ok(f"the daemon runs (process {health.pid}), Ray at {health.ray_address}, {health.nodes} node(s)")]
+    return [_ok(f"the daemon runs (process {health.pid}), Ray at {health.ray_address}, {plural(health.nodes, 'node')}")]
 
 
 def _store(settings: Settings) -> list[Finding]:

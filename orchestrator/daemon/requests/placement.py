@@ -12,6 +12,7 @@ from orchestrator.core.scheduler.placement import capacity, free_on, place
 from orchestrator.core.scheduler.scheduler import waiting_order
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.sentences import sentence
+from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     ranks = asked.num_workers if placed is None else len(placed)
     common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
     if placed is None:
-        reason = f"behind {len(ahead)} queued job(s)" if ahead else "its GPUs and CPUs are in use"
+        reason = f"behind {plural(len(ahead), 'queued job')}" if ahead else "its GPUs and CPUs are in use"
         return {"starts": "later", "reason": reason, **common}
     seats = tuple(
         v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)

@@ -65,7 +65,7 @@ def test_a_configuration_that_fails_is_reported_and_the_others_go_on(orch: Any, 
     )
     code, _out, err = orch("--model", f"{script}:make", *TINY, "--runs", "2")
     assert code == 0, err
-    assert "2 rank(s), global batch 4: rank 1 ended: the second rank gives up" in err
+    assert "2 ranks, global batch 4: rank 1 ended: the second rank gives up" in err
     report = (tmp_path / "out/comparison_report_net_make.md").read_text()
     assert "2 ranks, global batch 4: failed: rank 1 ended" in report
     assert "Nothing to compare" in report

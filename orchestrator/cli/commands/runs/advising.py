@@ -33,7 +33,7 @@ def advise_job(
     from orchestrator.cli.render.advice_view import script_lines
     from orchestrator.cli.session import print_json
 
-    script = script_of(_spec(file), file, session.environ)
+    script = script_of(_before_advice(file), file, session.environ)
     with logs_kept_on_failure() as logs:
         found = run_script_advisor(
             script, ranks=ranks, threads=threads, precision=precision, logs=logs, note=session.console.note
@@ -74,14 +74,12 @@ def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence
     if len(files) != 1 or files[0] == "-":
         raise BadRequestError("--advise runs the script of one job file", hint="name one file")
     file = Path(files[0])
-    # Without GPUs or advice the word alone is an error, for the number of ranks is not known yet.
-    workers = _spec(file, (*overrides, "resources.resources_per_worker.gpu=1")).resources.num_workers
-    if workers != "auto":
+    spec = _before_advice(file, overrides)
+    if spec.resources.num_workers != "auto":
         raise BadRequestError(
             "--advise chooses the number of ranks, and the job says it itself in resources.num_workers",
             hint="write num_workers: auto, or leave out --advise",
         )
-    spec = _spec(file, (*overrides, "resources.auto.advice={ranks: 1}"))
     auto = spec.resources.auto
     assert auto is not None
     wanted = sorted({n for n in (auto.min, 1, 2, 4, 8, auto.max) if auto.min <= n <= min(auto.max, MOST_ADVISED)})
@@ -131,6 +129,13 @@ def _spec(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
         return parse_job(job_text(str(file)).text, source=str(file), overrides=overrides)
     except SpecError as error:
         raise invalid_spec(error) from error
+
+
+def _before_advice(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read a job that is about to be advised: without GPUs, num_workers: auto is an error until there is advice."""
+    workers = _spec(file, (*overrides, "resources.resources_per_worker.gpu=1")).resources.num_workers
+    undecided = ("resources.auto.advice={ranks: 1}",) if workers == "auto" else ()
+    return _spec(file, (*overrides, *undecided))
 
 
 def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.api.errors import BadRequestError
 from orchestrator.bench.advisor import script_advice
 from orchestrator.bench.errors import BenchError
-from orchestrator.cli.commands.runs.advising import advice_overrides, logs_kept_on_failure, script_of
+from orchestrator.cli.commands.runs.advising import advice_overrides, advise_job, logs_kept_on_failure, script_of
 from orchestrator.cli.session import Session
 from orchestrator.spec.job import parse_job
 
@@ -82,6 +82,16 @@ def test_advice_becomes_a_part_of_the_job(tmp_path: Path, capsys: pytest.Capture
     assert (advice.ranks, advice.efficiency, advice.gradient_bytes) == (1, 1.0, 36)
     assert advice.compute_ms is not None
     assert spec.resources.auto.bounds == (1, 1)
+
+
+def test_a_job_whose_number_of_ranks_is_to_be_advised_can_be_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"version: 1\nname: one\nentrypoint: {sys.executable} train.py\nworking_dir: {tmp_path}\n{AUTO}")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert advise_job(Session(), file, ranks=(1,), precision="fp32", threads=1, as_json=False) == 0
+    assert "worth 1 rank" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
