@@ -1,14 +1,15 @@
 """Matches the log policies of a job against the end of a failed rank's output, within a bounded time.
 
 The patterns are the user's, and a regular expression can take practically for ever. The search therefore runs in its
-own process, which is killed at the deadline: neither the daemon nor the rank's actor waits longer. Without policies,
-nothing runs.
+own process, which the kernel ends when it has used its processor time: on a busy machine no pattern is left out that is
+quick. Neither the daemon nor the rank's actor waits longer than `PATIENCE_SECONDS`. Without policies, nothing runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,15 @@ from orchestrator.core.facts.notes import PoliciesLeftOut
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-DEADLINE_SECONDS: Final = 2.0
+SEARCH_SECONDS: Final = 2.0
+"""Processor time of the whole search."""
+PATIENCE_SECONDS: Final = 30.0
+"""How long the end of a rank may wait for the search, where the machine leaves it no processor."""
 MOST_CHARACTERS: Final = 64 * 1024
 _SEARCH: Final = """
-import json, re, sys
-patterns, text = json.load(sys.stdin)
+import json, re, signal, sys
+seconds, patterns, text = json.load(sys.stdin)
+signal.setitimer(signal.ITIMER_VIRTUAL, seconds)  # nothing catches its signal: a search does not come back to Python
 for number, pattern in enumerate(patterns):
     print("at", number, flush=True)
     if re.search(pattern, text):
@@ -31,15 +36,20 @@ for number, pattern in enumerate(patterns):
 
 
 async def match_policies(
-    policies: Sequence[tuple[str, str]], text: str, *, seconds: float = DEADLINE_SECONDS
+    policies: Sequence[tuple[str, str]],
+    text: str,
+    *,
+    seconds: float = SEARCH_SECONDS,
+    patience: float = PATIENCE_SECONDS,
 ) -> tuple[str, PoliciesLeftOut | None]:
     """Return the action of the first of ``policies`` (pattern, action) that matches the end of ``text``; empty when none does.
 
-    After a timeout or an error the action is empty and the second part gives the reason.
+    A search that takes more than ``seconds`` of processor time, or whose process does not end within ``patience``, is ended. After
+    that or an error the action is empty and the second part gives the reason.
     """
     if not policies:
         return "", None
-    question = json.dumps([[pattern for pattern, _ in policies], text[-MOST_CHARACTERS:]])
+    question = json.dumps([seconds, [pattern for pattern, _ in policies], text[-MOST_CHARACTERS:]])
     try:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _SEARCH),
@@ -53,19 +63,20 @@ async def match_policies(
     assert process.stdout is not None
     last = ["", "0"]
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(patience):
             process.stdin.write(question.encode())
             process.stdin.close()
             async for line in process.stdout:
                 last = line.decode().split()
-            await process.wait()
+            code = await process.wait()
     except TimeoutError:
-        pattern = policies[int(last[1])][0]
-        return "", PoliciesLeftOut(pattern=pattern, seconds=seconds)
+        return "", PoliciesLeftOut(said=f"no processor was free for the search within {patience:g} s")
     except (OSError, ConnectionError):
         return "", PoliciesLeftOut()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if code == -signal.SIGVTALRM and last[0] != "found":
+        return "", PoliciesLeftOut(pattern=policies[int(last[1])][0], seconds=seconds)
     return (policies[int(last[1])][1], None) if last[0] == "found" else ("", None)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from orchestrator.core.facts.notes import PoliciesLeftOut
+from orchestrator.runtime.ranks.output import log_policies
 from orchestrator.runtime.ranks.output.log_policies import match_policies
 
 CATASTROPHIC = r"(a+)+$"
@@ -31,9 +32,19 @@ def test_the_first_that_is_found_counts(policies: list[tuple[str, str]], action:
 def test_a_pattern_that_never_ends_is_left_out_in_time_and_leaves_no_process() -> None:
     before = {p.pid for p in psutil.Process().children()}
     policies = [("x", "fail"), (CATASTROPHIC, "fail")]
-    action, note = asyncio.run(match_policies(policies, SLOW_TEXT, seconds=0.5))
+    action, note = asyncio.run(match_policies(policies, SLOW_TEXT, seconds=0.5, patience=3600))
     assert action == ""
     assert note == PoliciesLeftOut(pattern=CATASTROPHIC, seconds=0.5)
+    assert {p.pid for p in psutil.Process().children()} <= before
+
+
+def test_a_search_that_gets_no_processor_blames_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process stops itself, which is what the machine does to it when it is busy."""
+    before = {p.pid for p in psutil.Process().children()}
+    monkeypatch.setattr(log_policies, "_SEARCH", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    action, note = asyncio.run(match_policies([("x", "fail")], "x", patience=0.5))
+    assert action == ""
+    assert note == PoliciesLeftOut(said="no processor was free for the search within 0.5 s")
     assert {p.pid for p in psutil.Process().children()} <= before
 
 
@@ -41,7 +52,7 @@ def test_the_loop_goes_on_during_a_search_and_a_search_that_is_cancelled_leaves_
     before = {p.pid for p in psutil.Process().children()}
 
     async def case() -> None:
-        search = asyncio.create_task(match_policies([(CATASTROPHIC, "fail")], SLOW_TEXT, seconds=3600))
+        search = asyncio.create_task(match_policies([(CATASTROPHIC, "fail")], SLOW_TEXT, seconds=3600, patience=3600))
         while {p.pid for p in psutil.Process().children()} <= before:  # noqa: ASYNC110  (a process starts)
             await asyncio.sleep(0)
         for _ in range(10):
