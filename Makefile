@@ -100,15 +100,15 @@ mutants: $(STAMP)
 instructions: $(STAMP)
 	$(BIN)/python -m benchmarks.instructions --compare
 
-# The TensorFlow example with real kills, in an interpreter of its own with TensorFlow and torch (2 GB), without orch. ORCH_TEST_TENSORFLOW
-# names another one, and has `make test` try it as well.
+# The TensorFlow example with real kills, in an interpreter of its own with TensorFlow, torch and orch (2 GB). ORCH_TEST_TENSORFLOW names
+# another one, and has `make test` try it as well.
 tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
 	ORCH_TEST_TENSORFLOW=$${ORCH_TEST_TENSORFLOW:-$(CURDIR)/.venv-tensorflow/bin/python} \
 		$(BIN)/python -m pytest -q tests/integration/test_trainer_examples.py -k tensorflow
 
 .venv-tensorflow: constraints.txt
 	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch || { rm -rf $@; exit 1; }
+	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch --editable '.[train]' || { rm -rf $@; exit 1; }
 	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check 'tensorflow-cpu>=2.21' || { rm -rf $@; exit 1; }
 
 dashboards: $(STAMP)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.api.views import JobView
 from orchestrator.spec.job import parse_job
 from orchestrator.train.trainer.config.check import trainer_findings
-from tests.support.stack import PATIENCE_SECONDS, Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
@@ -122,7 +123,19 @@ def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> No
 
 
 TENSORFLOW_PYTHON = os.environ.get("ORCH_TEST_TENSORFLOW") or (sys.executable if find_spec("tensorflow") else "")
-"""An interpreter with TensorFlow and torch, without orch: `make tensorflow` makes one."""
+"""An interpreter with TensorFlow, torch and orch's extra `train`: `make tensorflow` makes one."""
+
+
+def step_or_end(stack: Stack, job_id: str, step: int) -> JobView:
+    """The job once it has reached the step, or has ended before."""
+
+    def reached() -> JobView | None:
+        job = stack.job(job_id)
+        return job if job.is_terminal or (job.progress and (job.progress.step or 0) >= step) else None
+
+    found = wait_until(f"{job_id} reaches step {step}", reached)
+    assert isinstance(found, JobView)
+    return found
 
 
 @pytest.mark.slow
@@ -134,7 +147,7 @@ def test_killed_tensorflow_ranks_go_on_from_the_last_save_and_end_with_the_same_
     assert done.returncode == 0, done.stderr
     job_id = done.stdout.strip()
     for rank, step in ((0, 200), (1, 600)):
-        running = stack.wait_step(job_id, step)
+        running = step_or_end(stack, job_id, step)
         assert running.state == "RUNNING", stack.log(job_id)
         (pid,) = (gpu.pid for gpu in running.gpus if gpu.rank == rank)
         assert pid is not None
