@@ -119,7 +119,7 @@ def write_memory_comparison(runs: Sequence[Run], target: Path, *, training: bool
         panel.text(1.03 * most, place, _against(summary.mean, rows[0][1].mean, place), va="center", fontsize="small")
     panel.set_yticks(range(len(rows)), [_name(run) for run, _ in rows])
     panel.invert_yaxis()
-    panel.set_xlim(0, 1.38 * most)
+    panel.set_xlim(0, 1.38 * most if most > 0 else 1)
     below(figure, panel)
     when = "while training" if training else "over the whole run"
     finish(panel, y="", x="memory in use (MiB), all GPUs of the run", title=f"GPU memory {when}", from_zero=False)
