@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak hosts dashboards pictures format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -100,6 +100,17 @@ mutants: $(STAMP)
 instructions: $(STAMP)
 	$(BIN)/python -m benchmarks.instructions --compare
 
+# The TensorFlow example with real kills, in an interpreter of its own with TensorFlow, torch and orch (2 GB). ORCH_TEST_TENSORFLOW names
+# another one, and has `make test` try it as well.
+tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
+	ORCH_TEST_TENSORFLOW=$${ORCH_TEST_TENSORFLOW:-$(CURDIR)/.venv-tensorflow/bin/python} \
+		$(BIN)/python -m pytest -q tests/integration/test_trainer_examples.py -k tensorflow
+
+.venv-tensorflow: constraints.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch --editable '.[train]' || { rm -rf $@; exit 1; }
+	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check 'tensorflow-cpu>=2.21' || { rm -rf $@; exit 1; }
+
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build
 
@@ -112,4 +123,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .venv-tensorflow .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

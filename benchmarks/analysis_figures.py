@@ -53,6 +53,10 @@ def main() -> None:
             "runs": options.pairs,
             "mean_intervals": mean_coverage(options.pairs),
             "estimates": estimate_coverage(max(50, options.pairs // 5)),
+            "estimates_once_a_second": {
+                f"steps of {seconds:g} s": estimate_coverage(max(50, options.pairs // 5), seconds)
+                for seconds in (1.0, 0.1)
+            },
             "known_difference": known_difference(Path(folder)),
             "long_record": long_record(Path(folder) / "long"),
             "machine": machine(),
@@ -78,28 +82,44 @@ def _held(count: int, memory: float, runs: int) -> float:
     return round(held / runs, 4)
 
 
-def estimate_coverage(jobs: int) -> dict[str, dict[str, float]]:
-    """Shares of 95 % intervals that held the time left, by how alike steps are and the share of them that was done."""
+def estimate_coverage(jobs: int, step_seconds: float | None = None) -> dict[str, dict[str, float]]:
+    """Shares of 95 % intervals that held the time left, by how alike steps are and the share of them that was done.
+
+    With ``step_seconds`` the daemon sees the newest report once a second, with the time at which it was made; else every one.
+    """
     return {
-        str(alike): {str(share): _estimates_held(jobs, alike, share) for share in SHARES} for alike in (0.0, 0.9, 0.98)
+        str(alike): {str(share): _estimates_held(jobs, alike, share, step_seconds) for share in SHARES}
+        for alike in (0.0, 0.9, 0.98)
     }
 
 
-def _estimates_held(jobs: int, alike: float, share: float) -> float:
+def _estimates_held(jobs: int, alike: float, share: float, step_seconds: float | None) -> float:
     held = given = 0
     for seed in range(jobs):
         dice = random.Random(seed)
-        seconds = _step_times(dice, dice.randrange(200, 1001), alike)
-        history, at, cut = StepHistory(), START, int(share * len(seconds))
-        for step, each in enumerate(seconds[:cut], 1):
-            at += each
-            history.add(Mark(at, 1, step))
-        found = time_left(history.marks, len(seconds))
+        seconds = [(step_seconds or 1.0) * each for each in _step_times(dice, dice.randrange(200, 1001), alike)]
+        cut = int(share * len(seconds))
+        marks, now = _marks_seen(seconds[:cut], every=step_seconds is None)
+        found = time_left(marks, len(seconds), now=now)
         if found is None or found.low is None or found.high is None:
             continue
         given += 1
         held += found.low <= sum(seconds[cut:]) <= found.high
     return round(held / given, 4) if given else math.nan
+
+
+def _marks_seen(seconds: list[float], *, every: bool) -> tuple[tuple[Mark, ...], float]:
+    """What the daemon has kept of the reports of these steps, and when the last step was done."""
+    history, at, look = StepHistory(), START, START + 1.0
+    for step, each in enumerate(seconds, 1):
+        reported, at = at, at + each
+        if every:
+            history.add(Mark(at, 1, step))
+        while look < at:
+            if not every and step > 1:
+                history.add(Mark(reported, 1, step - 1))
+            look += 1.0
+    return history.marks, at
 
 
 def _step_times(dice: random.Random, steps: int, alike: float) -> list[float]:

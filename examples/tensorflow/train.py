@@ -94,6 +94,7 @@ def main() -> None:
     checkpoint = ctx.load()
     if checkpoint is not None:
         model.load(checkpoint.state)
+        print(f"rank {ctx.rank} goes on after step {checkpoint.step}")
     for step in range(1 if checkpoint is None else checkpoint.step + 1, args.steps + 1):
         loss = model.step(*batch(step, ctx.rank))
         ctx.report(step=step, total_steps=args.steps, samples=step * BATCH * ctx.world_size, loss=loss)

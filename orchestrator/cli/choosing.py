@@ -80,13 +80,14 @@ def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str])
 
 def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
     """Return what a reference means. Raises NotFoundError, AmbiguousReferenceError."""
-    from orchestrator.api.errors import NotFoundError
+    from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError
 
     try:
         job = client.job(ref)
-    except NotFoundError:
+    except (NotFoundError, AmbiguousReferenceError) as error:
         matrix = client.find_matrix(ref)
-        if matrix is None:
+        # The jobs of a matrix often begin with its name: that is the matrix, but the beginning of its name is none of its jobs.
+        if matrix is None or (isinstance(error, AmbiguousReferenceError) and ref not in (matrix.name, matrix.id)):
             raise
         return matrix
     if ref != job.name or ref == job.id:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.api.views import JobView
 from orchestrator.spec.job import parse_job
 from orchestrator.train.trainer.config.check import trainer_findings
-from tests.support.stack import PATIENCE_SECONDS, Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ROOT = EXAMPLES.parent
@@ -120,17 +122,48 @@ def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> No
     assert job.checkpoint is not None
 
 
-@pytest.mark.skipif(find_spec("tensorflow") is None, reason="pip install tensorflow to try TensorFlow's example")
-def test_tensorflow_ranks_end_with_the_same_weights(stack: Stack) -> None:
-    changed = ("--set", "entrypoint=python train.py --steps 150 --lr 0.1")
+TENSORFLOW_PYTHON = os.environ.get("ORCH_TEST_TENSORFLOW") or (sys.executable if find_spec("tensorflow") else "")
+"""An interpreter with TensorFlow, torch and orch's extra `train`: `make tensorflow` makes one."""
+
+
+def step_or_end(stack: Stack, job_id: str, step: int) -> JobView:
+    """The job once it has reached the step, or has ended before."""
+
+    def reached() -> JobView | None:
+        job = stack.job(job_id)
+        return job if job.is_terminal or (job.progress and (job.progress.step or 0) >= step) else None
+
+    found = wait_until(f"{job_id} reaches step {step}", reached)
+    assert isinstance(found, JobView)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TENSORFLOW_PYTHON, reason="`make tensorflow`, or ORCH_TEST_TENSORFLOW=an interpreter with it")
+def test_killed_tensorflow_ranks_go_on_from_the_last_save_and_end_with_the_same_weights(stack: Stack) -> None:
+    """A kill of each of the two ranks; the first is the one whose port the others know."""
+    changed = ("--set", f"entrypoint={TENSORFLOW_PYTHON} train.py --steps 4000 --lr 0.1")
     done = stack.orch("submit", "job.yaml", *changed, cwd=EXAMPLES / "tensorflow")
     assert done.returncode == 0, done.stderr
-    job = stack.wait(done.stdout.strip())
-    log = stack.log(job.id)
+    job_id = done.stdout.strip()
+    for rank, step in ((0, 200), (1, 600)):
+        running = step_or_end(stack, job_id, step)
+        assert running.state == "RUNNING", stack.log(job_id)
+        (pid,) = (gpu.pid for gpu in running.gpus if gpu.rank == rank)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+    job = stack.wait(job_id)
+    log = stack.log(job_id)
     assert job.state == "SUCCEEDED", log
-    said = [line for line in log.splitlines() if re.search(r"rank \d of 2: ", line)]
-    assert len(said) == 2, log
-    assert all("2.000, -1.000, 0.500, 3.000" in line for line in said), said
+    assert [attempt.state for attempt in job.attempts] == ["FAILED", "FAILED", "SUCCEEDED"]
+    for attempt, step in ((2, 200), (3, 600)):
+        said = re.findall(r"rank \d goes on after step (\d+)", stack.log(job_id, attempt=attempt))
+        assert len(said) == 2, log
+        assert said[0] == said[1], "one rank is ahead of the other"
+        assert int(said[0]) >= step - 50, said
+    ended = re.findall(r"rank \d of 2: (.*)", log)
+    assert ended == ["2.000, -1.000, 0.500, 3.000"] * 2, log
     assert job.checkpoint is not None
+    assert job.checkpoint.step == 4000
     assert job.progress is not None
     assert job.progress.metrics["loss"] < 1e-3

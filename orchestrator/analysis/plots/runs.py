@@ -73,10 +73,17 @@ def write_memory_timeline(runs: Sequence[Run], target: Path) -> Path:
     for place, (run, times, total) in enumerate(found):
         at, values = thinned(times - times[0], total, 500)
         panel.plot(axis.of(at), values, color=colour(place), linestyle=dash(place), linewidth=1.4, label=_name(run))
-    panel.legend(loc="lower right", fontsize="small", frameon=True, framealpha=0.9)
+    below(figure, panel)
     what = "GPU memory over time" + (", all GPUs together" if any(len(run.gpus) > 1 for run, _, _ in found) else "")
     finish(panel, x=axis.label, y="memory in use (MiB)", title=what)
     return save(figure, target)
+
+
+def below(figure: Any, panel: Any) -> None:
+    """Put the legend under the panel, where it covers nothing."""
+    handles, labels = panel.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) > 24 else min(4, len(labels))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
 
 
 def _name(run: Run) -> str:
@@ -112,8 +119,8 @@ def write_memory_comparison(runs: Sequence[Run], target: Path, *, training: bool
         panel.text(1.03 * most, place, _against(summary.mean, rows[0][1].mean, place), va="center", fontsize="small")
     panel.set_yticks(range(len(rows)), [_name(run) for run, _ in rows])
     panel.invert_yaxis()
-    panel.set_xlim(0, 1.38 * most)
-    panel.legend(loc="lower right", fontsize="small", framealpha=0.9)
+    panel.set_xlim(0, 1.38 * most if most > 0 else 1)
+    below(figure, panel)
     when = "while training" if training else "over the whole run"
     finish(panel, y="", x="memory in use (MiB), all GPUs of the run", title=f"GPU memory {when}", from_zero=False)
     return save(figure, target)
@@ -141,7 +148,7 @@ def write_memory_against_accuracy(runs: Sequence[Run], target: Path) -> Path:
         mark: dict[str, Any] = {"marker": MARKERS[place % len(MARKERS)], "color": colour(place)}
         panel.plot(memory, accuracy, linestyle="", markersize=10, label=_name(run), **mark)
     panel.margins(0.15)
-    panel.legend(fontsize="small", framealpha=0.9, loc="best")
+    below(figure, panel)
     finish(
         panel,
         x="mean memory in use (MiB), all GPUs of the run",

@@ -37,7 +37,7 @@ class Reader:
         directory = Path(told["directory"])
         reported: dict[int, float] = {}
         if self.space.prunes and told["state"] in ("running", "complete", "pruned"):
-            reported = self._reported(directory)
+            reported = self._reported(directory, running=told["state"] == "running")
         given, missing = None, ""
         if told["state"] == "complete":
             given, missing = objectives_given(directory, self.space.objectives)
@@ -49,15 +49,18 @@ class Reader:
             self.ended[key] = trial, missing
         return trial, missing
 
-    def _reported(self, directory: Path) -> dict[int, float]:
+    def _reported(self, directory: Path, *, running: bool) -> dict[int, float]:
         try:
             status = (directory / "metrics.jsonl").stat()
         except OSError:
             return {}
         size = (status.st_ino, status.st_size)
+        ((name, order),) = self.space.objectives.items()  # with several, nothing is pruned
+        if not running:
+            return reported_by_step(directory, name, order, running=False)
         known = self.growing.get(str(directory))
         if known is None or known[0] != size:
-            known = size, reported_by_step(directory, next(iter(self.space.objectives)))
+            known = size, reported_by_step(directory, name, order, running=True)
             self.growing[str(directory)] = known
         return known[1]
 

@@ -46,28 +46,42 @@ def _last(progress: Progress | None, name: str) -> float | None:
     return float(values[-1]) if values is not None and len(values) else None
 
 
-def reported_by_step(directory: Path, name: str) -> dict[int, float]:
-    """Return a metric at shared steps, between its reports by interpolation; empty where there is none."""
+def reported_by_step(directory: Path, name: str, order: str, *, running: bool) -> dict[int, float]:
+    """Return a metric at shared steps; empty where there is none.
+
+    Between two reports it is interpolated, for a running trial it is the better one (`order` is `min` or `max`).
+    """
     progress = read_progress(directory / "metrics.jsonl")
     values = None if progress is None else progress.metrics.get(name)
     if progress is None or values is None:
         return {}
     first = int(np.argmax(np.isfinite(values))) if np.isfinite(values).any() else 0
-    return at_shared_steps(progress.steps[first:], values[first:])
+    return at_shared_steps(progress.steps[first:], values[first:], better=order if running else None)
 
 
-def at_shared_steps(steps: Floats | Sequence[float], values: Floats | Sequence[float]) -> dict[int, float]:
-    """Return the values at the steps of a fixed grid that the reports enclose.
+def at_shared_steps(
+    steps: Floats | Sequence[float], values: Floats | Sequence[float], *, better: str | None = None
+) -> dict[int, float]:
+    """Return the values at the steps of a fixed grid that the reports enclose: interpolated, or the better of both reports.
 
-    Reports come by time, so those of two trials are hardly ever of the same step, and a pruner compares equal steps only. Of steps
-    that were trained again after a restart, the later report counts.
+    Reports come by time, so those of two trials are hardly ever of the same step, and a pruner compares equal steps only. A loss
+    falls fast and then slowly: a line between distant reports lies above it, and the trial whose reports lie further from the step
+    than those of others would be ended for it. Of steps that were trained again after a restart, the later report counts.
     """
     newest = dict(zip((int(step) for step in steps), (float(value) for value in values), strict=True))
     if not newest:
         return {}
-    known = sorted(newest)
-    grid = [step for step in shared_steps(known[-1]) if step >= known[0]]
-    return dict(zip(grid, np.interp(grid, known, [newest[step] for step in known]).tolist(), strict=True))
+    known = np.array(sorted(newest))
+    told = np.array([newest[step] for step in sorted(newest)])
+    grid = np.array([step for step in shared_steps(int(known[-1])) if step >= known[0]])
+    if better is None:
+        found = np.interp(grid, known, told)
+    else:
+        of_both = np.maximum if better == "max" else np.minimum
+        after = np.searchsorted(known, grid)
+        before = np.where(known[after] == grid, after, after - 1)
+        found = of_both(told[before], told[after])  # not a number if one of them is not
+    return dict(zip(grid.tolist(), found.tolist(), strict=True))
 
 
 def shared_steps(last: int) -> list[int]:

@@ -87,12 +87,9 @@ def _trackers(console: Console, job: JobView) -> list[str]:
     """Where each tracker has the job, how much of it, and what is wrong."""
     told = []
     for tracker in job.trackers:
-        if not tracker.where and not tracker.problem:
-            told.append(f"{clean(tracker.name)}: not begun")
-            continue
         waiting = f", {tracker.waiting} on their way" if tracker.waiting else ""
         points = f" ({tracker.points} point{'' if tracker.points == 1 else 's'}{waiting})"
-        told.append(f"{clean(tracker.name)}: {clean(tracker.where)}{points if tracker.where else ''}")
+        told.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
         if tracker.problem:
             told.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
     return told

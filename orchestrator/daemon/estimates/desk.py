@@ -41,6 +41,12 @@ class _Followed:
     attempt: int = 0
     made_at: float = 0.0
     made: TimeLeft | None = None
+    last_step: tuple[int, float] = (0, 0.0)
+    """The attempt that reported the last step, and when it did first."""
+
+    def last_step_at(self, attempt: int) -> float | None:
+        """When an attempt had done all steps, where it reported that."""
+        return self.last_step[1] if self.last_step[0] == attempt else None
 
 
 class EstimateDesk:
@@ -73,6 +79,8 @@ class EstimateDesk:
         assert snapshot.last_report_at is not None
         if snapshot.total_steps != followed.total:
             followed.total, followed.made = snapshot.total_steps, None
+        if followed.total is not None and snapshot.step >= followed.total and followed.last_step[0] != attempt:
+            followed.last_step = attempt, snapshot.last_report_at
         return followed.history.add(Mark(snapshot.last_report_at, attempt, snapshot.step, snapshot.phase))
 
     def _note(self, job_id: JobId, followed: _Followed) -> None:
@@ -119,9 +127,8 @@ class EstimateDesk:
         if followed.reached > 0.0 and job.ended_at is not None:
             with contextlib.suppress(OSError):
                 succeeded = job.state is JobState.SUCCEEDED
-                self._record.add(
-                    Ended(job=job.id, attempt=job.attempt_number, ended_at=job.ended_at, succeeded=succeeded)
-                )
+                at = followed.last_step_at(job.attempt_number) or job.ended_at
+                self._record.add(Ended(job=job.id, attempt=job.attempt_number, ended_at=at, succeeded=succeeded))
 
     def resume(self, jobs: Iterable[tuple[JobId, Path]]) -> None:
         """Read what live jobs reported to an earlier daemon. Blocks."""

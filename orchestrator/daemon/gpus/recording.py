@@ -28,7 +28,7 @@ class GpuRecording:
         self._said: dict[str, frozenset[str]] = {}
 
     def to_ask(self) -> set[str]:
-        """Return GPUs to ask although no job holds them: those that record, and those never heard of."""
+        """Return GPUs to ask although no job holds them: those that may record, and those never heard of."""
         known = self._exporters.nodes.keys()
         for uuid in self._said.keys() - known:
             del self._said[uuid]
@@ -44,8 +44,9 @@ class GpuRecording:
         for uuid, report in reports.items():
             if uuid not in self._exporters.nodes:
                 continue
-            self._said[uuid] = report.recording
             jobs = {str(job.id): job for job in wanted.get(uuid, ())}
+            # What it is told to record it may record before it reports it, and a short job has ended by then.
+            self._said[uuid] = report.recording | jobs.keys()
             for job_id in jobs.keys() - report.recording:
                 rate = jobs[job_id].spec.telemetry.rate
                 await self._exporters.record(uuid, job_id, self._directory(uuid, jobs[job_id]), rate)

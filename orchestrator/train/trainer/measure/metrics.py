@@ -78,13 +78,17 @@ class MetricsCollector:
         """Seconds from the end of one step to the end of the next, without what came between epochs."""
         self.training_time = 0.0
         """Seconds of all steps together, without what came between them."""
-        self.history: deque[Reading] = deque(maxlen=KEPT_STEPS)
-        """Loss and load over time; older ones are forgotten."""
+        self._history: deque[Reading] = deque(maxlen=KEPT_STEPS)
         self._loss_sum: float | Tensor = 0.0 if self._on_cpu else torch.zeros((), device=place.device)
         self._loss_samples = 0
         self._ended_at: float | None = None
         self._window = (perf_counter(), 0, 0, 0)
         self._late_loss, self._late_norm, self._late_streak = LateNumber(), LateNumber(), LateNumber()
+
+    @property
+    def history(self) -> tuple[Reading, ...]:
+        """Loss and load over time; older ones are forgotten."""
+        return tuple(self._history)
 
     # Hot path
 
@@ -155,7 +159,7 @@ class MetricsCollector:
         if steps == 0 or seconds <= 0:
             return {}
         rate, ranks = samples / seconds, self._trainer.ranks_worth
-        self.history.append(
+        self._history.append(
             Reading(self.steps, self.training_time, self.current().get("loss"), self._utilization_percent())
         )
         values = {"step_seconds": seconds / steps, "samples_per_second": rate * ranks}
@@ -197,7 +201,7 @@ class MetricsCollector:
             "throughput": self.throughput().get("samples_per_second"),
             "memory_usage": peak_memory_bytes(self._trainer.place.device) / GIB,
             "gpu_utilization": self._utilization_percent(),
-            "loss_history": [one.loss for one in self.history if one.loss is not None],
+            "loss_history": [one.loss for one in self._history if one.loss is not None],
         }
 
     def _utilization_percent(self) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.analysis.search.best import best_trials
-from orchestrator.analysis.search.process import main
+from orchestrator.analysis.search.process import Reader, answer, main
 from orchestrator.analysis.search.records import at_shared_steps, shared_steps
 from orchestrator.analysis.search.study import Range, Space, Trial, advise
 from tests.unit.analysis.runs import write_job
@@ -94,6 +94,29 @@ def test_trials_are_compared_at_steps_that_all_of_them_share() -> None:
     assert at_shared_steps([1, 3, 2, 3], [9.0, 9.0, 2.0, 3.0]) == {1: 9.0, 2: 2.0, 3: 3.0}
     assert math.isnan(at_shared_steps([1, 2], [1.0, math.nan])[2])
     assert at_shared_steps([], []) == {}
+    assert at_shared_steps([2, 5], [1.0, 2.0], better="max") == {2: 1.0, 3: 2.0, 4: 2.0, 5: 2.0}
+    assert at_shared_steps([2, 5], [1.0, 2.0], better="min") == {2: 1.0, 3: 1.0, 4: 1.0, 5: 2.0}
+    assert math.isnan(at_shared_steps([1, 3], [1.0, math.nan], better="min")[2])
+
+
+def test_the_best_trial_is_not_pruned_because_its_reports_lie_further_apart(tmp_path: Path) -> None:
+    """Losses 2 / (step + 1) and a rate: a line between steps 14 and 27 lies above what the others report at 26."""
+    rates = [0.001, 0.0005, 0.0015, 0.0002, 0.0, 0.01]
+    told = []
+    for number, rate in enumerate(rates):
+        complete = number < 4
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        steps = range(1, 41) if complete else (7, 14, 27)
+        lines = [{"at": 1.0 + s, "attempt": 1, "step": s, "metrics": {"loss": rate + 2 / (s + 1)}} for s in steps]
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        state = "complete" if complete else "running"
+        told.append({"number": number, "state": state, "values": {"lr": rate}, "directory": str(directory)})
+    space = Space(name="s", objectives={"loss": "min"}, ranges={"lr": Range(low=0.0, high=1.0)}, prunes=True)
+    found = answer(Reader(space), {"trials": told, "want": 0})
+    assert set(found["given"]) == {"0", "1", "2", "3"}
+    (pruned,) = found["pruned"]
+    assert (pruned["number"], pruned["step"]) == (5, 26)
 
 
 def test_the_process_reads_what_jobs_recorded_and_answers_line_by_line(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ class World:
         found = self.desk.left(self.job.id)
         return None if found is None else found.seconds
 
-    def end(self, state: JobState = JobState.SUCCEEDED) -> None:
-        self.now += 1.0
+    def end(self, state: JobState = JobState.SUCCEEDED, seconds: float = 1.0) -> None:
+        self.now += seconds
         going = after(self.job, stop(self.job, StopPurpose.CANCEL), gone(self.job), released(self.job))
         ended = after(going, finished(going, state, at=self.now))
         self.desk.observe(ended, finished(going, state, at=self.now))
@@ -95,6 +95,18 @@ def test_estimates_are_recorded_at_shares_and_checked_at_the_end(world: World) -
     assert (found.jobs, found.checked, found.within, found.interrupted) == (1, 5, 5, 0)
     assert found.median_error is not None
     assert found.median_error < 0.1
+
+
+def test_what_a_script_does_after_its_last_step_is_no_error_of_the_estimate(world: World) -> None:
+    world.steps(1, 100)
+    world.end(seconds=60.0)
+    found = quality(world.record.lines())
+    assert (found.checked, found.within) == (5, 5)
+    other = World(world.path.parent / "other")
+    other.path.parent.mkdir()
+    other.steps(1, 80)
+    other.end(seconds=60.0)  # the last step was not reported: the end of the job counts
+    assert quality(other.record.lines()).within == 0
 
 
 def test_a_killed_daemon_loses_no_estimate_and_makes_none_twice(world: World, tmp_path: Path) -> None:

@@ -196,6 +196,17 @@ def test_telemetry_of_a_job_that_ended_while_no_daemon_was_there_is_ended(world:
     assert world.exporters.asked[-1] == set()  # nobody holds a GPU and nothing is recorded: nobody is asked
 
 
+def test_telemetry_of_a_job_that_ended_before_the_next_round_is_ended(world: World) -> None:
+    """Its exporter was told to record and has not reported it yet: the job's energy would go on growing."""
+    world.round()
+    world.jobs = [job(("GPU-a",))]
+    world.round()
+    assert JOB in world.exporters.recorded["GPU-a"]
+    world.jobs = []
+    world.round()
+    assert world.exporters.recorded["GPU-a"] == {}
+
+
 def test_a_job_may_go_without_telemetry(world: World) -> None:
     world.jobs = [job(("GPU-a",), record=False)]
     world.round()

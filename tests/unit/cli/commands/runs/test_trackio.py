@@ -38,6 +38,21 @@ def test_a_job_that_has_nothing_there_yet_is_told_why(orch: Orch, served: Served
     assert f"{job.id} has nothing in Trackio yet: DatabaseError: locked" in done.err
 
 
+def test_status_says_which_tracker_has_not_begun_and_why(orch: Orch, served: ServedFake) -> None:
+    trackers = (
+        TrackerView(name="wandb", problem="CommError: connection refused"),
+        TrackerView(name="tensorboard", where="tensorboard --logdir x", points=17, waiting=2),
+    )
+    job = served.do(lambda fake: fake.add("digits", trackers=trackers))
+    out = orch("status", job.id).out
+    for line in (
+        "wandb: not begun",
+        "wandb failed: CommError: connection refused",
+        "tensorboard: tensorboard --logdir x (17 points, 2 on their way)",
+    ):
+        assert line in out
+
+
 def test_without_a_daemon(orch: Orch) -> None:
     assert orch("trackio", "x", "--url").code == 4
 

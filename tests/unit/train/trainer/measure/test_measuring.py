@@ -173,6 +173,7 @@ def test_the_collector_has_the_names_that_training_scripts_use() -> None:
     assert isinstance(losses, list)
     assert losses == sorted(losses, reverse=True)
     assert [one.step for one in metrics.history] == [1, 2, 3]
+    assert [one.step for one in metrics.history[-2:]] == [2, 3]
     assert found["training_time"] == metrics.history[-1].training_time == sum(metrics.step_seconds_list)
     assert found["throughput"] == metrics.throughput()["samples_per_second"]
     assert isinstance(found["memory_usage"], float)
