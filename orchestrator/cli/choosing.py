@@ -80,11 +80,11 @@ def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str])
 
 def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
     """Return what a reference means. Raises NotFoundError, AmbiguousReferenceError."""
-    from orchestrator.api.errors import NotFoundError
+    from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError
 
     try:
         job = client.job(ref)
-    except NotFoundError:
+    except (NotFoundError, AmbiguousReferenceError):  # jobs called grid-1 and grid-2, and their matrix is called grid
         matrix = client.find_matrix(ref)
         if matrix is None:
             raise
