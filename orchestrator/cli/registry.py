@@ -75,7 +75,7 @@ ENTRIES = (
     Entry("backup", "keeping.backup", MACHINE, "Copy the record of all jobs to a file, while the daemon works."),
     Entry("restore", "keeping.backup", MACHINE, "Put a backup in the place of the record of ORCH_HOME, where no record lies and no daemon runs."),
     Entry("init", "files", FILES, "Write a commented job.yaml for a script."),
-    Entry("import", "jobs.importing", FILES, "Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun or mpirun.", "import_job"),
+    Entry("import", "jobs.importing", FILES, "Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch.", "import_job"),
     Entry("schema", "files", FILES, "Print the JSON Schema of job.yaml, for editors that complete and check it."),
     Entry("completion", "files", FILES, "Print the shell's completion script."),
     Entry("help", "files", FILES, "Show what a command does and its options: `orch help submit` is `orch submit --help`."),

@@ -175,3 +175,15 @@ def view(path: str) -> FileView:
 @pytest.fixture
 def client(served: ServedFake) -> Any:
     return Client(served.endpoint, environ={}, deadline_seconds=300)
+
+
+def test_a_job_that_has_left_nothing_is_told_apart_from_a_pattern_that_fits_nothing(
+    orch: Callable[..., Outcome], served: ServedFake, job: JobView
+) -> None:
+    bare = served.do(lambda service: service.add("bare", state="RUNNING"))
+    for line in (("get", bare.id), ("get", bare.id, "--list")):
+        done = orch(*line)
+        assert done.code == 3
+        assert "has left neither outputs nor checkpoints" in done.err
+        assert "--list" not in done.err
+    assert "no file that matches *.ckpt or *.bin" in orch("get", job.id, "*.ckpt", "*.bin").err
