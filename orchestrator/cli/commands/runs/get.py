@@ -52,7 +52,8 @@ def get(
     if not files.files:
         if not patterns:
             hint = "outputs are what `outputs:` in job.yaml names, and are there once its ranks have ended"
-            raise NotFoundError(f"{found.id} has left neither outputs nor checkpoints", hint=hint)
+            nothing = "no outputs" if files.elsewhere else "neither outputs nor checkpoints"
+            raise NotFoundError(f"{found.id} has left {nothing}", hint=hint)
         hint = f"`orch get {found.id} --list` lists what there is; outputs are what `outputs:` in job.yaml names"
         raise NotFoundError(f"{found.id} has left no file that matches {' or '.join(patterns)}", hint=hint)
     if only_list:
