@@ -1,4 +1,4 @@
-"""The installable parts of orch: the modules of each, and the command that installs it.
+"""The installable parts of orch: the modules of each, and the line that adds it to an installation.
 
 The client is always installed. Everything else is an extra of the distribution (`pyproject.toml`), and a test compares
 this table with those lists. Checking for a part does not import it.
@@ -6,10 +6,13 @@ this table with those lists. Checking for a part does not import it.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,13 +55,100 @@ def part_of(module: str) -> str | None:
     return min(having, key=lambda part: len(PARTS[part]), default=None)
 
 
-def install_line(part: str) -> str:
-    """The line that adds a part to this installation, whichever tool made it.
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An environment with orch in it, as its installer left it."""
 
-    An installer that finds the distribution installed asks an index for the part's packages alone.
+    python: str
+    prefix: Path
+    """The directory of the environment; pipx and uv keep what they know of it there."""
+    editable: str | None
+    """The checkout that an editable installation runs; None for a copy."""
+    has_pip: bool
+
+
+def this_installation() -> Installation:
+    """Return the environment that this process runs in."""
+    return Installation(sys.executable, Path(sys.prefix), _checkout(), find_spec("pip") is not None)
+
+
+def install_line(part: str, installation: Installation | None = None) -> str:
+    """Return the line that adds a part to this installation, for the tool that made it: uv, pipx or pip.
+
+    No line installs the distribution itself from an index: an installer that finds it installed takes the part's packages alone.
     """
-    wanted = shlex.quote(f"{DISTRIBUTION}[{part}]")
-    python = shlex.quote(sys.executable)
-    if find_spec("pip") is None:
-        return f"uv pip install --python {python} {wanted}"
-    return f"{python} -m pip install {wanted}"
+    where = this_installation() if installation is None else installation
+    if (receipt := _uv_receipt(where.prefix)) is not None:
+        return _uv_tool_line(part, receipt)
+    if (where.prefix / "pipx_metadata.json").exists():
+        everyone = "--global " if where.prefix.parent == _pipx_of_everyone() / "venvs" else ""
+        return f"pipx inject {everyone}{shlex.quote(where.prefix.name)} {_named(part)}"
+    python = shlex.quote(where.python)
+    install = f"{python} -m pip install" if where.has_pip else f"uv pip install --python {python}"
+    if where.editable is not None:
+        return f"{install} --editable {shlex.quote(f'{where.editable}[{part}]')}"
+    return f"{install} {_named(part)}"
+
+
+def _named(*parts: str) -> str:
+    return shlex.quote(f"{DISTRIBUTION}[{','.join(parts)}]")
+
+
+def _checkout() -> str | None:
+    """The directory of an editable installation, by the record that its installer left (PEP 610)."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution  # 25 ms, and only an error needs it
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        record: Any = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return None
+    url = urlsplit(record.get("url", ""))
+    return unquote(url.path) if url.scheme == "file" and record.get("dir_info", {}).get("editable") else None
+
+
+def _pipx_of_everyone() -> Path:
+    return Path(os.environ.get("PIPX_GLOBAL_HOME", "/opt/pipx"))
+
+
+def _uv_receipt(prefix: Path) -> Mapping[str, Any] | None:
+    """What `uv tool install` noted of its line; None where it did not make the environment."""
+    import tomllib
+
+    try:
+        text = (prefix / "uv-receipt.toml").read_text(encoding="utf-8")
+        tool: Mapping[str, Any] = tomllib.loads(text).get("tool", {})
+    except (OSError, ValueError):
+        return None
+    return tool
+
+
+def _uv_tool_line(part: str, receipt: Mapping[str, Any]) -> str:
+    """The line that installs the tool again with what it has and the part: uv removes what a line does not name."""
+    requirements = [entry for entry in receipt.get("requirements", ()) if isinstance(entry, dict)]
+    own = [entry for entry in requirements if entry.get("name") == DISTRIBUTION]
+    had = sorted({extra for entry in own for extra in entry.get("extras", ())} - {part})
+    words = ["uv tool install"]
+    if "python" in receipt:
+        words.append(f"--python {shlex.quote(str(receipt['python']))}")
+    words.append(f"--with {_named(*had, part)}")
+    words += [f"--with {shlex.quote(_uv_requirement(entry))}" for entry in requirements if entry not in own]
+    source = next((source for entry in own if (source := _uv_source(entry))), DISTRIBUTION)
+    if any("editable" in entry for entry in own):
+        words.append("--editable")
+    return " ".join([*words, shlex.quote(source)])
+
+
+def _uv_requirement(entry: Mapping[str, Any]) -> str:
+    extras = f"[{','.join(entry['extras'])}]" if entry.get("extras") else ""
+    source = _uv_source(entry)
+    return f"{entry.get('name', '')}{extras}" + (f" @ {source}" if source else str(entry.get("specifier", "")))
+
+
+def _uv_source(entry: Mapping[str, Any]) -> str:
+    """Where uv took a requirement from; empty for an index, and for a file that is not there any more."""
+    for kind in ("path", "editable", "directory"):
+        if kind in entry:
+            return str(entry[kind]) if Path(str(entry[kind])).exists() else ""
+    return f"git+{entry['git']}" if "git" in entry else str(entry.get("url", ""))

@@ -100,6 +100,7 @@ class AmbiguousReferenceError(OrchError):
     code = "ambiguous_reference"
     http_status = 400
     exit_code = EXIT_BAD_INPUT
+    default_hint = "give more letters of the id, or a whole name"
 
 
 class RequestTooLargeError(OrchError):

@@ -40,9 +40,9 @@ class OrchGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
         """List the commands by section."""
         assert isinstance(self.commands, LazyCommands)
-        for section, names in self.commands.sections().items():
+        for section, entries in self.commands.sections().items():
             with formatter.section(section):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
+                formatter.write_dl([(entry.name, entry.summary) for entry in entries])
 
 
 def _version(wanted: bool) -> None:

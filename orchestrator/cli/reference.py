@@ -35,10 +35,10 @@ def render_cli_reference() -> str:
     """The whole page as Markdown."""
     group = command()
     lines = [INTRODUCTION.format(exit_codes=EPILOG)]
-    for section, names in group.commands.sections().items():
+    for section, entries in group.commands.sections().items():
         lines.append(f"## {section}\n")
-        for name in names:
-            lines += _command_lines(f"orch {name}", group.commands[name])
+        for entry in entries:
+            lines += _command_lines(f"orch {entry.name}", group.commands[entry.name])
     return "\n".join(lines).rstrip() + "\n"
 
 

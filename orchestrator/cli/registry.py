@@ -8,73 +8,79 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """A command: its name, the module under ``cli.commands``, the section of the help, and the function if not named so."""
+    """A command: its name, the module under ``cli.commands``, the section and the line of the help, and the function if not named so.
+
+    The line is the beginning of the command's own help: the list of commands imports no command.
+    """
 
     name: str
     module: str
     section: str
+    summary: str
     function: str = ""
 
 
 JOBS, MACHINE, FILES = "Jobs", "Daemon and machine", "Files and shell"
 
+# fmt: off
 ENTRIES = (
-    Entry("submit", "submit", JOBS),
-    Entry("run", "submit", JOBS),
-    Entry("status", "status", JOBS),
-    Entry("show", "show", JOBS),
-    Entry("diff", "show", JOBS),
-    Entry("wait", "status", JOBS),
-    Entry("logs", "logs", JOBS),
-    Entry("exec", "sessions.exec", JOBS, "exec_beside"),
-    Entry("attach", "sessions.attach", JOBS),
-    Entry("port-forward", "sessions.port_forward", JOBS, "port_forward"),
-    Entry("cancel", "jobs.actions", JOBS),
-    Entry("pause", "jobs.actions", JOBS),
-    Entry("resume", "jobs.actions", JOBS),
-    Entry("rerun", "jobs.actions", JOBS),
-    Entry("update", "jobs.actions", JOBS),
-    Entry("events", "history", JOBS),
-    Entry("explain", "history", JOBS),
-    Entry("queue", "queues", JOBS),
-    Entry("checkpoints", "history", JOBS),
-    Entry("get", "runs.get", JOBS),
-    Entry("drill", "drill", JOBS),
-    Entry("profile", "profile", JOBS),
-    Entry("stacks", "stacks", JOBS),
-    Entry("hold", "jobs.holding", JOBS),
-    Entry("release", "jobs.holding", JOBS),
-    Entry("matrix", "runs.matrix", JOBS),
-    Entry("estimate", "runs.estimate", JOBS),
-    Entry("usage", "runs.usage", JOBS),
-    Entry("report", "runs.report", JOBS),
-    Entry("compare", "runs.compare", JOBS),
-    Entry("trackio", "runs.trackio", JOBS, "show_trackio"),
-    Entry("up", "machine", MACHINE),
-    Entry("down", "machine", MACHINE),
-    Entry("serve", "machine", MACHINE),
-    Entry("doctor", "machine", MACHINE),
-    Entry("demo", "machine", MACHINE),
-    Entry("login", "sessions.login", MACHINE),
-    Entry("ui", "machine", MACHINE),
-    Entry("nodes", "nodes", MACHINE),
-    Entry("gpus", "gpu", MACHINE),
-    Entry("top", "gpu", MACHINE),
-    Entry("record", "gpu", MACHINE),
-    Entry("replay", "gpu", MACHINE),
-    Entry("bench", "bench", MACHINE),
-    Entry("advise", "bench", MACHINE),
-    Entry("simulate", "runs.simulate", MACHINE),
-    Entry("dashboards", "dashboards", MACHINE),
-    Entry("prune", "machine", MACHINE),
-    Entry("backup", "keeping.backup", MACHINE),
-    Entry("restore", "keeping.backup", MACHINE),
-    Entry("init", "files", FILES),
-    Entry("import", "jobs.importing", FILES, "import_job"),
-    Entry("schema", "files", FILES),
-    Entry("completion", "files", FILES),
-    Entry("help", "files", FILES),
+    Entry("submit", "submit", JOBS, "Submit jobs; prints the id of each, of a file with `matrix:` that of the matrix."),
+    Entry("run", "submit", JOBS, "Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5."),
+    Entry("status", "status", JOBS, "Show the state of jobs: those that have not ended, and the newest of those that ended in the last day."),
+    Entry("show", "show", JOBS, "Show what exactly a job runs: command, interpreter, environment, archive, git commit."),
+    Entry("diff", "show", JOBS, "Show in what job B differs from job A."),
+    Entry("wait", "status", JOBS, "Wait until jobs have ended; exit code 0 when all succeeded, else 1."),
+    Entry("logs", "logs", JOBS, "Show a job's log; with several ranks each line begins with its rank."),
+    Entry("exec", "sessions.exec", JOBS, "Run a command beside a running rank: in its directory, with its environment and GPUs, on its node.", "exec_beside"),
+    Entry("attach", "sessions.attach", JOBS, "Attach this terminal to a running rank: its debugger at a breakpoint, or all of an interactive job."),
+    Entry("port-forward", "sessions.port_forward", JOBS, "Make ports of a running job reachable here, such as TensorBoard's (6006) or Jupyter's (8888).", "port_forward"),
+    Entry("cancel", "jobs.actions", JOBS, "Stop jobs for good: SIGTERM, time to save (stop_duration), then SIGKILL."),
+    Entry("pause", "jobs.actions", JOBS, "Stop jobs and keep them: they save, give their GPUs back, and wait for `orch resume`."),
+    Entry("resume", "jobs.actions", JOBS, "Put paused jobs back into the queue; they continue from their last checkpoint."),
+    Entry("rerun", "jobs.actions", JOBS, "Submit the same jobs again, as they were submitted, with values changed by --set."),
+    Entry("update", "jobs.actions", JOBS, "Change jobs that are queued or running."),
+    Entry("events", "history", JOBS, "Show a job's history, oldest first: all of it, or with --tail its last events."),
+    Entry("explain", "history", JOBS, "Explain a job's state: its reason, when it is expected to start and why, the jobs ahead of it."),
+    Entry("queue", "queues", JOBS, "List waiting jobs in scheduling order, and the shares of queues and users."),
+    Entry("checkpoints", "history", JOBS, "List a job's checkpoints, newest first."),
+    Entry("get", "runs.get", JOBS, "Download outputs and checkpoints of a job; an interrupted download resumes where it ended."),
+    Entry("drill", "drill", JOBS, "Inject a fault into a running job and report the recovery."),
+    Entry("profile", "profile", JOBS, "Trace the next steps of a running job that trains with orchestrator.train."),
+    Entry("stacks", "stacks", JOBS, "Show the Python stacks of a running job's ranks, without stopping them."),
+    Entry("hold", "jobs.holding", JOBS, "Keep queued jobs from starting until `orch release`; they claim nothing meanwhile."),
+    Entry("release", "jobs.holding", JOBS, "Put held jobs into the queue, each at the place of its arrival."),
+    Entry("matrix", "runs.matrix", JOBS, "Show the jobs of a matrix: state, best value (checkpoint.score_attribute), time left."),
+    Entry("estimate", "runs.estimate", JOBS, "Show how long jobs will still run, with a 95 % interval."),
+    Entry("usage", "runs.usage", JOBS, "Show GPU hours by phase, GPU hours waited for, energy and cost, from the daemon's record."),
+    Entry("report", "runs.report", JOBS, "Write a report of a job or a recording, or of several side by side."),
+    Entry("compare", "runs.compare", JOBS, "Compare jobs or recordings with the first one: means, differences with 95 % intervals."),
+    Entry("trackio", "runs.trackio", JOBS, "Serve Trackio's dashboard of a job that has `trackers: [trackio]`, until Ctrl-C.", "show_trackio"),
+    Entry("up", "machine", MACHINE, "Start the daemon in the background and return when it accepts jobs."),
+    Entry("down", "machine", MACHINE, "Stop the daemon and return when its process has ended; jobs keep running unless --stop-jobs is given."),
+    Entry("serve", "machine", MACHINE, "Run the daemon in the foreground, for systemd and containers."),
+    Entry("doctor", "machine", MACHINE, "Check this machine: each problem and how to fix it."),
+    Entry("demo", "machine", MACHINE, "Train a small model on two ranks, kill one half-way, and show the recovery; takes about a minute."),
+    Entry("login", "sessions.login", MACHINE, "Send every command to a daemon on another machine, with its token."),
+    Entry("ui", "machine", MACHINE, "Open the page of jobs, GPUs and nodes in a browser, signed in as you by a link that works once."),
+    Entry("nodes", "nodes", MACHINE, "List the nodes: state, GPUs and CPUs as used/total, and the jobs that run there."),
+    Entry("gpus", "gpu", MACHINE, "List every GPU of every node: load, memory, power, temperature."),
+    Entry("top", "gpu", MACHINE, "Watch GPUs, jobs and processes live."),
+    Entry("record", "gpu", MACHINE, "Record GPUs into a file: orch record --rate 100 --csv -- python train.py."),
+    Entry("replay", "gpu", MACHINE, "Play a recording in the view of `orch top`."),
+    Entry("bench", "bench", MACHINE, "Compare training on one GPU with training on several: throughput, communication, memory, power."),
+    Entry("advise", "bench", MACHINE, "Advise how many GPUs pay, at which batch size."),
+    Entry("simulate", "runs.simulate", MACHINE, "Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness."),
+    Entry("dashboards", "dashboards", MACHINE, "Write the Grafana boards and Prometheus rules to files, or send the boards to a Grafana."),
+    Entry("prune", "machine", MACHINE, "Remove logs, working copies, checkpoints and records of jobs that ended long ago."),
+    Entry("backup", "keeping.backup", MACHINE, "Copy the record of all jobs to a file, while the daemon works."),
+    Entry("restore", "keeping.backup", MACHINE, "Put a backup in the place of the record of ORCH_HOME, where no record lies and no daemon runs."),
+    Entry("init", "files", FILES, "Write a commented job.yaml for a script."),
+    Entry("import", "jobs.importing", FILES, "Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch.", "import_job"),
+    Entry("schema", "files", FILES, "Print the JSON Schema of job.yaml, for editors that complete and check it."),
+    Entry("completion", "files", FILES, "Print the shell's completion script."),
+    Entry("help", "files", FILES, "Show what a command does and its options: `orch help submit` is `orch submit --help`."),
 )
+# fmt: on
 
 ALIASES = {
     "job": "status",
@@ -124,11 +130,11 @@ class LazyCommands(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def sections(self) -> dict[str, list[str]]:
-        """Return names by the section of the help, in order."""
-        found: dict[str, list[str]] = {}
+    def sections(self) -> dict[str, list[Entry]]:
+        """Return the commands by the section of the help, in order."""
+        found: dict[str, list[Entry]] = {}
         for entry in self._entries.values():
-            found.setdefault(entry.section, []).append(entry.name)
+            found.setdefault(entry.section, []).append(entry)
         return found
 
 

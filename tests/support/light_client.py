@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -45,17 +46,21 @@ def requirements_of(site: Path) -> list[str]:
 
 
 def needed(requirements: list[str]) -> set[str]:
-    """The distributions that these requirements bring, without extras, each with what it needs itself."""
+    """The distributions that these requirements bring, each with what it needs itself."""
     found: set[str] = set()
-    rest = list(requirements)
+    seen: set[tuple[str, str]] = set()
+    rest = [(text, "") for text in requirements]
     while rest:
-        requirement = Requirement(rest.pop())
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        text, extra = rest.pop()
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name not in found:
-            found.add(name)
-            rest += distribution(name).requires or []
+        found.add(name)
+        for wanted in {"", *requirement.extras}:
+            if (name, wanted) not in seen:
+                seen.add((name, wanted))
+                rest += [(needs, wanted) for needs in distribution(name).requires or []]
     return found
 
 
@@ -70,3 +75,21 @@ def _link(package: Distribution, site: Path) -> None:
             os.link(source, target) if source.stat().st_dev == site.stat().st_dev else target.write_bytes(
                 source.read_bytes()
             )
+
+
+def packed(names: set[str], directory: Path) -> None:
+    """Write a wheel of each of these installed distributions into a directory, for installers that are to ask no index."""
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        package = distribution(name)
+        files = [file for file in package.files or () if ".." not in file.parts and "__pycache__" not in file.parts]
+        tags = re.findall(r"^Tag: (\S+)-(\S+)-(\S+)", package.read_text("WHEEL") or "", re.MULTILINE)
+        tag = "-".join(".".join(sorted(set(parts_of_tags))) for parts_of_tags in zip(*tags, strict=True))
+        plain = re.sub(r"[-_.]+", "_", package.metadata["Name"])
+        with zipfile.ZipFile(directory / f"{plain}-{package.version}-{tag}.whl", "w") as wheel:
+            for file in files:
+                if file.name not in {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}:
+                    wheel.writestr(str(file), Path(str(package.locate_file(file))).read_bytes())
+            (metadata,) = {file.parts[0] for file in files if file.parts[0].endswith(".dist-info")}
+            record = [f"{inside},," for inside in [*wheel.namelist(), f"{metadata}/RECORD"]]
+            wheel.writestr(f"{metadata}/RECORD", "\n".join(record) + "\n")

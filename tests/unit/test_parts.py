@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,17 +28,116 @@ def test_a_module_is_brought_by_the_smallest_part_that_has_it(module: str, part:
     assert parts.part_of(module) == part
 
 
-def test_the_line_names_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/home/me/my envs/bin/python")
-    assert parts.install_line("daemon") == "'/home/me/my envs/bin/python' -m pip install 'orchd[daemon]'"
+def installed(prefix: Path, **known: Any) -> parts.Installation:
+    return dataclasses.replace(parts.Installation(f"{prefix}/bin/python", prefix, None, has_pip=True), **known)
 
 
-def test_an_environment_without_pip_is_uvs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_pip(name: str, package: str | None = None) -> Any:
-        return None if name == "pip" else importlib.util.find_spec(name, package)
+def uv_tool(prefix: Path, receipt: str) -> parts.Installation:
+    (prefix / "uv-receipt.toml").write_text(f"[tool]\n{receipt}\n")
+    return installed(prefix, has_pip=False)
 
-    monkeypatch.setattr(parts, "find_spec", without_pip)
-    assert parts.install_line("top") == f"uv pip install --python {sys.executable} 'orchd[top]'"
+
+def pipx_tool(venvs: Path) -> parts.Installation:
+    (venvs / "orchd").mkdir(parents=True)
+    (venvs / "orchd" / "pipx_metadata.json").write_text("{}")
+    return installed(venvs / "orchd", has_pip=False)
+
+
+def test_with_pip_the_line_names_the_interpreter(tmp_path: Path) -> None:
+    here = installed(tmp_path, python="/home/me/my envs/bin/python")
+    assert parts.install_line("daemon", here) == "'/home/me/my envs/bin/python' -m pip install 'orchd[daemon]'"
+
+
+def test_an_environment_without_pip_is_uvs(tmp_path: Path) -> None:
+    here = installed(tmp_path, python="/venv/bin/python", has_pip=False)
+    assert parts.install_line("top", here) == "uv pip install --python /venv/bin/python 'orchd[top]'"
+
+
+def test_a_checkout_stays_one(tmp_path: Path) -> None:
+    here = installed(tmp_path, python="/venv/bin/python", editable="/home/me/my orch")
+    assert parts.install_line("top", here) == "/venv/bin/python -m pip install --editable '/home/me/my orch[top]'"
+    by_uv = dataclasses.replace(here, has_pip=False)
+    assert (
+        parts.install_line("top", by_uv)
+        == "uv pip install --python /venv/bin/python --editable '/home/me/my orch[top]'"
+    )
+
+
+def test_pipx_injects_into_the_environment_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPX_GLOBAL_HOME", str(tmp_path / "global"))
+    mine = pipx_tool(tmp_path / "pipx" / "venvs")
+    assert parts.install_line("daemon", mine) == "pipx inject orchd 'orchd[daemon]'"
+    from_checkout = dataclasses.replace(mine, editable="/home/me/orch")
+    assert parts.install_line("daemon", from_checkout) == "pipx inject orchd 'orchd[daemon]'"
+    everyones = pipx_tool(tmp_path / "global" / "venvs")
+    assert parts.install_line("daemon", everyones) == "pipx inject --global orchd 'orchd[daemon]'"
+
+
+def test_uv_installs_the_tool_again_from_its_source(tmp_path: Path) -> None:
+    wheel = tmp_path / "my orchd.whl"
+    wheel.touch()
+    here = uv_tool(tmp_path, f'requirements = [{{ name = "orchd", path = "{wheel}" }}]')
+    assert parts.install_line("top", here) == f"uv tool install --with 'orchd[top]' '{wheel}'"
+
+
+def test_uv_keeps_what_the_tool_has(tmp_path: Path) -> None:
+    here = uv_tool(
+        tmp_path,
+        """requirements = [
+            { name = "orchd", extras = ["daemon"], url = "https://files.example.org/orchd.whl" },
+            { name = "orchd", extras = ["stacks", "top"] },
+            { name = "virtualenv", specifier = ">=20" },
+            { name = "torchx", extras = ["dev"], git = "https://git.example.org/torchx" },
+        ]
+        python = "3.12"
+        """,
+    )
+    assert parts.install_line("top", here) == (
+        "uv tool install --python 3.12 --with 'orchd[daemon,stacks,top]' --with 'virtualenv>=20' "
+        "--with 'torchx[dev] @ git+https://git.example.org/torchx' https://files.example.org/orchd.whl"
+    )
+
+
+def test_uv_with_a_checkout(tmp_path: Path) -> None:
+    here = uv_tool(tmp_path, f'requirements = [{{ name = "orchd", editable = "{tmp_path}" }}]')
+    assert parts.install_line("top", here) == f"uv tool install --with 'orchd[top]' --editable {tmp_path}"
+
+
+@pytest.mark.parametrize(
+    "receipt", ['requirements = [{ name = "orchd", path = "/no/such/orchd.whl" }]', "", "requirements = [1]"]
+)
+def test_uv_without_a_source_goes_on_from_what_is_installed(tmp_path: Path, receipt: str) -> None:
+    assert parts.install_line("top", uv_tool(tmp_path, receipt)) == "uv tool install --with 'orchd[top]' orchd"
+
+
+def test_a_receipt_that_is_none_is_not_uvs(tmp_path: Path) -> None:
+    (tmp_path / "uv-receipt.toml").write_text("what = is this")
+    assert "pip install" in parts.install_line("top", installed(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("record", "editable"),
+    [
+        ('{"url": "file:///home/me/my%20orch", "dir_info": {"editable": true}}', "/home/me/my orch"),
+        ('{"url": "file:///home/me/orch", "dir_info": {}}', None),
+        ('{"url": "https://files.example.org/orchd.whl", "archive_info": {}}', None),
+        ("no JSON", None),
+        (None, None),
+    ],
+)
+def test_how_this_environment_has_orch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str | None, editable: str | None
+) -> None:
+    metadata = tmp_path / "orchd-9.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: orchd\nVersion: 9\n")
+    if record is not None:
+        (metadata / "direct_url.json").write_text(record)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    here = parts.this_installation()
+    assert (here.python, here.prefix, here.editable) == (sys.executable, Path(sys.prefix), editable)
+    assert here.has_pip == (importlib.util.find_spec("pip") is not None)
+    assert parts.install_line("top") == parts.install_line("top", here)
 
 
 def test_what_is_missing_is_found_without_an_import() -> None:

@@ -227,9 +227,7 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
             raise NoSuchJobError(f"no job is called {ref!r}")
         if len(found) > 1:
             candidates = [Problem(message=self._jobs[key].state, path=key) for key in found]
-            raise AmbiguousReferenceError(
-                f"{ref!r} fits {len(found)} jobs", hint="give more letters", problems=candidates
-            )
+            raise AmbiguousReferenceError(f"{ref!r} fits {len(found)} jobs", problems=candidates)
         return found[0]
 
     async def job(self, job_id: JobId) -> JobView:

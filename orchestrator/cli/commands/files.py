@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,9 +51,9 @@ def init(
 
 def schema() -> int:
     """Print the JSON Schema of job.yaml, for editors that complete and check it."""
-    from orchestrator.spec.job import job_schema
+    from orchestrator.spec.reader.schema_file import schema_text
 
-    Session().console.print(json.dumps(job_schema(), indent=2, ensure_ascii=False))
+    Session().console.out.write(schema_text())
     return EXIT_OK
 
 
@@ -98,6 +96,8 @@ def _inside(place: Any, word: str) -> Any:
     known = getattr(place.command, "commands", {})
     found = known.get(word)
     if found is None:
+        from difflib import get_close_matches
+
         close = get_close_matches(word, known)
         hint = f"did you mean {close[0]}?" if close else f"`{place.command_path} --help` lists what there is"
         raise BadRequestError(f"{place.command_path} has no command {word!r}", hint=hint)

@@ -65,7 +65,11 @@ class JobActions:
 
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id)
-            return request_stop(live, purpose, ByUser(name=caller.user), self._loop.now()) if live else []
+            if live is None:
+                return []
+            if purpose is StopPurpose.PAUSE and live.stop is not None and live.stop.purpose is StopPurpose.CANCEL:
+                raise RefusedError(f"{job.id} is being cancelled; it cannot be paused")
+            return request_stop(live, purpose, ByUser(name=caller.user), self._loop.now())
 
         await self._loop.command(make)
         return await self._acted(job.id)

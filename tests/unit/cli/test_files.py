@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cli.reference import render_cli_reference
 from orchestrator.cli.registry import ENTRIES, LazyCommands
-from orchestrator.spec.job import parse_job
+from orchestrator.spec.job import job_schema, parse_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,17 @@ def test_every_option_and_argument_is_explained() -> None:
             assert part.help, name
             for parameter in part.params:
                 assert parameter.help, (name, parameter.name)
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    commands = LazyCommands()
+    for entry in ENTRIES:
+        help_text = " ".join(commands[entry.name].help.split())
+        summary = entry.summary.removesuffix(".")
+        assert summary != entry.summary, entry.name
+        assert help_text.startswith(summary), f"{entry.name}: {help_text}"
+        assert help_text[len(summary)] in ".,;:", f"{entry.name}: ends within a phrase"
+        assert len(summary) <= 110, entry.name
 
 
 @pytest.fixture
@@ -92,8 +103,7 @@ def test_init_without_a_script_or_a_place(orch: Orch, script: Path) -> None:
 
 
 def test_schema(orch: Orch) -> None:
-    schema = json.loads(orch("schema").out)
-    assert "entrypoint" in schema["properties"]
+    assert json.loads(orch("schema").out) == job_schema()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -91,6 +91,25 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
     assert imported(*line) & HEAVY == set()
 
 
+@pytest.mark.parametrize(
+    ("line", "commands"),
+    [
+        (("help",), {"files"}),
+        (("--help",), set()),
+        (("schema",), {"files"}),
+        (("help", "logs"), {"files", "logs", "shared"}),
+    ],
+)
+def test_help_and_schema_load_no_other_command_and_not_the_model(line: tuple[str, ...], commands: set[str]) -> None:
+    # Not by `imported`: a module that a command's name leads to is in no list of import times.
+    code = "import sys; from orchestrator.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
+    loaded = set(done.stderr.split())
+    prefix = "orchestrator.cli.commands."
+    assert {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)} == commands
+    assert loaded & (HEAVY | {"orchestrator.spec.job", "orchestrator.spec.model"}) == set()
+
+
 @pytest.fixture
 def ctrl_c_is_heard() -> Iterator[None]:
     """Who runs the tests in the background of a shell script has them ignore SIGINT, and every process that they start."""

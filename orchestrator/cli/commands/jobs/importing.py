@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,7 +31,7 @@ def import_job(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json: Json = False,
 ) -> int:
-    """Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun or mpirun, or for a Slurm script.
+    """Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch, or for a Slurm script.
 
     Nothing is run or submitted. What could not be carried over is named on standard error.
     """
@@ -63,11 +64,26 @@ def import_job(
 def _read(words: list[str]) -> Imported:
     from orchestrator.spec.importing.batch_script import import_script
     from orchestrator.spec.importing.command import import_line
+    from orchestrator.spec.importing.sbatch_line import read_sbatch
 
     alone = words[0] if len(words) == 1 else ""
     if alone and os.path.isfile(alone) and not alone.endswith(".py"):
         return import_script(_script_text(alone))
-    return import_line(alone or shlex.join(words))
+    line = alone or shlex.join(words)
+    batch = read_sbatch(line)
+    if batch is None:
+        if alone and len(alone.split()) == 1 and ("." in alone or "/" in alone) and not os.path.exists(alone):
+            raise BadRequestError(
+                f"{alone} not found in {os.getcwd()}", hint="name an existing script, or a launch line"
+            )
+        return import_line(line)
+    found = import_script(batch.script_text(batch.command or _script_text(batch.script)))
+    if not batch.arguments:
+        return found
+    left_out = (
+        f"{shlex.join(batch.arguments)}: arguments of {batch.script}, not carried over; write them into the entrypoint"
+    )
+    return replace(found, remarks=(*found.remarks, left_out))
 
 
 def _script_text(path: str) -> str:

@@ -50,10 +50,12 @@ def get(
     if files.more:
         session.console.note(f"only the first {len(files.files)} files; choose with a pattern")
     if not files.files:
-        raise NotFoundError(
-            f"{found.id} has left no such file",
-            hint=f"`orch get {found.id} --list` lists what there is; outputs are what `outputs:` in job.yaml names",
-        )
+        if not patterns:
+            hint = "outputs are what `outputs:` in job.yaml names, and are there once its ranks have ended"
+            nothing = "no outputs" if files.elsewhere else "neither outputs nor checkpoints"
+            raise NotFoundError(f"{found.id} has left {nothing}", hint=hint)
+        hint = f"`orch get {found.id} --list` lists what there is; outputs are what `outputs:` in job.yaml names"
+        raise NotFoundError(f"{found.id} has left no file that matches {' or '.join(patterns)}", hint=hint)
     if only_list:
         if json:
             print_json(session, files.to_json())

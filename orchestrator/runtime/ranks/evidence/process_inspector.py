@@ -30,7 +30,6 @@ _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 NANOSLEEP: Final = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _PROC: Final = Path("/proc")
 _LONGEST_SIZE: Final = 8
-_NO_PY_SPY: Final = f"py-spy is not installed on its node ({install_line('stacks')}), so there are no stacks"
 _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
 
@@ -171,7 +170,7 @@ def _py_spy_output(pid: int, *options: str) -> tuple[str | None, str]:
     """Return py-spy's JSON output about a process, or why there is none."""
     tool = find_py_spy()
     if tool is None:
-        return None, _NO_PY_SPY
+        return None, f"py-spy is not installed on its node ({install_line('stacks')}), so there are no stacks"
     try:
         done = subprocess.run(
             [tool, "dump", "--nonblocking", "--full-filenames", "--json", *options, "--pid", str(pid)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,3 +176,22 @@ def view(path: str) -> FileView:
 @pytest.fixture
 def client(served: ServedFake) -> Any:
     return Client(served.endpoint, environ={}, deadline_seconds=300)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "said"),
+    [("none", "has left neither outputs nor checkpoints"), ("s3://bucket/x", "has left no outputs")],
+)
+def test_a_job_that_has_left_nothing_is_told_apart_from_a_pattern_that_fits_nothing(
+    orch: Callable[..., Outcome], tmp_path: Path, served: ServedFake, job: JobView, checkpoints: str, said: str
+) -> None:
+    bare = served.do(lambda service: service.add("bare", state="RUNNING"))
+    with closing(Pool("outputs", 1)) as pool:
+        nothing = left_files(bare.id, tmp_path / "none", checkpoints, tmp_path.joinpath, pool)
+        served.do(lambda service: service.files_of.update({bare.id: nothing}))
+        for line in (("get", bare.id), ("get", bare.id, "--list")):
+            done = orch(*line)
+            assert done.code == 3
+            assert said in done.err
+            assert "--list" not in done.err
+    assert "no file that matches *.ckpt or *.bin" in orch("get", job.id, "*.ckpt", "*.bin").err

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.api.client import Client
+from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.fakes.sessions import FAIL
+from orchestrator.cli.session import Session
 from orchestrator.runtime.ranks.sessions.messages import AttachRequest
 from tests.support.stack import wait_until
 
@@ -76,6 +79,39 @@ def test_an_interactive_job_is_submitted_waited_for_and_attached_to(
     assert (job["preemptible"], job["report"]) == (False, False)
     assert set(job["retry"]["max_restarts"].values()) == {0}
     assert "~. detaches" in done.err
+
+
+@pytest.mark.parametrize(("end", "code"), [({"state": "SUCCEEDED"}, 0), ({"state": "FAILED", "exit_code": 3}, 3)])
+@pytest.mark.parametrize("seen_running", [True, False])
+def test_a_command_that_ends_before_the_terminal_is_attached_is_shown_all_the_same(
+    orch: Orch, served: ServedFake, monkeypatch: pytest.MonkeyPatch, end: dict[str, Any], code: int, seen_running: bool
+) -> None:
+    def ends(service: Any) -> None:
+        for job_id in service._jobs:
+            service.write(job_id, "hello")
+            service.set(job_id, **end)
+
+    class EndsFirst(Client):
+        """The rank ends between the client's look at the job and its session."""
+
+        def session(self, *_: Any, **__: Any) -> Any:
+            served.do(ends)
+            raise RefusedError("the rank does not run")
+
+    monkeypatch.setattr(Session, "client", lambda self: EndsFirst(self.endpoint, environ=self.environ))
+
+    def runs() -> None:
+        wait_until("it is submitted", lambda: served.do(lambda service: service.requests))
+        served.do(
+            lambda service: [service.set(i, state="RUNNING") for i in service._jobs] if seen_running else ends(service)
+        )
+
+    running = threading.Thread(target=runs)
+    running.start()
+    done = orch("run", "-i", "--gpu", "0", "--", "echo", "hello")
+    running.join()
+    assert (done.code, done.out) == (code, "hello\n"), done.err
+    assert f" {end['state']}" in done.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus
 from orchestrator.train.script.trace_request import TraceRefusedError
-from tests.unit.core.builders import node, pending, running
+from tests.unit.core.builders import node, pending, running, started
 from tests.unit.daemon.parts import Rounds
 
 if TYPE_CHECKING:
@@ -211,6 +211,17 @@ def test_actions_are_durable_when_they_are_answered(tmp_path: Path) -> None:
                 await desk.act(job.id, verb, priority=1)
         with pytest.raises(BadRequestError):
             await desk.act((await desk.rounds.accept(job_id="other-aaaaaa")).id, Verb.UPDATE)
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_job_that_is_being_cancelled_is_not_paused(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        job = await desk.rounds.accept()
+        await desk.rounds.loop.command(lambda: [started(desk.rounds.loop.decided[job.id])])
+        assert (await desk.act(job.id, Verb.CANCEL)).state == "DRAINING"
+        with pytest.raises(RefusedError, match="is being cancelled; it cannot be paused"):
+            await desk.act(job.id, Verb.PAUSE)
 
     on_a_desk(tmp_path, story)
 

@@ -22,6 +22,7 @@ from orchestrator.daemon.requests.matrices import MatrixDesk
 from orchestrator.daemon.search.advisor import AdvisorError, process_advisor
 from orchestrator.daemon.search.desk import SearchDesk
 from orchestrator.daemon.submitting import checking
+from orchestrator.parts import install_line
 from orchestrator.runtime.pools import Pools
 from tests.unit.core.builders import node
 from tests.unit.daemon.parts import LOG
@@ -285,7 +286,7 @@ def test_a_search_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             await at.submit()
         (problem,) = caught.value.problems
         assert problem.message.startswith("optuna cannot be imported by the daemon's ")
-        assert "orchd[search]" in problem.hint
+        assert problem.hint.startswith(install_line("search"))
         assert list(at.desk.settings.paths.jobs.iterdir()) == []
 
     on_a_search(tmp_path, story)

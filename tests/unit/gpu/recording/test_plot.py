@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from orchestrator.gpu.recording import plot as record_plot
 from orchestrator.gpu.recording.plot import MAX_POINTS, PlotError, write_plot
 from orchestrator.gpu.recording.recording import RecordedSample, Recording
+from orchestrator.parts import install_line
 
 
 def recording(*samples: RecordedSample) -> Recording:
@@ -60,5 +62,5 @@ def test_without_matplotlib_the_remedy_is_said(tmp_path: Path, monkeypatch: pyte
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlotError, match=r"install.*'orchd\[plots\]'"):
+    with pytest.raises(PlotError, match=re.escape(install_line("plots"))):
         write_plot(recording(sample(0, power_watts=1.0)), tmp_path / "x.png")

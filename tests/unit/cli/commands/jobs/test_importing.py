@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 if TYPE_CHECKING:
@@ -37,6 +38,28 @@ def test_a_script_file_and_the_file_that_it_becomes(orch: Orch, home: Path) -> N
     found = orch("import", "--json", str(script)).json
     assert found["job"] == yaml.safe_load(found["yaml"])
     assert len(found["remarks"]) == 1
+
+
+def test_a_line_of_sbatch_is_its_script_with_the_options_of_the_line(
+    orch: Orch, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "x.sh").write_text("#!/bin/bash\n#SBATCH -n 2 -t 30\nsrun python train.py\n")
+    done = orch("import", "sbatch --parsable -n 4 --gpus-per-task 1 x.sh one")
+    assert done.code == 0, done.err
+    job = yaml.safe_load(done.out)
+    assert (job["entrypoint"], job["resources"]["num_workers"], job["max_duration"]) == ("python train.py", 4, "30m")
+    assert "note: one: arguments of x.sh, not carried over" in done.err
+    missing = orch("import", "sbatch none.sh")
+    assert (missing.code, missing.out) == (2, "")
+    assert "none.sh cannot be read" in missing.err
+
+
+def test_a_file_that_is_not_there_is_no_command(orch: Orch, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    done = orch("import", "train.sbatch")
+    assert (done.code, done.out) == (2, "")
+    assert f"train.sbatch not found in {home}" in done.err
 
 
 def test_what_cannot_be_imported(orch: Orch, home: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from orchestrator.core.diagnosis.health import RankLook, Standing, Wait, standing
+from orchestrator.parts import install_line
 from orchestrator.runtime.ranks.evidence import process_inspector as looking
 from orchestrator.runtime.ranks.evidence.process_inspector import look_at, report_lines
 from tests.support.stack import wait_until
@@ -118,7 +119,7 @@ def test_without_py_spy_the_rest_is_still_seen(doer: Doer, monkeypatch: pytest.M
     monkeypatch.setattr(looking, "find_py_spy", lambda: None)
     look = look_at(3, pid, stacks=True)
     assert (look.state, look.wait, look.threads) == ("S", Wait.LOCK, ())
-    assert "'orchd[stacks]'" in look.problem
+    assert install_line("stacks") in look.problem
 
 
 @pytest.mark.parametrize(
