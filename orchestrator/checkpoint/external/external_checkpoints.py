@@ -351,7 +351,8 @@ class ExternalCheckpoints:
             for path, entry in registry["known"].items()
             if os.path.lexists(path) or (entry.get("copy") and self._copies.path(entry).exists())
         ]
-        return sorted(infos, key=lambda info: (info.created_at or 0.0, info.step), reverse=True)
+        # A newer attempt first: it may run on another node, by whose clock its files look older.
+        return sorted(infos, key=lambda info: (info.attempt, info.created_at or 0.0, info.step), reverse=True)
 
     def _finish_removals(self, registry: dict[str, Any]) -> None:
         for path in list(registry["removing"]):
