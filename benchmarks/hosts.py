@@ -72,7 +72,9 @@ class HostFaults:
         }
 
     def once(self, kind: str) -> None:
-        """One fault, and the recovery from it."""
+        """One fault while all hosts are ready, and the recovery from it."""
+        for each in self.cluster.hosts.hosts:
+            self._back(each)
         host = self.cluster.hosts[self.dice.choice([2, 3])]
         began = time.monotonic()
         self.kinds()[kind](host)
@@ -133,11 +135,10 @@ class HostFaults:
         """Ray never takes back a node that it has given up: its service manager starts it again."""
 
         def settled() -> bool:
-            found = self.cluster.nodes().get(host.name)
-            if found is None:
+            if self.cluster.is_down(host):
                 self.cluster.rejoin(host)
                 return True
-            return bool(found["state"] == "READY")
+            return bool(self.cluster.nodes()[host.name]["state"] == "READY")
 
         wait_until(f"{host.name} is ready, or was given up", settled, interval=0.5)
 
