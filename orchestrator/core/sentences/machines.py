@@ -206,7 +206,7 @@ def _(fact: gangs.StorageUnseen) -> str:
 def _(fact: gangs.FilesNotSent) -> str:
     return of_rank(
         fact.rank,
-        f"the working copy could not be written to node {fact.node[:12]} ({fact.said}); make room there, or drain the node",
+        f"the working copy could not be written to node {fact.host or fact.node[:12]} ({fact.said}); make room there, or drain the node",
     )
 
 

@@ -144,8 +144,9 @@ class Launcher:
         except NodeGoneError as error:
             raise GangLostError(NodeLost(node=error.node_id), node_lost=True) from error
         except NodeFilesError as error:
-            cause = FilesNotSent(rank=job.nodes.index(error.node_id), node=error.node_id, said=error.said)
-            raise GangLostError(cause) from error
+            rank, report = job.nodes.index(error.node_id), self._reports().get(error.node_id)
+            host = report.hostname if report else ""
+            raise GangLostError(FilesNotSent(rank=rank, node=error.node_id, said=error.said, host=host)) from error
 
     def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
         report, settings = self._reports()[node_id], self._settings

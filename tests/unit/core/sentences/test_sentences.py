@@ -90,9 +90,11 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
             ),
         ),
         (
-            FilesNotSent(rank=1, node="abcdef0123456789", said="No space left on device: /home/ada/.orch-node"),
+            FilesNotSent(
+                rank=1, node="abcdef0123456789", said="No space left on device: /home/ada/.orch-node", host="node-b"
+            ),
             (
-                "rank 1: the working copy could not be written to node abcdef012345 (No space left on device:"
+                "rank 1: the working copy could not be written to node node-b (No space left on device:"
                 " /home/ada/.orch-node); make room there, or drain the node"
             ),
         ),

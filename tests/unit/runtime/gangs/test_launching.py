@@ -15,6 +15,7 @@ from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.spec.paths import Paths
+from tests.support.nodes import node_report
 from tests.unit.core.builders import after, make_spec, pending, started
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class World:
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            reports=dict,
+            reports=lambda: {JOB.nodes[0]: node_report(hostname="node-of-rank-0")},
             secrets_of=lambda _: {},
             previous_step=lambda _: 0,
             pool=self,  # type: ignore[arg-type]
@@ -115,7 +116,8 @@ def test_a_node_whose_disk_is_full_loses_the_gang_and_is_told(tmp_path: Path) ->
     world.refused = NodeFilesError(JOB.nodes[0], OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/ada"))
     with pytest.raises(GangLostError) as caught:
         world.ensure()
-    assert caught.value.cause == FilesNotSent(rank=0, node=JOB.nodes[0], said="No space left on device: /home/ada")
+    said = "No space left on device: /home/ada"
+    assert caught.value.cause == FilesNotSent(rank=0, node=JOB.nodes[0], said=said, host="node-of-rank-0")
     assert not caught.value.node_lost
 
 
