@@ -86,7 +86,7 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
 # Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. make hosts HOST_FAULTS=20
-# is a part of it. Not in make test: none of its tests has passed yet (CONTRIBUTING).
+# is a part of it. make test has a short form with two hosts (tests/integration/test_two_hosts.py).
 hosts: $(STAMP)
 	$(BIN)/python -m pytest -q tests/hosts
 	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json

@@ -21,7 +21,7 @@ from tests.support.hosts.ledger import SharedLedger
 from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.support.hosts.hosts import Host
 
@@ -36,6 +36,16 @@ BAD_NETWORKS: Final[tuple[dict[str, float], ...]] = (
     {"delay": 0.05, "jitter": 0.2},
     {"loss": 0.1},
     {"delay": 0.1, "jitter": 0.1, "loss": 0.05, "duplicate": 0.05},
+)
+KINDS: Final = (
+    "power cut",
+    "host stands still",
+    "cut off",
+    "hears and is not heard",
+    "is heard and does not hear",
+    "bad network",
+    "disk is full",
+    "daemon killed",
 )
 
 
@@ -59,20 +69,23 @@ class HostFaults:
     found: Found
 
     def kinds(self) -> dict[str, Callable[[Host], None]]:
-        """Each kind of fault: it returns when its cause is over, or with the host back."""
-        return {
-            "power cut": self._power_cut,
-            "host stands still": self._stands_still,
-            "cut off": self._cut_off,
-            "hears and is not heard": lambda host: self._one_way(host, self.cluster.head),
-            "is heard and does not hear": lambda host: self._one_way(self.cluster.head, host),
-            "bad network": self._bad_network,
-            "disk is full": self._disk_is_full,
-            "daemon killed": self._daemon_killed,
-        }
+        """Each of ``KINDS``: it returns when its cause is over, or with the host back."""
+        faults: tuple[Callable[[Host], None], ...] = (
+            self._power_cut,
+            self._stands_still,
+            self._cut_off,
+            lambda host: self._one_way(host, self.cluster.head),
+            lambda host: self._one_way(self.cluster.head, host),
+            self._bad_network,
+            self._disk_is_full,
+            self._daemon_killed,
+        )
+        return dict(zip(KINDS, faults, strict=True))
 
     def once(self, kind: str) -> None:
-        """One fault, and the recovery from it."""
+        """One fault while all hosts are ready, and the recovery from it."""
+        for each in self.cluster.hosts.hosts:
+            self._back(each)
         host = self.cluster.hosts[self.dice.choice([2, 3])]
         began = time.monotonic()
         self.kinds()[kind](host)
@@ -133,17 +146,16 @@ class HostFaults:
         """Ray never takes back a node that it has given up: its service manager starts it again."""
 
         def settled() -> bool:
-            found = self.cluster.nodes().get(host.name)
-            if found is None:
+            if self.cluster.is_down(host):
                 self.cluster.rejoin(host)
                 return True
-            return bool(found["state"] == "READY")
+            return bool(self.cluster.nodes()[host.name]["state"] == "READY")
 
         wait_until(f"{host.name} is ready, or was given up", settled, interval=0.5)
 
 
-def run(count: int, seconds: float, seed: int) -> Found:
-    """So many faults, or as many as there is time for, each kind as often as the others."""
+def run(count: int, seconds: float, seed: int, only: Sequence[str] = ()) -> Found:
+    """So many faults, or as many as there is time for, each kind (of ``only``, where given) as often as the others."""
     deadline, dice, found = time.monotonic() + seconds, random.Random(seed), Found()
     hosts = Hosts([Plan(), Plan(uptime=UPTIME_SECONDS), Plan(clock=AHEAD_SECONDS)], seed=seed)
     cluster = HostCluster(hosts)
@@ -154,7 +166,8 @@ def run(count: int, seconds: float, seed: int) -> Found:
         faults = HostFaults(cluster, ledger, job_id, dice, found)
         kinds: list[str] = []
         while sum(found.faults.values()) < count and time.monotonic() < deadline:
-            kinds = kinds or dice.sample(sorted(faults.kinds()), len(faults.kinds()))
+            every = [kind for kind in sorted(faults.kinds()) if not only or kind in only]
+            kinds = kinds or dice.sample(every, len(every))
             faults.once(kinds.pop())
         ledger.done("hosts")
         job = cluster.wait_ended(job_id)
@@ -187,12 +200,13 @@ def main() -> int:
     options.add_argument("--faults", type=int, default=200)
     options.add_argument("--seconds", type=float, default=float("inf"), help="end after so long (default: never)")
     options.add_argument("--seed", type=int, default=20_261_124)
+    options.add_argument("--kind", action="append", default=[], choices=KINDS, help="this kind only; may be repeated")
     chosen = options.parse_args()
     if reason := why_not():
         print(f"this machine cannot have several hosts: {reason}", file=sys.stderr)
         return 1
     began = time.monotonic()
-    found = run(chosen.faults, chosen.seconds, chosen.seed)
+    found = run(chosen.faults, chosen.seconds, chosen.seed, chosen.kind)
     total = sum(found.faults.values())
     measure.report(
         {

@@ -383,10 +383,14 @@ class RuntimeContract:
             await arm.up(kept)
             await arm.up(hit)
             gone = arm.node_ids()[1]
+            before = (await arm.nodes())[gone]
             await arm.lose_node(gone)
             await arm.until("the gang is lost", lambda: arm.of(hit, ev.GangLost))
             assert arm.of(hit, ev.GangLost)[0].not_before > arm.now(), "its ranks may run until their lease ends"
-            assert not (await arm.nodes())[gone].alive
+            down = (await arm.nodes())[gone]
+            assert not down.alive
+            has = [(node.name, node.cpus, node.gpus, node.memory_bytes, node.gpu_models) for node in (before, down)]
+            assert has[0] == has[1], "jobs that fit only there wait for it"
             await arm.released(hit)
             assert arm.alive(hit) == 0
             assert not arm.of(kept, ev.GangLost)

@@ -1,6 +1,7 @@
 """Three hosts with networks, disks, clocks and process tables of their own: files, exporters, fencing, lost hosts, full disks.
 
-``make hosts`` runs them, and a campaign (``benchmarks/hosts.py``) after them. They are not part of ``make test`` yet.
+``make hosts`` runs them, and a campaign (``benchmarks/hosts.py``) after them. ``make test`` has a short form of them
+(``tests/integration/test_two_hosts.py``).
 """
 
 from __future__ import annotations
@@ -162,8 +163,9 @@ def test_a_full_disk_on_one_host_is_told_and_the_others_go_on(whole: HostCluster
     there = whole.submit({**spec, **on(2, nodes=["host1", "host3"])}, train=MEET, data="# 7\n")
     assert whole.wait_ended(there)["state"] == "SUCCEEDED", whole.evidence(there)
     job = whole.wait_ended(here)
-    assert job["state"] == "FAILED"
-    assert "No space left on device" in json.dumps(job), job
+    assert (job["state"], job["failure"]["failure_class"]) == ("FAILED", "infra"), "of the machine, not of the job"
+    assert "the working copy could not be written to node host2" in job["failure"]["sentence"], job["failure"]
+    assert "No space left on device" in job["failure"]["sentence"], job["failure"]
     full.run("rm", "ballast")
     again = whole.submit({**spec, **on(1, nodes=["host2"])}, train=MEET, data="# 7\n")
     assert whole.wait_ended(again)["state"] == "SUCCEEDED", whole.evidence(again)

@@ -6,6 +6,7 @@ The nodes are real raylets on this machine (``tests/support/cluster.py``); they 
 from __future__ import annotations
 
 import json
+import socket
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,6 +201,39 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
         ledger.check()
     finally:
         silent.kill()  # frozen, it would outlive its daemon
+
+
+def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(
+    whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    large = whole.add_node(cpus=6)
+    ready(guest, {large.id})
+    large.kill()
+
+    def down() -> bool:
+        return {n.id: (n.state, n.cpus_total) for n in guest.client.nodes()}[large.id] == ("UNREACHABLE", 6)
+
+    wait_until("the node is down", down)
+    job_id = submit(guest, ledger, tmp_path, name="large", ranks=1, steps=3, spec=spread(1, cpu=5))
+    name = socket.gethostname()
+
+    def waits() -> bool:
+        job = guest.job(job_id)
+        return job.state == "PENDING" and f"for node {name}, which is down" in job.reason
+
+    wait_until("it waits, and names the node", waits)
+    guest.kill_daemon()
+    guest.up()
+    wait_until("so it does with the next daemon", waits)
+    again = submit(guest, ledger, tmp_path, name="large-too", ranks=1, steps=3, spec=spread(1, cpu=5))
+    with pytest.raises(RefusedError, match="no node can fit"):
+        submit(guest, ledger, tmp_path, name="never", ranks=1, steps=3, spec=spread(1, cpu=7))
+    back = whole.add_node(cpus=6)
+    for one in (job_id, again):
+        assert guest.wait(one).state == "SUCCEEDED"
+        assert seats(guest, one) == [back.id]
+    assert large.id not in {n.id for n in guest.client.nodes()}, "its place was taken"
+    back.kill()
 
 
 def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(

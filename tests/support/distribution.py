@@ -29,6 +29,7 @@ SECONDS: Final = {
     "test_ray_and_power.py": 90,
     "test_stops_from_outside.py": 80,
     "test_daemon_killed.py": 80,
+    "test_two_hosts.py": 70,
     "test_trackers.py": 60,
     "test_trainer_huggingface.py": 60,
     "test_torchrun_parity.py": 60,

@@ -11,6 +11,7 @@ import json
 import shlex
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,11 @@ class Ledger:
     def problems(self, job: str) -> list[str]:
         """Return violations in the ledger: an attempt must be launched once and only after the previous one."""
         lines = self.lines(job)
-        return [*_launches(lines), *_overlaps(lines), *_steps(lines)]
+        return [*_launches(lines), *_overlaps(lines), *_steps(lines, self.stored(job))]
+
+    def stored(self, job: str) -> dict[int, int] | None:
+        """The newest step of each attempt that must survive it; None: every one that the rank was told is saved."""
+        return None
 
     def check(self, *jobs: str) -> None:
         """Fail with every problem of the jobs, or of all jobs on the ledger."""
@@ -117,7 +122,7 @@ def _overlaps(lines: list[Line]) -> list[str]:
     return found
 
 
-def _steps(lines: list[Line]) -> list[str]:
+def _steps(lines: list[Line], stored: Mapping[int, int] | None) -> list[str]:
     """Each attempt begins at a step that was saved before, and leaves none out."""
     found = []
     by_rank: dict[tuple[int, int], list[Line]] = defaultdict(list)
@@ -135,7 +140,8 @@ def _steps(lines: list[Line]) -> list[str]:
             if begin is not None and not least <= begin <= most:
                 found.append(f"attempt {attempt} rank {rank} resumed at {begin}; saved was {least}, done {most}")
         mine = [line for line in lines if line.attempt == attempt and line.rank == 0]
-        least = max([least, *(line.step for line in mine if line.what in ("saved", "stopped"))])
+        saved = [line.step for line in mine if line.what in ("saved", "stopped")]
+        least = max([least, *(saved if stored is None else [stored.get(attempt, 0)])])
         most = max([most, *(line.step for line in mine if line.what == "step")])
     return found
 

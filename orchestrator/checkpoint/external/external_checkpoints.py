@@ -76,7 +76,7 @@ class ExternalCheckpoints:
         self._glob = WatchedGlob(settings)
         self._registry = RegistryFile(settings.registry)
         self._copies = OverwrittenFiles(self._registry.storage)
-        self._seen: dict[str, Facts] = {}
+        self._seen: dict[str, tuple[Facts, float]] = {}
         self.problems: list[str] = []
         self.notes: list[Note] = []
         """Notes about files that are incomplete, or that none is used."""
@@ -270,11 +270,15 @@ class ExternalCheckpoints:
         at = changed_at(path, facts)
         if look.gone_at is not None:
             return quick or at <= look.gone_at - SETTLE_SECONDS
-        before = self._seen.get(path)
-        self._seen[path] = facts
+        now = self._clock()
+        before, since = self._seen.get(path, (None, now))
+        if before != facts:
+            since = now
+        self._seen[path] = facts, since
         if quick and copied:
-            return before == facts or self._clock() - at >= QUIET_SECONDS
-        return before == facts and self._clock() - at >= SETTLE_SECONDS
+            return before == facts or now - at >= QUIET_SECONDS
+        # The file's time may be from a file server, whose clock may be ahead of this node's.
+        return before == facts and now - min(at, since) >= SETTLE_SECONDS
 
     def _lacks_files(self, path: str, facts: Facts, registry: Mapping[str, Any]) -> bool:
         """Whether files are missing that the newest registered one has, and that may still be written."""
@@ -351,7 +355,8 @@ class ExternalCheckpoints:
             for path, entry in registry["known"].items()
             if os.path.lexists(path) or (entry.get("copy") and self._copies.path(entry).exists())
         ]
-        return sorted(infos, key=lambda info: (info.created_at or 0.0, info.step), reverse=True)
+        # A newer attempt first: it may run on another node, by whose clock its files look older.
+        return sorted(infos, key=lambda info: (info.attempt, info.created_at or 0.0, info.step), reverse=True)
 
     def _finish_removals(self, registry: dict[str, Any]) -> None:
         for path in list(registry["removing"]):

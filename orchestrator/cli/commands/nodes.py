@@ -56,8 +56,8 @@ def _row(node: NodeView) -> list[Cell]:
     return [
         Cell(clean(node.name), ("bold",)),
         Cell(node.state, STATE_STYLES.get(node.state, ("red",))),
-        Cell(_used(node.gpus_free, node.gpus_total) if node.gpus_total else ""),
-        Cell(_used(node.cpus_free, node.cpus_total)),
+        Cell(_used(node, node.gpus_free, node.gpus_total) if node.gpus_total else ""),
+        Cell(_used(node, node.cpus_free, node.cpus_total)),
         Cell("" if node.memory_free_bytes is None else size(node.memory_free_bytes)),
         Cell(clean(", ".join(models))),
         Cell(", ".join(node.jobs)),
@@ -65,8 +65,9 @@ def _row(node: NodeView) -> list[Cell]:
     ]
 
 
-def _used(free: float, total: float) -> str:
-    return f"{number(round(max(total - free, 0.0), 4))}/{number(total)}"
+def _used(node: NodeView, free: float, total: float) -> str:
+    used = "-" if node.state == "UNREACHABLE" else number(round(max(total - free, 0.0), 4))
+    return f"{used}/{number(total)}"
 
 
 @nodes.command()

@@ -78,6 +78,16 @@ class StorageUnseen(GangFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesNotSent(GangFault):
+    """The disk of a rank's node does not take the job's working copy; ``said`` is the system's error, ``host`` the node's name."""
+
+    kind: ClassVar[str] = "files_not_sent"
+    node: str
+    said: str
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedUnplaced(GangFault):
     """The job was stopped before its gang was placed."""
 

@@ -65,8 +65,7 @@ def _script_saved(event: CheckpointSaved, job: Job) -> Job:
     """
     if not job.attempts or not job.attempt_number - 1 <= event.attempt <= job.attempt_number:
         return job
-    durable = job.checkpoints.durable
-    if durable is not None and (event.digest == durable.digest or event.at <= durable.at):
+    if not _is_new(event, job):
         return job
     current = job.attempts[-1]
     if event.attempt == job.attempt_number:
@@ -77,6 +76,17 @@ def _script_saved(event: CheckpointSaved, job: Job) -> Job:
     found = Durable(step=event.step, at=event.at, path=event.path, digest=event.digest, every=every)
     checkpoints = Checkpoints(newest=Saved(step=event.step, at=event.at), durable=found)
     return replace(job, attempts=_with_last(job.attempts, current), no_progress=0, checkpoints=checkpoints)
+
+
+def _is_new(event: CheckpointSaved, job: Job) -> bool:
+    durable = job.checkpoints.durable
+    if durable is None:
+        return True
+    if event.digest == durable.digest:
+        return False
+    # The first file of an attempt may have its time from another node's clock than the file before.
+    first = event.attempt == job.attempt_number and not job.attempts[-1].progressed
+    return first or event.at > durable.at
 
 
 def _with_last(attempts: tuple[Attempt, ...], last: Attempt) -> tuple[Attempt, ...]:

@@ -139,18 +139,19 @@ def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slot
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
     """Whether the gang would fit if nothing else ran on the nodes that are alive."""
-    empty = {
-        n.id: Free(cpus=n.cpus, idle_gpus=round(n.gpus), memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive
-    }
-    return place(job, empty, nodes) is not None
+    return place(job, {n.id: _empty(n) for n in nodes.values() if n.alive}, nodes) is not None
+
+
+def _empty(node: Node) -> Free:
+    return Free(cpus=node.cpus, idle_gpus=round(node.gpus), memory_bytes=node.memory_bytes)
 
 
 def missing_nodes(job: Job, nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """Return the names of the nodes that are down and that the gang could use, where it would fit if they were back; else nothing."""
+    """Return the names of the nodes that are down and hold a rank of the gang, where it would fit if they were back; else nothing."""
     shape = shape_of(job)
-    down = sorted(n.name for n in nodes.values() if not n.alive and suits(shape, n))
+    down = {n.name for n in nodes.values() if not n.alive and suits(shape, n) and _slots(shape, _empty(n))}
     back = {n.id: replace(n, alive=True) for n in nodes.values()}
-    return tuple(down) if down and could_ever_fit(job, back) else ()
+    return tuple(sorted(down)) if down and could_ever_fit(job, back) else ()
 
 
 def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:

@@ -203,6 +203,14 @@ def _(fact: gangs.StorageUnseen) -> str:
 
 
 @sentence.register
+def _(fact: gangs.FilesNotSent) -> str:
+    return of_rank(
+        fact.rank,
+        f"the working copy could not be written to node {fact.host or fact.node[:12]} ({fact.said}); make room there, or drain the node",
+    )
+
+
+@sentence.register
 def _(fact: gangs.StoppedUnplaced) -> str:
     return "it was stopped before its gang was placed"
 

@@ -44,7 +44,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     worker = checked.spec.resources.resources_per_worker
     alive = [n for n in nodes.values() if n.alive]
     _refuse_unknown_nodes(checked, nodes)
-    if worker.gpu and not any(n.gpus for n in alive):
+    if worker.gpu and not any(n.gpus for n in nodes.values()):
         raise RefusedError(
             f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
             hint="set resources_per_worker: {gpu: 0} to train on CPUs, or try things out with `orch down` and"

@@ -19,6 +19,7 @@ from orchestrator.runtime.cluster.driver_environment import outlive_raylets
 from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
 from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
 from orchestrator.runtime.cluster.head.start import ClusterError
+from orchestrator.runtime.cluster.last_seen import LastSeen
 from orchestrator.runtime.cluster.prestart import prestart, prestart_as_guest
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.cluster.site import Site
@@ -68,7 +69,8 @@ class Cluster:
         self._maker = AgentMaker(self.site, options.simulate_gpus)
         self.nodes = NodeRegistry(self.ray, self._maker)
         self.holds = GpuReservations(self.ray)
-        self._capacity = Capacity(self.ray, self.nodes, self.holds, own_groups)
+        self._seen = LastSeen(self.site.last_seen_file)
+        self._capacity = Capacity(self.ray, self.nodes, self.holds, own_groups, self._seen)
         self._head = (
             EmbeddedHead(
                 self.site,
@@ -125,7 +127,9 @@ class Cluster:
         if not self.site.embedded:
             await self._capacity.look_at_others(raw)
             await self.nodes.find_silent(raw, self._token)
-        return {node_id: self._capacity.node(node) for node_id, node in raw.items()}
+        self._seen.note(raw, self.nodes.reports, self.nodes.answered)
+        await self.ray.call(self._seen.write)
+        return self._capacity.nodes(raw)
 
     async def warm(self, placed: Mapping[str, int] | None = None) -> None:
         """Start idle workers, so that the next gang's actors start at once.

@@ -29,7 +29,8 @@ AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not delay reports of othe
 class NodeRegistry:
     """By node: ``agents``, their newest ``reports``, and GPUs that disappeared after the node was added (``lost_gpus``).
 
-    ``silent`` gives the reason for each node that does not answer though Ray counts it as alive.
+    ``silent`` gives the reason for each node that does not answer though Ray counts it as alive. ``answered`` are the nodes
+    whose agents reported in the last round.
     """
 
     def __init__(self, ray: RayConnection, maker: AgentMaker) -> None:
@@ -43,6 +44,7 @@ class NodeRegistry:
         self.reports: dict[str, NodeReport] = {}
         self.lost_gpus: dict[str, tuple[NodeGpu, ...]] = {}
         self.silent: dict[str, str] = {}
+        self.answered: set[str] = set()
 
     async def update(self, raw: Mapping[str, RayNode]) -> None:
         """Run one round. Raises the error of an embedded head's only node.
@@ -51,6 +53,7 @@ class NodeRegistry:
         """
         alive = {node_id for node_id, node in raw.items() if node.alive}
         self._drop_dead(set(raw) - alive)
+        self.answered.clear()
         known = set(self.reports)
         await self._first_reports(alive)
         await asyncio.gather(*(self._ask_again(node_id) for node_id in known & alive))
@@ -82,6 +85,7 @@ class NodeRegistry:
         try:
             self.agents[node_id] = await self._ray.call(self._maker.make, node_id)
             self.reports[node_id] = await within(CALL_SECONDS, self.agents[node_id].report.remote())
+            self.answered.add(node_id)
             self._first_gpus[node_id] = self.reports[node_id].gpus
             self.lost_gpus.pop(node_id, None)
         except BaseException:
@@ -97,6 +101,7 @@ class NodeRegistry:
                 await self._late_agents.late(node_id)
             return
         self._late_agents.answered(node_id)
+        self.answered.add(node_id)
         if node_id in self.reports:
             self.reports[node_id], self.lost_gpus[node_id] = still_there(report, self._first_gpus[node_id])
 

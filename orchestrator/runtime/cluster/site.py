@@ -46,6 +46,11 @@ class Site:
         return self.paths.ray / "head.json"
 
     @property
+    def last_seen_file(self) -> Path | None:
+        """Path of the record of an existing cluster's nodes as they were last seen; an embedded head's only node needs none."""
+        return None if self.embedded else self.paths.ray / "nodes.json"
+
+    @property
     def home_token(self) -> Path:
         """Path of the home's token, in the directory of jobs: only that directory must be shared with other nodes."""
         return self.paths.jobs / ".home-token"

@@ -27,6 +27,15 @@ class NodeGoneError(LookupError):
         super().__init__(f"node {node_id[:12]} is gone")
 
 
+class NodeFilesError(Exception):
+    """A node's disk did not take or give a job's files, ``said`` why: free space there, or drain the node."""
+
+    def __init__(self, node_id: str, cause: OSError) -> None:
+        self.node_id = node_id
+        self.said = f"{cause.strerror or cause}" + (f": {cause.filename}" if cause.filename else "")
+        super().__init__(f"node {node_id[:12]}: {self.said}")
+
+
 def as_lost(rank: int, error: BaseException) -> GangLostError | None:
     """Return the loss that an error of Ray means; None when it may be temporary."""
     from ray.exceptions import (

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorLost, NodeLost, StorageUnseen
+from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, StorageUnseen
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.gangs.errors import GangLostError, NodeGoneError
+from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
 from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
 from orchestrator.runtime.gangs.orders import ask
@@ -143,6 +143,10 @@ class Launcher:
             await self._files.ship(job)
         except NodeGoneError as error:
             raise GangLostError(NodeLost(node=error.node_id), node_lost=True) from error
+        except NodeFilesError as error:
+            rank, report = job.nodes.index(error.node_id), self._reports().get(error.node_id)
+            host = report.hostname if report else ""
+            raise GangLostError(FilesNotSent(rank=rank, node=error.node_id, said=error.said, host=host)) from error
 
     def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
         report, settings = self._reports()[node_id], self._settings

@@ -22,7 +22,10 @@ ANSWER_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes; empty when the node is dead."""
+    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes; of a dead node, what it had.
+
+    ``started`` is by the node's clock, ``ended`` (0 while it is alive) by the head's, in milliseconds since the epoch.
+    """
 
     id: str
     alive: bool
@@ -30,6 +33,8 @@ class RayNode:
     address: str
     port: int
     total: Mapping[str, float]
+    started: int = 0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +51,19 @@ def nodes() -> list[RayNode]:
     from ray.core.generated import gcs_pb2, gcs_service_pb2
 
     reply = _ask(_address(), "NodeInfo", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())
-    found = []
-    for raw in reply.node_info_list:
-        alive = raw.state == gcs_pb2.GcsNodeInfo.ALIVE
-        found.append(
-            RayNode(
-                id=raw.node_id.hex(),
-                alive=alive,
-                hostname=raw.node_manager_hostname,
-                address=raw.node_manager_address,
-                port=raw.node_manager_port,
-                total=dict(raw.resources_total) if alive else {},
-            )
+    return [
+        RayNode(
+            id=raw.node_id.hex(),
+            alive=raw.state == gcs_pb2.GcsNodeInfo.ALIVE,
+            hostname=raw.node_manager_hostname,
+            address=raw.node_manager_address,
+            port=raw.node_manager_port,
+            total=dict(raw.resources_total),
+            started=raw.start_time_ms,
+            ended=raw.end_time_ms,
         )
-    return found
+        for raw in reply.node_info_list
+    ]
 
 
 def available() -> dict[str, dict[str, float]]:

@@ -150,6 +150,11 @@ class HostCluster:
         """The nodes by host name, as `orch nodes` has them."""
         return {node["name"]: node for node in self.ask("nodes")["nodes"]}
 
+    def is_down(self, host: Host) -> bool:
+        """Whether Ray has given the host's node up: it has no agent then. One that may come back has a raylet that does not answer."""
+        node = self.nodes()[host.name]
+        return bool(node["state"] == "UNREACHABLE" and node["agent_pid"] is None)
+
     def wait_ready(self, *names: str) -> None:
         """Wait until these hosts' nodes are ready."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,15 @@ class SharedLedger(Ledger):
     def lines(self, job: str) -> list[Line]:
         """Every line of a job so far."""
         return [replace(line, at=float(number)) for number, line in enumerate(super().lines(job))]
+
+    def stored(self, job: str) -> dict[int, int]:
+        """The newest checkpoint of each attempt that the daemon has acknowledged as stored. One in memory goes with its host."""
+        found: dict[int, int] = defaultdict(int)
+        for event in self.cluster.events(job):
+            body = event["body"]
+            if event["kind"] == "checkpoint_saved" and body["path"]:
+                found[body["attempt"]] = max(found[body["attempt"]], body["step"])
+        return found
 
     def submit(self, name: str, *, ranks: int, spec: dict[str, Any], **options: Any) -> str:
         """Submit a job that keeps this ledger; it saves to the shared disk, and ends once ``done`` was called with its name."""

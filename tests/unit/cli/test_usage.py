@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -134,3 +135,5 @@ def test_nodes_show_what_is_used(orch: Orch, served: ServedFake) -> None:
     assert "CPUS USED" in head
     assert "0/2" in row.split()
     assert "2.5/8" in row.split()
+    served.do(lambda service: service._nodes.update({"node-a": replace(node, state="UNREACHABLE", cpus_free=0.0)}))
+    assert "-/8" in orch("nodes").out.splitlines()[1].split(), "of a node that is down nothing is used"

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.deadline import within
-from orchestrator.runtime.gangs.errors import NodeGoneError
+from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,19 +29,27 @@ class FileNodes:
         return [n for n in dict.fromkeys(job.nodes) if n in reports and not reports[n].home_shared]
 
     async def ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the answer of the node's agent. Raises NodeGoneError when the node has no agent any more."""
+        """Return the answer of the node's agent.
+
+        Raises NodeGoneError when the node has no agent any more, NodeFilesError when its disk does not do what is asked.
+        """
+        try:
+            return await within(CALL_SECONDS, self._agent(node_id).files.remote(method, *args, **kwargs))
+        except Exception as error:
+            cause = getattr(error, "cause", error)  # of Ray's error for one that the call has raised
+            if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+                raise NodeFilesError(node_id, cause) from error
+            raise
+
+    async def reads(self, node_id: str, path: str, text: str) -> bool:
+        """Whether the node reads ``text`` in the file ``path``. Raises NodeGoneError, and Ray's error when there is no answer."""
+        return bool(await within(CALL_SECONDS, self._agent(node_id).reads.remote(path, text)))
+
+    def _agent(self, node_id: str) -> Any:
         agent = self._nodes.agents.get(node_id)
         if agent is None:
             raise NodeGoneError(node_id)
-        return await within(CALL_SECONDS, agent.files.remote(method, *args, **kwargs))
-
-    async def reads(self, node_id: str, path: str, text: str) -> bool:
-        """Whether the node reads ``text`` in the file ``path``. False also where it does not answer."""
-        try:
-            agent = self._nodes.agents[node_id]
-            return bool(await within(CALL_SECONDS, agent.reads.remote(path, text)))
-        except Exception:
-            return False
+        return agent
 
     async def keep_only(self, live: Collection[str]) -> None:
         """Have every node delete the files of jobs that are not live."""

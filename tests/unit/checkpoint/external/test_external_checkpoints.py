@@ -151,6 +151,34 @@ def test_the_choice_of_an_attempt_stays(job: Path) -> None:
     assert watch(job).newest_good(attempt=3) == str(job / "out" / "ckpt-2")
 
 
+def test_files_whose_times_are_ahead_of_this_nodes_clock_are_written_once_they_stay_the_same(job: Path) -> None:
+    now = [NOW]
+    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=3)
+    files = ExternalCheckpoints(settings, clock=lambda: now[0])
+    write(job, 1, age=-300)
+    assert files.scan(attempt=1) == []
+    now[0] += SETTLE_SECONDS / 2
+    assert files.scan(attempt=1) == [], "it may still be written"
+    write(job, 1, age=-299)
+    now[0] += SETTLE_SECONDS
+    assert files.scan(attempt=1) == [], "it was changed"
+    now[0] += SETTLE_SECONDS
+    assert [info.step for info in files.scan(attempt=1)] == [1]
+
+
+def test_what_a_newer_attempt_wrote_is_newer_by_whatever_clock(job: Path) -> None:
+    files = watch(job, keep=1, later=1000)
+    write(job, 100, age=-300)  # by the clock of a node that is ahead
+    files.scan(attempt=1)
+    files.scan(attempt=1)
+    write(job, 110, age=100)
+    files.scan(attempt=2)
+    files.scan(attempt=2)
+    assert [info.step for info in files.infos()] == [110, 100]
+    assert files.newest_good(attempt=3) == str(job / "out" / "ckpt-110")
+    assert files.retain() == [str(job / "out" / "ckpt-100")]
+
+
 def test_the_newest_are_kept_and_the_last_good_one_always(job: Path) -> None:
     for step in range(1, 6):
         write(job, step, age=100 - step)

@@ -524,6 +524,14 @@ def test_a_file_that_is_found_when_the_next_attempt_begins_is_what_that_one_begi
     assert stranger == found, "orch's own checkpoints of an older attempt are fenced"
 
 
+def test_the_first_file_of_an_attempt_is_progress_by_whatever_clock_it_was_written() -> None:
+    job = running()
+    job = restarted(after(job, script_saved(job, "by a node that is ahead", at=400.0, step=100)), at=101.0)
+    saved = after(job, script_saved(job, "by one that is not", at=120.0, step=110))
+    assert (saved.checkpoints.step, saved.attempts[-1].progressed, saved.no_progress) == (110, True, 0)
+    assert after(saved, script_saved(saved, "older", at=110.0, step=105)) == saved, "the same clock has written both"
+
+
 def test_a_record_of_an_older_version_still_opens() -> None:
     row = job_to_dict(after(running(), checkpoint(running(), 5, path="/c")))
     del row["checkpoint_digest"]

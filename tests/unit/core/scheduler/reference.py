@@ -189,8 +189,8 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
                 loose[node_id].take(job)
         elif place(job, all_left(known, [], empty=True), known) is None:
             back = {name: replace(one, alive=True) for name, one in known.items()}
-            down = tuple(one.name for one in known.values() if not one.alive and suits(job, one))
-            whole = place(job, all_left(back, [], empty=True), back)
+            whole, room = (find(job, all_left(back, [], empty=True), back) for find in (place, rooms))
+            down = tuple(sorted({one.name for one in known.values() if not one.alive and one.id in room}))
             needs = {"gpus": gpus * ranks, "cpus": cpus * ranks}
             never = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
             found.waiting[job.id] = told[equal] = never

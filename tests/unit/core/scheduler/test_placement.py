@@ -371,6 +371,10 @@ def test_a_job_that_fits_only_with_nodes_that_are_down_waits_and_names_them() ->
     waits = job_of(6)
     commands = decide(State(jobs={waits.id: waits}, nodes=known), T0 + 9)
     assert commands.waiting[waits.id] == AwaitsNodes(nodes=("a",), gpus=6, cpus=6)
+    small, twin = replace(C4, id="d", name="small", alive=False, gpus=0), replace(known["a"], id="another id of a")
+    assert missing_nodes(waits, {**known, "d": small, twin.id: twin}) == ("a",), (
+        "each once, and none that holds no rank"
+    )
     never = job_of(13)
     assert missing_nodes(never, known) == ()
     assert missing_nodes(job_of(6, gpu_model="H100"), known) == (), "a node that does not suit is not waited for"

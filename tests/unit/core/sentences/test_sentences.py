@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import Fact
-from orchestrator.core.facts.gangs import MaxDuration, StorageUnseen
+from orchestrator.core.facts.gangs import FilesNotSent, MaxDuration, StorageUnseen
 from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.rank_ends import Problem, PythonException, RankEnd, ScriptProblem
@@ -87,6 +87,15 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
             (
                 "rank 1: node abcdef012345 does not see checkpoint.storage_path (/ckpt), so what is saved there would be lost with"
                 " it; mount the directory there, or drain the node"
+            ),
+        ),
+        (
+            FilesNotSent(
+                rank=1, node="abcdef0123456789", said="No space left on device: /home/ada/.orch-node", host="node-b"
+            ),
+            (
+                "rank 1: the working copy could not be written to node node-b (No space left on device:"
+                " /home/ada/.orch-node); make room there, or drain the node"
             ),
         ),
     ],

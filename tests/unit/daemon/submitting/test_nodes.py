@@ -39,3 +39,10 @@ def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
     check_fits(asked(8), down)
     with pytest.raises(RefusedError):
         check_fits(asked(9, "a"), down)
+
+
+def test_a_job_waits_for_the_only_node_with_gpus() -> None:
+    known = nodes(node("a", gpus=0), node("b", gpus=2))
+    check_fits(asked(1), {**known, "b": replace(known["b"], alive=False)})
+    with pytest.raises(RefusedError, match="this cluster has none"):
+        check_fits(asked(1), {"a": known["a"]})

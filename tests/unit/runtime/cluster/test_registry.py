@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime.cluster.capacity import Capacity
+from orchestrator.runtime.cluster.last_seen import LastSeen
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.runtime.nodes.ray_nodes import Held, answers, held_by_others
@@ -98,7 +99,7 @@ def test_what_others_hold_is_believed_when_it_lasts() -> None:
         nodes = registry(ray)
         await nodes.update(raw("a"))
         holds: Any = SimpleNamespace(held={}, per_node=dict)
-        capacity = Capacity(ray, nodes, holds, tuple)  # type: ignore[arg-type]
+        capacity = Capacity(ray, nodes, holds, tuple, LastSeen(None))  # type: ignore[arg-type]
         ray.held = [{"a": Held(cpus=3.0, gpus=1.0)}, {"a": Held(cpus=1.0, gpus=1.0)}]
         await capacity.look_at_others(raw("a"))
         found = capacity.node(raw("a")["a"])
@@ -118,7 +119,7 @@ def test_a_node_whose_raylet_does_not_answer_is_not_reachable() -> None:
         ray.deaf.add("b")
         await nodes.find_silent(raw("a", "b"), None)
         holds: Any = SimpleNamespace(held={}, per_node=dict)
-        capacity = Capacity(ray, nodes, holds, tuple)  # type: ignore[arg-type]
+        capacity = Capacity(ray, nodes, holds, tuple, LastSeen(None))  # type: ignore[arg-type]
         seen = {name: capacity.node(node).reachable for name, node in raw("a", "b").items()}
         assert seen == {"a": True, "b": False}
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.core.facts.gangs import ActorLost
-from orchestrator.runtime.gangs.errors import GangLostError
+from orchestrator.core.facts.gangs import ActorLost, FilesNotSent
+from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.spec.paths import Paths
+from tests.support.nodes import node_report
 from tests.unit.core.builders import after, make_spec, pending, started
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ class World:
     def __init__(self, tmp_path: Path, *launched: int) -> None:
         self.paths = Paths(home=tmp_path, socket=tmp_path / "s")
         self.launched, self.watched = launched, 0
+        self.refused: NodeFilesError | None = None
         self.gang = Gang(JOB.gang, [f"actor {rank}" for rank in range(len(launched))])
 
     def note_end(self, rank: int, attempt: int = 1) -> None:
@@ -48,7 +52,7 @@ class World:
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
-            reports=dict,
+            reports=lambda: {JOB.nodes[0]: node_report(hostname="node-of-rank-0")},
             secrets_of=lambda _: {},
             previous_step=lambda _: 0,
             pool=self,  # type: ignore[arg-type]
@@ -66,7 +70,16 @@ class World:
         ]
 
     def apart(self, _: Job) -> list[str]:
-        raise LaunchedError
+        if self.refused is None:
+            raise LaunchedError
+        return [self.refused.node_id]
+
+    async def blind(self, _: str, __: list[str]) -> list[str]:
+        return []
+
+    async def ship(self, _: Job) -> None:
+        assert self.refused is not None
+        raise self.refused
 
     def watch(self, _: Job, __: Gang, attempt: int) -> None:
         self.watched = attempt
@@ -96,6 +109,16 @@ def test_a_launch_that_was_cut_off_goes_on_though_a_rank_has_ended_since(tmp_pat
     world.note_end(0)
     with pytest.raises(LaunchedError):
         world.ensure()
+
+
+def test_a_node_whose_disk_is_full_loses_the_gang_and_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path, 0, 0, 0)
+    world.refused = NodeFilesError(JOB.nodes[0], OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/ada"))
+    with pytest.raises(GangLostError) as caught:
+        world.ensure()
+    said = "No space left on device: /home/ada"
+    assert caught.value.cause == FilesNotSent(rank=0, node=JOB.nodes[0], said=said, host="node-of-rank-0")
+    assert not caught.value.node_lost
 
 
 def test_what_runs_is_watched(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import time
@@ -17,6 +18,7 @@ import pytest
 from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.registry import NodeRegistry
+from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.files.job_files import JobFiles
 from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
@@ -215,15 +217,20 @@ class Agent:
     def __init__(self, home: Path, *, sees: bool = True, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.node = NodeFiles(home, chunk_bytes=chunk_bytes)
         self.calls: list[str] = []
+        self.fails: Exception | None = None
         self.files = SimpleNamespace(remote=self._files)
         self.reads = SimpleNamespace(remote=self._reads)
         self._sees = sees
 
     async def _files(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(method)
+        if self.fails is not None:
+            raise self.fails
         return getattr(self.node, method)(*args, **kwargs)
 
     async def _reads(self, path: str, text: str) -> bool:
+        if self.fails is not None:
+            raise self.fails
         return self._sees and Path(path).read_text() == text
 
 
@@ -280,6 +287,38 @@ def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
     job = changed(job_on(paths, "n0"), snapshot="")
     with pytest.raises(LookupError, match="node n0 is gone"):
         run(ours.ship(job))
+
+
+class RayError(Exception):
+    """What a call of Ray raises: the error of the method is its cause."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
+@pytest.mark.parametrize("by_ray", [False, True])
+def test_a_disk_of_a_node_that_takes_nothing_is_told_by_its_node(tmp_path: Path, *, by_ray: bool) -> None:
+    agent = Agent(tmp_path / "node")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/home/ada/.orch-node")
+    agent.fails = RayError(full) if by_ray else full
+    ours, paths = two_sides(tmp_path, agent)
+    with pytest.raises(NodeFilesError) as caught:
+        run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))
+    assert (caught.value.node_id, caught.value.said) == ("n0", "No space left on device: /home/ada/.orch-node")
+    agent.fails = TimeoutError("no answer")
+    with pytest.raises(TimeoutError):
+        run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))
+
+
+def test_a_node_that_does_not_answer_is_not_said_to_see_no_directory(tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "node")
+    agent.fails = TimeoutError("no answer")
+    ours, _ = two_sides(tmp_path, agent)
+    with pytest.raises(TimeoutError):
+        run(ours.blind(str(tmp_path / "shared"), ["n0"]))
+    with pytest.raises(NodeGoneError):
+        run(ours.blind(str(tmp_path / "shared"), ["n1"]))
+    assert list((tmp_path / "shared").iterdir()) == [], "the probe is removed"
 
 
 def test_a_directory_that_a_node_does_not_share_is_found_out(tmp_path: Path) -> None:
