@@ -20,7 +20,6 @@ import contextlib
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import contenders
@@ -30,6 +29,7 @@ from benchmarks.processor import Use, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 TARGETS: Final = {"submissions_ratio": 10.0, "end_to_end_ratio": 1.0}
 LIVE: Final = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING")

@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
