@@ -188,8 +188,8 @@ def measure(orch: OrchSide, plain: SlurmSide, tuned: SlurmSide, options: Any) ->
         values.pop("api"),
         values,
         targets=TARGETS,
-        one_client=_summaries(one, "api"),
-        end_to_end=_summaries(ends, "orch"),
+        one_client=summaries(one, "api"),
+        end_to_end=summaries(ends, "orch"),
         daemon_seconds_per_job=summary(processor) if processor else None,
         failures={"clients": many.failures, "one_client": one.failures, "end_to_end": ends.failures},
         clients=clients,
@@ -257,7 +257,7 @@ def _none_left(queued: Callable[[], int]) -> bool:
     return not queued()
 
 
-def _summaries(arms: Arms, ours: str) -> dict[str, Any]:
+def summaries(arms: Arms, ours: str) -> dict[str, Any]:
     """Each arm, and ours as a ratio to the others."""
     found: dict[str, Any] = {name: summary(values) for name, values in arms.values.items() if values}
     mine = arms.values.get(ours, [])

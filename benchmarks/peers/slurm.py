@@ -58,9 +58,9 @@ TUNING: Final[Mapping[str, str]] = {
 }
 
 
-def why_not() -> str:
+def why_not(search_path: str = SEARCH_PATH) -> str:
     """Why this machine cannot run it; empty where it can."""
-    missing = [command for command in COMMANDS if shutil.which(command, path=SEARCH_PATH) is None]
+    missing = [command for command in COMMANDS if shutil.which(command, path=search_path) is None]
     if missing:
         return f"{', '.join(missing)} not found: apt-get install slurm-wlm munge"
     if os.geteuid() != 0:
@@ -69,15 +69,19 @@ def why_not() -> str:
 
 
 class Slurm:
-    """One controller and one node of ``cpus`` processors; a context manager. ``settings`` are lines of slurm.conf beyond ``BASE``."""
+    """One controller and one node of ``cpus`` processors; a context manager.
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, cpus: int) -> None:
+    ``settings`` are lines of slurm.conf beyond ``BASE``; programs are looked for in ``search_path``.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None, *, cpus: int, search_path: str = SEARCH_PATH) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="orch-bench-slurm-"))
         self._settings = dict(settings or {})
         self._cpus = cpus
+        self._search_path = search_path
         self._processes: list[subprocess.Popen[bytes]] = []
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_"))}
-        self.environ |= {"SLURM_CONF": str(self.home / "slurm.conf"), "PATH": SEARCH_PATH}
+        self.environ |= {"SLURM_CONF": str(self.home / "slurm.conf"), "PATH": search_path}
 
     def __enter__(self) -> Self:
         """Start everything, and wait until the node takes jobs."""
@@ -178,8 +182,9 @@ class Slurm:
         wait_for("munged listens", (self.home / "munge.sock").exists, 30)
 
     def _start(self, name: str, *arguments: str) -> None:
-        program = shutil.which(name, path=SEARCH_PATH)
-        assert program is not None, why_not()
+        program = shutil.which(name, path=self._search_path)
+        if program is None:
+            raise FileNotFoundError(f"{name} not found: apt-get install slurm-wlm munge")
         with (self.home / f"{name}.out").open("ab") as out:
             self._processes.append(
                 subprocess.Popen(
