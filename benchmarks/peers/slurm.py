@@ -137,6 +137,10 @@ class Slurm:
             raise RuntimeError(f"{command[0]}: {done.stderr.strip()[:500]}")
         return done.stdout
 
+    def version(self) -> str:
+        """Which Slurm this is."""
+        return self.ask("sbatch", "--version").strip()
+
     def close(self) -> None:
         """End the processes, with what jobs are left, and remove the folder."""
         if len(self._processes) > 1:
@@ -219,10 +223,3 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-
-
-def version() -> str:
-    """Which Slurm this is."""
-    return subprocess.run(
-        ["sbatch", "--version"], env={**os.environ, "PATH": SEARCH_PATH}, capture_output=True, text=True, check=True
-    ).stdout.strip()
