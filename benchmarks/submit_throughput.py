@@ -12,8 +12,8 @@ The job is the same script, which does nothing, and starts nowhere while submiss
 ``ours`` and the ratios to its peers are submissions a second of ``api`` from ``--clients`` processes. ``one_client`` has the same from one,
 ``end_to_end`` jobs a second from the first of ``--jobs`` submissions to the end of the last one, with ``--slots`` jobs at a time on either side.
 With two slots Slurm runs two jobs a second at best: it looks for jobs to start once a second, whatever is tuned. Slurm by default takes
-over a second for each, so it gets fewer (``--default-jobs``). As it stands the command takes some six minutes on two idle cores; with
-``--jobs 1000 --default-jobs 1000 --rounds 1`` the rates are those of 1,000 jobs, in half an hour. An answer of orch means that the job is on disk (fsync); slurmctld answers first and writes its state some seconds later.
+over a second for each, so it gets fewer (``--default-jobs``). The sizes are chosen for less than eight minutes on two idle
+cores; ``--jobs 1000 --default-jobs 1000 --rounds 1`` gives the rates of 1,000 jobs, and takes half an hour or more. An answer of orch means that the job is on disk (fsync); slurmctld answers first and writes its state some seconds later.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ TUNING: Final[Mapping[str, str]] = {
     "PriorityType": "priority/basic",
     "SchedulerParameters": "defer,batch_sched_delay=0,sched_min_interval=0,default_queue_depth=100",
     "MinJobAge": "2",
-    "MaxJobCount": "100000",
+    "MaxJobCount": "200000",
     "MessageTimeout": "60",
     "SlurmctldDebug": "error",
     "SlurmdDebug": "error",
@@ -109,9 +109,17 @@ class Slurm:
 
     def stop_controller(self) -> None:
         """Stop slurmctld, as a shutdown does: it writes its state."""
-        controller = next(one for one in self._processes if "slurmctld" in str(one.args))
-        self._processes.remove(controller)
+        controller = self._controller()
         _end(controller)
+        self._processes.remove(controller)
+
+    def controller_bytes(self) -> int:
+        """The resident memory of slurmctld."""
+        pages = int(Path(f"/proc/{self._controller().pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _controller(self) -> subprocess.Popen[bytes]:
+        return next(one for one in self._processes if "slurmctld" in str(one.args))
 
     def drain(self) -> None:
         """Let no job start."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import submit_throughput
+from benchmarks import queue_depth, submit_throughput
 from benchmarks.measure import Arms
 from benchmarks.peers.slurm import COMMANDS, TUNING, Slurm, why_not
 from benchmarks.submit_throughput import Clients
@@ -61,6 +61,18 @@ def test_a_slurm_of_its_own_leaves_nothing_behind(programs: Path) -> None:
     ]
     assert not [pid for pid in started if os.path.exists(f"/proc/{pid}")]
     assert "scontrol update nodename=bench0 state=drain reason=bench" in (programs / "asked").read_text()
+
+
+def test_a_controller_is_measured_at_a_depth(programs: Path) -> None:
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    with Slurm(cpus=2, search_path=path) as slurm:
+        found = queue_depth.slurm_depth(slurm, 5, 3, clients=2)
+    assert found["queued"] == 6
+    assert found["submission"]["n"] == found["empty"]["n"] == 3
+    asked = (programs / "asked").read_text().splitlines()
+    submitted = [line for line in asked if line.startswith("sbatch --quiet")]
+    assert len(submitted) == 6 + 2 * (3 + queue_depth.WARM_UP)
+    assert len(pids((programs / "slurmctld.pid").read_text())) == 2, "it was started again"
 
 
 def test_a_machine_without_slurm_is_told_what_to_install(tmp_path: Path) -> None:
