@@ -1,8 +1,9 @@
 """What a long queue costs: submissions, ``orch status``, memory and a restart, beside the same with an empty queue.
 
-``python -m benchmarks.queue_depth [--queued N] [--pairs N] [--nodes 1250x8] [--json FILE]``. The store, the loop, the scheduler and the
+``python -m benchmarks.queue_depth [--queued N] [--pairs N] [--nodes 1250x8] [--slurm N] [--json FILE]``. The store, the loop, the scheduler and the
 parts of the service are the daemon's own, in this process and without Ray: all nodes are full. ``ours`` are seconds of submissions to the long queue,
-``empty`` those to an empty one. Both are wall time, and say little on a busy machine; ``processor`` has the same as processor time.
+``empty`` those to an empty one. ``--slurm N`` (as root, with slurm-wlm) measures slurmctld with N queued jobs beside it: ``sbatch``, the whole
+process, to an empty and to the long queue, the memory of each job, and the time from the start of slurmctld until it answers. Both are wall time, and say little on a busy machine; ``processor`` has the same as processor time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from benchmarks.measure import parser, report, result, summary
+from benchmarks.peers.slurm import TUNING, Slurm, why_not
 from benchmarks.simulate_scale import queue_state
 from orchestrator.api.service import Caller, JobFilter, SubmitRequest
 from orchestrator.core import events as ev
@@ -45,6 +48,7 @@ YAML: Final = "version: 1\nname: waits\nentrypoint: sleep 1\nworking_dir: null\n
 LIVE: Final = frozenset({"PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED"})
 AT_ONCE: Final = 500
 WARM_UP: Final = 5
+FILLING_CLIENTS: Final = 8
 
 
 class _Nothing:
@@ -133,8 +137,49 @@ def main() -> None:
     made = parser("submissions, status, memory and a restart beside a long queue", 200)
     made.add_argument("--queued", type=int, default=100_000)
     made.add_argument("--nodes", default="1250x8", help="all full")
+    made.add_argument("--slurm", type=int, default=0, help="queued jobs of a slurmctld beside it (default: none)")
     options = made.parse_args()
-    report(measure(options.queued, options.nodes, options.pairs), options.json)
+    if options.slurm and (reason := why_not()):
+        sys.exit(f"no Slurm to compare with: {reason}")
+    found = measure(options.queued, options.nodes, options.pairs)
+    if options.slurm:
+        with Slurm(TUNING, cpus=2) as slurm:
+            found["slurm"] = slurm_depth(slurm, options.slurm, options.pairs)
+    report(found, options.json)
+
+
+def slurm_depth(slurm: Slurm, queued: int, rounds: int, clients: int = FILLING_CLIENTS) -> dict[str, Any]:
+    """The same of a slurmctld whose node takes no job."""
+    script = slurm.home / "waits.sh"
+    script.write_text("#!/bin/sh\nsleep 1\n")
+    command = ["sbatch", "--quiet", "--output=/dev/null", str(script)]
+    slurm.drain()
+    empty = [_seconds(lambda: slurm.ask(*command)) for _ in range(rounds + WARM_UP)]
+    slurm.clear()
+    before, each = slurm.controller_bytes(), -(-queued // clients)
+    loop = f"i=0; while [ $i -lt {each} ]; do {' '.join(command)} || exit 1; i=$((i+1)); done"
+    filling = [subprocess.Popen(["sh", "-c", loop], env=slurm.environ, cwd=slurm.home) for _ in range(clients)]
+    codes = [process.wait() for process in filling]
+    if any(codes):
+        raise RuntimeError("a submission to Slurm failed")
+    size = (slurm.controller_bytes() - before) / (each * clients)
+    ours = [_seconds(lambda: slurm.ask(*command)) for _ in range(rounds + WARM_UP)]
+    stopping = _seconds(slurm.stop_controller)
+    return {
+        "version": slurm.version(),
+        "queued": each * clients,
+        "submission": summary(ours[WARM_UP:]),
+        "empty": summary(empty[WARM_UP:]),
+        "bytes_per_job": size,
+        "stop_seconds": stopping,
+        "restart_seconds": _seconds(slurm.start_controller),
+    }
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
 
 
 def measure(queued: int, nodes: str, rounds: int) -> dict[str, Any]:

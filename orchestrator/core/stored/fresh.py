@@ -2,10 +2,15 @@
 
 All else in such a record is as it is in any other. So a record whose other values equal those of one that was read and checked in full
 needs a check of its own values alone; every other record is read in full.
+
+As text, a record is cut where its own values begin and end: what lies between them is compared, not parsed, and its spec is looked up.
+A cut is at a comma, a quoted key and a colon. Within a JSON string a quotation mark has a backslash before it, so none of them is text
+of a user; and each value is parsed, or known as a whole one, so a cut within a nested object leaves something that is not JSON.
 """
 
 from __future__ import annotations
 
+import json
 from operator import itemgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +31,18 @@ _OWN: Final = frozenset({*_TEXTS, *_COUNTS, *_TIMES, "spec", "story"})
 _texts = itemgetter(*_TEXTS)
 _counts = itemgetter(*_COUNTS)
 _times = itemgetter(*_TIMES)
+_OWN_BUT_SPEC: Final = _OWN - {"spec"}
 _MOST_TEMPLATES: Final = 16
+_MOST_SPECS: Final = 1024
+_CUTS: Final = (
+    (',"spec":', ',"user":'),
+    (',"resume_from":', ',"priority":'),
+    (',"state":', ',"state_since":'),
+    (',"reason":', ',"story":'),
+)
+"""Where the values that a record does not have of its own begin, the spec first, and where its own ones go on."""
+
+_LAST_CUT: Final = ',"prerequisites":'
 
 
 class FreshRecords:
@@ -35,6 +51,8 @@ class FreshRecords:
     def __init__(self, spec_of: Callable[[Any], JobSpec]) -> None:
         self._spec_of = spec_of
         self._templates: list[tuple[dict[str, Any], Job]] = []
+        self._shapes: dict[tuple[str, ...], Job] = {}
+        self._specs: dict[str, JobSpec] = {}
 
     def learn(self, row: Mapping[str, Any], job: Job) -> None:
         """Take in a record that was read in full."""
@@ -42,22 +60,56 @@ class FreshRecords:
         if not known and _is_fresh(job):
             self._templates.append(({key: value for key, value in row.items() if key not in _OWN}, job))
 
+    def learn_text(self, text: str, job: Job) -> None:
+        """Take in the text of a record that was read in full."""
+        parts = _cut(text)
+        if parts is None or len(self._shapes) >= _MOST_TEMPLATES or not _is_fresh(job):
+            return
+        own = _parsed(parts[0])
+        if own is not None and own.keys() == _OWN_BUT_SPEC:
+            self._shapes[parts[2]] = job
+
+    def read_text(self, text: str) -> Job | None:
+        """Return the job of a record's text; None where it has to be read in full."""
+        parts = _cut(text)
+        known = None if parts is None else self._shapes.get(parts[2])
+        if parts is None or known is None:
+            return None
+        row = _parsed(parts[0])
+        if row is None or row.keys() != _OWN_BUT_SPEC or not _own_values_fit(row):
+            return None
+        spec = self._spec_of_text(parts[1])
+        return None if spec is None else self._made(row, spec, known)
+
+    def _spec_of_text(self, text: str) -> JobSpec | None:
+        spec = self._specs.get(text)
+        if spec is None:
+            form = _parsed(text)
+            if form is None:
+                return None
+            if len(self._specs) >= _MOST_SPECS:
+                self._specs.clear()
+            spec = self._specs[text] = self._spec_of(form)
+        return spec
+
     def read(self, row: Mapping[str, Any]) -> Job | None:
         """Return the job of a record; None where it has to be read in full."""
         if row.get("state") != "PENDING" or row.get("attempts"):
             return None
         rest = {key: value for key, value in row.items() if key not in _OWN}
         known = next((job for template, job in self._templates if template == rest), None)
-        return None if known is None or not _own_values_fit(row) else self._made(row, known)
+        if known is None or not _own_values_fit(row):
+            return None
+        return self._made(row, self._spec_of(row["spec"]), known)
 
-    def _made(self, row: Mapping[str, Any], known: Job) -> Job:
+    def _made(self, row: Mapping[str, Any], spec: JobSpec, known: Job) -> Job:
         job_id, name, user, key, python, path, work_dir, snapshot = _texts(row)
         sequence, version, uid, priority = _counts(row)
         submission = Submission(
             id=job_id,
             sequence=sequence,
             name=intern(name),
-            spec=self._spec_of(row["spec"]),
+            spec=spec,
             user=intern(user),
             uid=uid,
             submitted_at=row["submitted_at"],
@@ -96,3 +148,35 @@ def _own_values_fit(row: Mapping[str, Any]) -> bool:
         return False
     story = row["story"]
     return type(story) is list and all(map(is_text, story))
+
+
+def _cut(text: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return a record's own values as the text of an object, the text of its spec, and everything else; None without such places."""
+    own, others, rest = [], [], text
+    for begin, end in _CUTS:
+        before, found, rest = rest.partition(begin)
+        other, found_too, rest = rest.partition(end)
+        if not (found and found_too):
+            return None
+        own += [before, end]
+        others.append(other)
+    before, found, rest = rest.partition(_LAST_CUT)
+    if not found:
+        return None
+    return "".join((*own, before, "}")), others[0], (*others[1:], rest)
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Return the object that the text is, nothing else beside it; None where it is not one, or has a key twice."""
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found

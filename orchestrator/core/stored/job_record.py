@@ -36,6 +36,15 @@ def job_to_dict(job: Job) -> dict[str, Any]:
     return to_plain(record_of(job))
 
 
+def job_from_text(text: str) -> Job:
+    """Convert the text of ``job_to_dict``'s values, compact JSON, as ``job_from_dict`` does. Raises ValueError where it is no JSON."""
+    fresh = _fresh.read_text(text)
+    if fresh is None:
+        fresh = job_from_dict(json.loads(text))
+        _fresh.learn_text(text, fresh)
+    return fresh
+
+
 def job_from_dict(row: Mapping[str, Any]) -> Job:
     """Convert ``job_to_dict``'s values, also those of earlier versions.
 

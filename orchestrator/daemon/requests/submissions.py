@@ -162,7 +162,10 @@ class Submissions:
         reply = await self.accept(events)
         if plan is not None and not reply.created:
             await self._pool.run(self._searches.remove, plan.matrix_id)
-        notes = await self.files_of(caller).run(torch_notes, first.spec, first.python, first.directory, request.source)
+        notes: tuple[str, ...] = ()
+        if first.directory is not None:
+            look = self.files_of(caller)
+            notes = await look.run(torch_notes, first.spec, first.python, first.directory, request.source)
         self._counter.submitted(time.perf_counter() - began)
         return replace(reply, notes=(*reply.notes, *first.notes, *notes))
 

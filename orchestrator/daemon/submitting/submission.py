@@ -179,8 +179,7 @@ async def prepare(
     new_id = job_id(checked.spec.name, random.randbits(64))
     paths = settings.paths
     try:
-        await files.run(_lay_out, taken.digest, settings, new_id)
-        await files.run(_take_modules, checked.modules, settings, new_id)
+        await files.run(_lay_out_all, taken.digest, checked.modules, settings, new_id)
     except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
     resume_from = await _pinned(resume_from, settings, new_id, files)
@@ -206,6 +205,12 @@ async def _pinned(resume_from: str | None, settings: Settings, new_id: str, file
 
 def _take(directory: Path, settings: Settings) -> snapshot.Snapshot:
     return snapshot.take(directory, settings.paths.blob, max_bytes=settings.snapshot_max_bytes)
+
+
+def _lay_out_all(digest: str, modules: Sequence[Path], settings: Settings, new_id: str) -> None:
+    """Lay out the working copy and the modules, in one turn of a thread."""
+    _lay_out(digest, settings, new_id)
+    _take_modules(modules, settings, new_id)
 
 
 def _lay_out(digest: str, settings: Settings, new_id: str) -> None:

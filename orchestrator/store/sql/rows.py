@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.ids import JobId
 from orchestrator.core.notices import Notice
-from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
+from orchestrator.core.stored.job_record import event_body, event_from, job_from_text, job_to_dict
 from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent, StoredNotice
 
@@ -61,7 +61,7 @@ def job_row(job: Job) -> dict[str, Any]:
 def job_of(record: str) -> Job:
     """Return the job of a row's ``record``. Raises UnreadableRecordError."""
     try:
-        return job_from_dict(json.loads(record))
+        return job_from_text(record)
     except Exception as error:  # an invalid record can raise any error
         raise UnreadableRecordError(f"{type(error).__name__}: {error}") from error
 

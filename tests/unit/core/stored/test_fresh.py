@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from orchestrator.core.codec import RecordError
 from orchestrator.core.events import Prerequisite
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import EndCondition
 from orchestrator.core.stored import job_record
 from orchestrator.core.stored.fresh import FreshRecords
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from orchestrator.core.stored.job_record import job_from_dict, job_from_text, job_to_dict
 from tests.unit.core.builders import T0, changed, make_spec, pending, running
 
 if TYPE_CHECKING:
@@ -77,3 +81,75 @@ def test_a_record_that_lacks_a_key_or_has_one_more_is_left_to_the_full_reading()
     row = job_to_dict(OTHER)
     assert reader().read({**row, "surprise": 1}) is None
     assert reader().read({key: value for key, value in row.items() if key != "retry"}) is None
+
+
+def text_of(job: Job, **change: Any) -> str:
+    """The record as the store has it."""
+    return json.dumps({**job_to_dict(job), **change}, separators=(",", ":"))
+
+
+def text_reader() -> FreshRecords:
+    """A reader that has seen the text of one record."""
+    found = FreshRecords(job_record._spec_of)
+    found.learn_text(text_of(FIRST), FIRST)
+    return found
+
+
+TEXTS = [
+    OTHER,
+    changed(FIRST, priority=3, version=4),
+    pending(make_spec(entrypoint='echo "," user":,"user":"x'), job_id="q", user='ada","spec":{'),
+    pending(make_spec(), job_id="story", user=',"story":\\'),
+]
+
+
+@pytest.mark.parametrize("job", TEXTS)
+def test_the_text_of_a_record_of_the_kind_is_read_as_in_full(job: Job) -> None:
+    assert text_reader().read_text(text_of(job)) == job == job_from_text(text_of(job))
+    assert FreshRecords(job_record._spec_of).read_text(text_of(job)) is None
+
+
+def test_jobs_of_one_spec_share_it() -> None:
+    reads = text_reader()
+    jobs = [reads.read_text(text_of(changed(OTHER, version=version))) for version in (1, 2)]
+    assert jobs[0] is not None
+    assert jobs[1] is not None
+    assert jobs[0].submission.spec is jobs[1].submission.spec
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        text_of(running(FIRST)),
+        text_of(changed(FIRST, not_before=T0 + 9)),
+        text_of(changed(FIRST, resume_from="/c/5")),
+        text_of(pending(make_spec(env={"a": "1", "user": "x"}), job_id="env")),
+        *(text_of(OTHER, **{key: value}) for key, value in (("user", 5), ("uid", True), ("story", [3]), ("id", None))),
+        text_of(OTHER, spec=None),
+        text_of(OTHER, surprise=1),
+        text_of(OTHER).replace('"sequence":', '"sequence":1,"sequence":'),
+        text_of(OTHER).replace('"name":', '"name":"x" ', 1),
+        text_of(OTHER).replace(',"spec":{', ',"spec":{{'),
+        text_of(OTHER)[:-1],
+        text_of(OTHER) + "}",
+        json.dumps(job_to_dict(OTHER)),
+        "",
+        "[]",
+    ],
+)
+def test_any_other_text_is_left_to_the_full_reading(text: str) -> None:
+    assert text_reader().read_text(text) is None
+
+
+@given(st.integers(0, len(text_of(OTHER)) - 1), st.integers(0, 40), st.text('",:{}[]\\ 1au', max_size=8))
+def test_a_changed_text_is_read_as_in_full_or_not_at_all(at: int, length: int, put: str) -> None:
+    text = text_of(OTHER)
+    text = text[:at] + put + text[at + length :]
+    try:
+        found = text_reader().read_text(text)
+    except RecordError:
+        with pytest.raises(RecordError):
+            job_from_dict(json.loads(text))
+        return
+    if found is not None:
+        assert found == job_from_dict(json.loads(text))

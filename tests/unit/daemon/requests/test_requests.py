@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -33,7 +33,7 @@ from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.daemon.stopping import StopRequest
-from orchestrator.runtime.pools import Pools
+from orchestrator.runtime.pools import Pools, SharedPool
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 
+T = TypeVar("T")
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
 YAML = """
 version: 1
@@ -92,18 +93,21 @@ class Desk:
         self.nodes = LoopNodes(loop, NodeQuarantine(), self.stop)
         self.nodes.set({"a": node("a", cpus=4)})
         self.reader = JobReader(loop, store, self.settings.paths, Pools(), NoProgress(), LiveFacts())
-        self.submissions = Submissions(
-            loop,
-            store,
+        self.submissions = self.submissions_with(Pools().submissions)
+        self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
+
+    def submissions_with(self, pool: SharedPool) -> Submissions:
+        return Submissions(
+            self.rounds.loop,
+            self.rounds.store,
             self.settings,
             admission=self.stop,
             nodes=self.nodes,
             counter=self.counted,
             blind_to=self.blind_to,
             resume_path=self.reader.checkpoint_path,
-            pool=Pools().submissions,
+            pool=pool,
         )
-        self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
 
     async def blind_to(self, _: str) -> list[str]:
         return self.blind
@@ -163,6 +167,35 @@ def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
         with pytest.raises(DaemonStoppingError):
             await desk.submissions.submit(desk.request(), ADA)
         assert await desk.reader.jobs(JobFilter()) == []
+
+    on_a_desk(tmp_path, story)
+
+
+class CountedPool(SharedPool):
+    """Notes the functions that it runs."""
+
+    def __init__(self) -> None:
+        super().__init__("submissions", 1, 1)
+        self.ran: list[str] = []
+
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        self.ran.append(function.__name__)
+        return await super().run(function, *args)
+
+
+def test_a_submission_without_a_directory_takes_two_turns_of_a_thread(tmp_path: Path) -> None:
+    """Each turn costs the daemon about as much as reading a small submission does."""
+
+    async def story(desk: Desk) -> None:
+        pool = CountedPool()
+        taker = desk.submissions_with(pool)
+        await taker.submit(desk.request(), ADA)
+        assert pool.ran == ["check", "_lay_out_all"]
+        (tmp_path / "train.py").write_text("import torch\n")
+        text = YAML.replace('python -c "pass"', "python train.py").replace("null", str(tmp_path))
+        await taker.submit(desk.request(text, idempotency_key="other"), ADA)
+        assert pool.ran.count("torch_notes") == 1, "what a script of a directory imports is looked at"
+        pool.close()
 
     on_a_desk(tmp_path, story)
 
