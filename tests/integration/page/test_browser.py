@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from orchestrator.api.views import ProgressView
+from tests.integration.page.accessibility import AXE_RULES, excess_width, violations
 from tests.support.page_story import HOSTILE, recorded, tell_hostile, tell_story
 from tests.support.served_page import PHONE, ServedPage
 from tests.support.stack import wait_until
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 OTHER_UID = 54321
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
 def addresses(job_id: str, failed_id: str) -> list[str]:
@@ -48,13 +48,6 @@ def story(served: ServedPage) -> list[str]:
     return [f"{served.address}{one}" for one in addresses(job_id, failed)]
 
 
-def violations(page: Page, kind: str, names: list[str]) -> list[Any]:
-    """What the rules, or those that have one of the tags, find."""
-    only = {"type": kind, "values": names}
-    found = page.evaluate("(only) => axe.run(document, {runOnly: only})", only)
-    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
-
-
 @pytest.mark.parametrize(("size", "scheme", "other_scheme"), [("desk", "light", "dark"), ("phone", "dark", "light")])
 def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
     served: ServedPage,
@@ -76,9 +69,7 @@ def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
         page.emulate_media(color_scheme=other_scheme)
         assert violations(page, "rule", ["color-contrast"]) == [], (address, other_scheme)
         page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, (
-            address
-        )
+        assert excess_width(page) <= 0, address
     errors[:] = [one for one in errors if "404" not in one]  # the page of a job that does not exist
 
 
