@@ -14,7 +14,6 @@ from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -58,7 +57,6 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     assert isinstance(newest, f.RestartLoop)
     assert (newest.total, newest.since) == (2000, opened.since)
     assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
-    assert f.with_figures((opened, Legacy(sentence="x")), diagnosis.findings) == (newest, Legacy(sentence="x"))
     assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
     assert Diagnosis(0.0, [newest]).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
 
