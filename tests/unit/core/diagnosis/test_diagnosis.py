@@ -211,6 +211,18 @@ def test_a_restarted_daemon_goes_on_with_what_is_open_and_closes_it() -> None:
     assert [one for changes in closed for one in changes] == [known]
 
 
+def test_one_observation_gives_a_known_finding_its_figures_and_another_attempt_keeps_them() -> None:
+    known = f.GpuShared(rank=0, gpu_uuid="GPU-0", pids=(7,), since=5.0, confidence=f.Confidence.CERTAIN)
+    diagnosis = Diagnosis(0.0, [known])
+    assert (diagnosis.findings, diagnosis.measured) == ((known,), ())
+    diagnosis.observe(JobSeen(gpus=(GpuSeen(gpu_uuid="GPU-0", rank=0, foreign_pids=(8,)),)), 1.0, 1.0)
+    (newest,) = diagnosis.measured
+    assert isinstance(newest, f.GpuShared)
+    assert (newest.pids, newest.since) == ((8,), 5.0)
+    assert Diagnosis(2.0, [known], diagnosis.measured).measured == (newest,)
+    assert Diagnosis(2.0, [], diagnosis.measured).findings == (), "it has closed meanwhile"
+
+
 def test_what_was_not_witnessed_does_not_count() -> None:
     diagnosis = Diagnosis(0.0)
     gpu = GpuSeen(gpu_uuid="GPU-0", rank=0, silent=True)
