@@ -11,11 +11,13 @@ from playwright.sync_api import expect
 
 from orchestrator.api.views import ProgressView
 from tests.integration.page.accessibility import AXE_RULES, excess_width, violations
-from tests.support.page_story import HOSTILE, recorded, tell_hostile, tell_story
+from tests.support.page_story import HOSTILE, MATRIX, recorded, tell_hostile, tell_related, tell_story
 from tests.support.served_page import PHONE, ServedPage
 from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Page
 
 OTHER_UID = 54321
@@ -349,6 +351,34 @@ def test_jobs_are_chosen_and_compared(served: ServedPage, page: Page) -> None:
     page.wait_for_url(re.compile("by=time"))
     page.locator(".plot").first.hover()
     expect(page.locator(".chart .at").first).to_have_text(re.compile(r"^\d+ s$"))
+
+
+def test_a_job_leads_to_comparisons_with_what_is_related_to_it(served: ServedPage, page: Page) -> None:
+    job_id = served.do(tell_related)
+    for link, jobs in (
+        (f"Compare it with 2 of {MATRIX}", ("sweep-1", "sweep-0")),
+        ("Compare it with 1 earlier of its name", ("digits",)),
+        ("What it changes of digits", ("digits",)),
+    ):
+        page.goto(f"{served.address}/jobs/{job_id}")
+        page.get_by_role("link", name=re.compile(link)).click()
+        page.wait_for_url(re.compile(r"/compare\?job="))
+        shown = page.locator("table.jobs tbody a").all_inner_texts()
+        assert job_id in shown
+        assert {one.rpartition("-")[0] for one in shown if one != job_id} == set(jobs)
+
+
+def test_the_report_of_a_job_is_linked_when_it_is_written(served: ServedPage, page: Page, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("<!doctype html><title>r</title><h1>What it did</h1><script>document.title = 'ran'</script>")
+    job = served.do(lambda service: service.add("digits", state="RUNNING"))
+    page.goto(f"{served.address}/jobs/{job.id}")
+    expect(page.locator("#connection")).to_have_text("live")
+    assert page.get_by_role("link", name="Report").count() == 0
+    served.do(lambda service: service.set(job.id, state="SUCCEEDED", report=str(report)))
+    page.get_by_role("link", name="Report").click()
+    expect(page.locator("h1")).to_have_text("What it did")
+    assert page.title() == "r"
 
 
 def test_a_job_with_an_error_is_mended_checked_and_submitted(served: ServedPage, page: Page, errors: list[str]) -> None:
