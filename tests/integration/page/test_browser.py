@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Page
+
+    from orchestrator.api.views import HealthView
 
 OTHER_UID = 54321
 
@@ -73,6 +76,29 @@ def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
         page.emulate_media(color_scheme=scheme)
         assert excess_width(page) <= 0, address
     errors[:] = [one for one in errors if "404" not in one]  # the page of a job that does not exist
+
+
+def test_long_paths_in_problems_and_notes_fit_a_phone(
+    served: ServedPage, new_page: Callable[..., Page], errors: list[str]
+) -> None:
+    path = "/srv/" + "a-directory-with-a-long-name/" * 4
+    plain = served.service.health
+
+    async def health() -> HealthView:
+        return replace(await plain(), problems=(f"{path} is full",))
+
+    served.service.health = health  # type: ignore[method-assign]  # the fake has no problem
+    job = served.do(lambda service: service.add("digits", state="RUNNING", reason=f"waits for {path}"))
+    page = new_page(viewport=PHONE)
+    for address in (
+        f"/?note={path}",
+        f"/jobs/{job.id}",
+        f"/jobs/{job.id}/cancel",
+        f"/jobs/{path.replace('/', '-')}/cancel",
+    ):
+        page.goto(f"{served.address}{address}")
+        assert excess_width(page) <= 0, address
+    errors[:] = [one for one in errors if "404" not in one]  # the job that does not exist
 
 
 def test_no_script_of_a_name_or_a_log_line_runs(served: ServedPage, page: Page) -> None:
@@ -368,7 +394,9 @@ def test_a_job_leads_to_comparisons_with_what_is_related_to_it(served: ServedPag
         assert {one.rpartition("-")[0] for one in shown if one != job_id} == set(jobs)
 
 
-def test_the_report_of_a_job_is_linked_when_it_is_written(served: ServedPage, page: Page, tmp_path: Path) -> None:
+def test_the_report_of_a_job_is_linked_when_it_is_written(
+    served: ServedPage, page: Page, tmp_path: Path, errors: list[str]
+) -> None:
     report = tmp_path / "report.html"
     report.write_text("<!doctype html><title>r</title><h1>What it did</h1><script>document.title = 'ran'</script>")
     job = served.do(lambda service: service.add("digits", state="RUNNING"))
@@ -379,6 +407,8 @@ def test_the_report_of_a_job_is_linked_when_it_is_written(served: ServedPage, pa
     page.get_by_role("link", name="Report").click()
     expect(page.locator("h1")).to_have_text("What it did")
     assert page.title() == "r"
+    assert ["Blocked script execution" in one for one in errors] == [True]
+    errors.clear()
 
 
 def test_a_job_with_an_error_is_mended_checked_and_submitted(served: ServedPage, page: Page, errors: list[str]) -> None:

@@ -272,6 +272,19 @@ def test_when_waiting_jobs_are_expected_to_start(browser: Browser) -> None:
     assert "name them in health.progress" in page
 
 
+@pytest.mark.parametrize(
+    ("runbook", "links"),
+    [("https://example.org/docs/diagnosis.md#rank_slow", 1), ("docs/diagnosis.md#rank_slow", 0), ("javascript:1", 0)],
+)
+def test_a_finding_links_its_runbook_where_it_is_an_address(browser: Browser, runbook: str, links: int) -> None:
+    finding = FindingView(kind="rank_slow", sentence="rank 3 is slow", runbook=runbook)
+    job = browser.service.add(state="RUNNING", findings=(finding,))
+    for address in ("/", f"/jobs/{job.id}"):
+        text = browser.get(address).text
+        assert text.count(f'<a href="{runbook}" rel="noreferrer">Runbook of rank_slow</a>') == links
+        assert runbook in text or not links
+
+
 def test_a_job_is_compared_with_its_neighbours_in_a_matrix_and_earlier_ones_of_its_name(browser: Browser) -> None:
     job_id = tell_related(browser.service)
     text = browser.get(f"/jobs/{job_id}").text
