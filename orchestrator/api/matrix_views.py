@@ -70,8 +70,8 @@ class MatrixView(View):
     ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that can be told,
     and ``eta_low_seconds`` and ``eta_high_seconds`` are its bounds: with every job at its own.
 
-    Of a search, ``objectives`` has `min` or `max` by name, ``searching`` tells whether further trials come, ``problem`` why none comes
-    at present. It has SUCCEEDED when every trial has, or was pruned.
+    Of a search, ``objectives`` has `min` or `max` by name, ``searching`` tells whether further trials come, ``paused`` that none does until it is
+    resumed, ``problem`` why none comes at present. It has SUCCEEDED when every trial has, or was pruned.
     """
 
     id: str
@@ -93,6 +93,7 @@ class MatrixView(View):
     ended_at: float | None = None
     objectives: dict[str, str] = field(default_factory=dict)
     searching: bool = False
+    paused: bool = False
     problem: str = ""
     jobs: tuple[MatrixJobView, ...] = ()
 

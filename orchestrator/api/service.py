@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The caller: from peer credentials for the Unix socket; for TCP the daemon's owner, since the token is the owner's."""
+    """The caller: from peer credentials for the Unix socket; for TCP the daemon's owner, since the token is the owner's.
+
+    ``channel`` is unix, tunnel (the socket, forwarded to a TCP port), tcp or page.
+    """
 
     uid: int
     gid: int
@@ -52,6 +55,11 @@ class Caller:
     is_owner: bool
     pid: int | None = None
     channel: str = "unix"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the caller's paths are those of another machine."""
+        return self.channel in {"tcp", "tunnel"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

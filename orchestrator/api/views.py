@@ -346,7 +346,11 @@ class NodeList(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthView(View):
-    """The daemon: whether it takes jobs, who it is, and what it holds. ``problems`` are sentences with a remedy."""
+    """The daemon: whether it takes jobs, who it is, and what it holds. ``problems`` are sentences with a remedy.
+
+    ``memory_limits`` is the control group below which ranks on the daemon's node are held to ``resources_per_worker.memory``;
+    empty: the daemon can make none there; None: it did not say.
+    """
 
     ready: bool
     version: str
@@ -366,6 +370,7 @@ class HealthView(View):
     gpus_free: float = 0.0
     problems: tuple[str, ...] = ()
     page_address: str = ""
+    memory_limits: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

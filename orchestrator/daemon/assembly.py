@@ -262,7 +262,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         log=log,
     )
     tidying = Tidying(ground.store, settings.paths, runtime.cluster.site.namespace, log)
-    notifier = Notifier(ground.store, settings.home / "notify.key", log)
+    notifier = Notifier(ground.store, settings.home / "notify.key", log, docs_url=settings.docs_url)
     observers = JobObservers(
         changes=ground.changes,
         notifier=notifier,
@@ -370,7 +370,7 @@ def _service(
     queries, health, shutdown = own
     settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
-    reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live)
+    reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live, docs_url=settings.docs_url)
     submissions = Submissions(
         loop,
         store,

@@ -11,6 +11,7 @@ from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.core.scheduler.placement import free_on
 from orchestrator.daemon.submitting.checking import owner_name
+from orchestrator.runtime.forkserver.cgroups import memory_group
 
 if TYPE_CHECKING:
     import asyncio
@@ -56,6 +57,7 @@ class DaemonHealth:
         self._endpoints = endpoints
         self._ray_address = ray_address
         self._simulated_gpus = simulated_gpus
+        self._memory_limits = memory_group()
 
     def problems(self) -> list[str]:
         """Return what is wrong with the daemon, for users."""
@@ -99,4 +101,5 @@ class DaemonHealth:
             gpus_total=sum(n.gpus for n in nodes if n.alive),
             gpus_free=sum(max(0.0, f.gpus) for f in free.values()),
             problems=tuple(self.problems()),
+            memory_limits=self._memory_limits,
         )

@@ -67,7 +67,7 @@ class Settings:
     gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. What a GPU hour costs, in any currency: for the cost in `orch usage`.
     user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
     user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
-    docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus` and exported rules and boards link to it.
+    docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
     time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
         one that is expected to need less time, when it would repeat no more than that.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.

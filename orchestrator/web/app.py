@@ -38,7 +38,15 @@ from orchestrator.web.chart_shelf import ChartShelf
 from orchestrator.web.charts import window_of
 from orchestrator.web.compare_page import CompareViews
 from orchestrator.web.guard import Guard
-from orchestrator.web.job_page import EFFECTS, LogQuestion, follow_log, job_parts, log_lines, verbs_for
+from orchestrator.web.job_page import (
+    EFFECTS,
+    LogQuestion,
+    follow_log,
+    job_parts,
+    log_lines,
+    related_jobs,
+    verbs_for,
+)
 from orchestrator.web.live import Channel, Channels, follow, stream
 from orchestrator.web.node_page import NodeViews
 from orchestrator.web.overview import SHOWN, overview_parts
@@ -229,6 +237,7 @@ class PageViews:
             lines=lines,
             log_live=f"/live{job_address(job_id)}/log?{_log_query(question)}",
             spec=await self._service.spec(job_id),
+            related=await related_jobs(self._service, job),
         )
 
     async def report(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from orchestrator.api.errors import OrchError
-from orchestrator.api.service import LogQuery, Verb
+from orchestrator.api.service import JobFilter, LogQuery, Verb
 from orchestrator.core.ids import JobId
 from orchestrator.web import words
 from orchestrator.web.rendering import render_parts
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from orchestrator.api.service import JobService
     from orchestrator.api.views import JobView, LogLine
 
-PARTS: Final = ("head", "findings", "totals", "attempts", "charts", "ranks", "events", "checkpoints")
+PARTS: Final = ("head", "findings", "totals", "attempts", "charts", "ranks", "events", "checkpoints", "report")
 EVENTS: Final = 60
 LOG_LINES: Final = 300
 SILENT_SECONDS: Final = 30.0
 SEARCHED_LINES: Final = 100_000
 """Maximum number of newest lines that a search reads."""
+
+MOST_RELATED: Final = 7
+"""A comparison takes eight jobs."""
+SEARCHED_JOBS: Final = 200
+"""How many earlier jobs are searched for ones of the same name."""
 
 EFFECTS: Final = {
     Verb.CANCEL: "It is asked to stop, has its stop_duration to save, and ends as CANCELLED. It does not start again.",
@@ -94,6 +99,29 @@ async def expected_start(service: JobService, job: JobView) -> float | None:
         return (await service.outlook(JobId(job.id))).starts_at
     except OrchError:  # it has just started
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Related:
+    """Jobs to compare a job with: those next to it in its matrix, and earlier ones of its name, the newest first."""
+
+    matrix: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+
+
+async def related_jobs(service: JobService, job: JobView) -> Related:
+    """Return the jobs that a comparison with ``job`` suggests itself for; none where they cannot be read."""
+    try:
+        rows = () if job.matrix is None else (await service.matrix(job.matrix.id)).jobs
+        earlier = await service.jobs(JobFilter(before=JobId(job.id), limit=SEARCHED_JOBS))
+    except OrchError:  # all else is shown
+        return Related()
+    place = 0 if job.matrix is None else job.matrix.index
+    near = sorted((row for row in rows if row.job_id != job.id), key=lambda row: (abs(row.index - place), row.index))
+    return Related(
+        matrix=tuple(row.job_id for row in near[:MOST_RELATED]),
+        named=tuple(one.id for one in earlier if one.name == job.name)[:MOST_RELATED],
+    )
 
 
 def is_silent(job: JobView, now: float) -> bool:

@@ -8,6 +8,7 @@ from time import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.curve_views import ChartView, CurvesView, CurveView, GpuHistoryView, GpuUseView
+from orchestrator.api.matrix_views import MatrixCellView, MatrixJobView, MatrixView
 from orchestrator.api.views import (
     AttemptView,
     CheckpointView,
@@ -21,7 +22,10 @@ from orchestrator.api.views import (
 
 if TYPE_CHECKING:
     from orchestrator.api.server.testing import FakeService
+    from orchestrator.api.spec_views import SpecView
+    from orchestrator.core.ids import JobId
 
+MATRIX: Final = "sweep-w2pqsy"
 HOSTILE: Final = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7*7 }}\x1b[31m\u202e</pre></textarea><svg onload=alert(3)>"
 
 
@@ -199,4 +203,31 @@ def tell_hostile(service: FakeService) -> str:
     charts = (ChartView(name=HOSTILE, unit=HOSTILE, curves=(curve,)),)
     service.recorded[job.id] = CurvesView(job_id=job.id, begin=1.0, end=2.0, charts=charts)
     service.gpu_rows = [{**gpu_row(0, HOSTILE), "model": HOSTILE, "problem": HOSTILE, "condition": HOSTILE}]
+    return job.id
+
+
+def tell_related(service: FakeService) -> str:
+    """The id of a job that ran again another of its name, in a matrix of three; the other two come first."""
+
+    def cell(index: int) -> MatrixCellView:
+        return MatrixCellView(id=MATRIX, name="sweep", index=index, count=3, values={"lr": 0.1 * (index + 1)})
+
+    first = service.add("digits", state="SUCCEEDED", attempt=1)
+    service.add("other", state="SUCCEEDED", attempt=1)
+    cells = [service.add(f"sweep-{n}", state="SUCCEEDED", attempt=1, matrix=cell(n)) for n in (0, 1)]
+    job = service.add("digits", state="RUNNING", attempt=1, matrix=cell(2))
+    rows = [
+        MatrixJobView(index=n, values=one.matrix.values, job_id=one.id, name=one.name, state=one.state)
+        for n, one in enumerate((*cells, job))
+        if one.matrix is not None
+    ]
+    service.matrices[MATRIX] = MatrixView(
+        id=MATRIX, name="sweep", user="ada", uid=0, state="RUNNING", submitted_at=1.0, count=3, jobs=tuple(rows)
+    )
+    plain = service.spec
+
+    async def spec(job_id: JobId) -> SpecView:
+        return replace(await plain(job_id), rerun_of=first.id if job_id == job.id else None)
+
+    service.spec = spec  # type: ignore[method-assign]  # the fake knows no rerun
     return job.id

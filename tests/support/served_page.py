@@ -29,8 +29,9 @@ DESK: Final = {"width": 1280, "height": 900}
 class ServedPage:
     """One daemon's page. ``restart`` is what a daemon that stops and starts again does: links are lost, cookies are not."""
 
-    def __init__(self, service: FakeService | None = None) -> None:
+    def __init__(self, service: FakeService | None = None, *, token: str = "") -> None:
         self.service = service or FakeService("ada")
+        self._token = token
         self._key = os.urandom(32)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="served-page", daemon=True)
@@ -71,7 +72,7 @@ class ServedPage:
 
     async def _start(self) -> None:
         self._closing = asyncio.Event()
-        self._sign_in = SignIn(self._key, time.time)
+        self._sign_in = SignIn(self._key, time.time, token=self._token, owner_uid=os.getuid())
         sock = bind_tcp("127.0.0.1", self._port)
         self._port = int(address_of(sock).rpartition(":")[2])
         self._server = ApiServer(LazyPage(self.service, self._sign_in, self._closing), [sock])

@@ -125,7 +125,8 @@ class Gate:
 
     def _check_origin(self, headers: Headers) -> None:
         host = headers.one("host") or ""
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        port = _port_of(host)
+        name = host.removesuffix(f":{port}") if port else host
         if self._policy.hosts is not None and name.lower() not in self._policy.hosts:
             raise ForeignOriginError(f"this daemon is not called {host!r}")
         origin = headers.one("origin")
@@ -144,6 +145,7 @@ class Gate:
                 pid=peer.pid,
                 user=user_name(peer.uid),
                 is_owner=peer.uid == policy.owner_uid,
+                channel="tunnel" if _port_of(headers.one("host") or "") else "unix",
             )
         if policy.open_to_all:
             return None
@@ -195,6 +197,16 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return replay
+
+
+def _port_of(host: str) -> str:
+    """The port in a Host header; empty without one.
+
+    A client of the socket knows no port. One that names a port has connected to TCP, and something (``ssh -L``) forwards
+    that to the socket: the peer is the forwarder, and the client may be on another machine.
+    """
+    port = host.rpartition(":")[2]
+    return port if ":" in host and port.isdigit() else ""
 
 
 def _method(scope: Scope) -> str:

@@ -88,6 +88,8 @@ def matrix_lines(console: Console, view: MatrixView) -> list[str]:
         facts.append(f"at most {view.max_concurrent} at a time")
     if view.fail_fast:
         facts.append("fail_fast")
+    if view.paused:
+        facts.append(f"paused: no further trial until `orch resume {view.id}`")
     if view.eta_seconds is not None:
         facts.append(f"about {span(max(1.0, view.eta_seconds))} left")
     state = console.style(view.state, *STATE_STYLES.get(view.state, ()))

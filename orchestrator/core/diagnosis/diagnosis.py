@@ -53,22 +53,36 @@ class _Known:
     low_since: float | None = None
     open: Finding | None = None
     closed_times: int = 0
+    carried: bool = False
+    """Open from before the daemon started, and its figure has not been high since."""
+    measured: bool = True
+    """The figures of ``open`` were observed by this daemon."""
 
 
 class Diagnosis:
-    """The diagnosis of one attempt. ``opened`` are findings that are open from before the daemon started."""
+    """The diagnosis of one attempt. ``opened`` are findings that are open already; ``measured`` those with figures of this daemon."""
 
-    def __init__(self, now: float, opened: Iterable[Finding] = ()) -> None:
+    def __init__(self, now: float, opened: Iterable[Finding] = (), measured: Iterable[Finding] = ()) -> None:
         self._clock = 0.0
         self._ticked_at = now
         self._windows = JobWindows(0.0)
-        self._known: dict[FindingKey, _Known] = {key_of(finding): _Known(open=finding) for finding in opened}
+        self._known: dict[FindingKey, _Known] = {
+            key_of(finding): _Known(open=finding, carried=True, measured=False) for finding in opened
+        }
+        for finding in measured:
+            if key_of(finding) in self._known:
+                self._known[key_of(finding)] = _Known(open=finding)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Return the open findings with the figures of the newest observation that shows them, the most severe first."""
         found = [known.open for known in self._known.values() if known.open is not None]
         return tuple(sorted(found, key=lambda finding: (PRECEDENCE[finding.kind], key_of(finding)[1] or 0)))
+
+    @property
+    def measured(self) -> tuple[Finding, ...]:
+        """Return those of them whose figures this daemon has observed."""
+        return tuple(one for one in self.findings if self._known[key_of(one)].measured)
 
     def observe(self, seen: JobSeen, now: float, wall: float) -> Changes:
         """Add an observation at ``now``, monotonic seconds; ``wall`` is the same in seconds since the epoch."""
@@ -80,8 +94,10 @@ class Diagnosis:
         for key, suspicion in suspicions.items():
             known = self._known.setdefault(key, _Known())
             self._weigh(known, suspicion, wall, explained=key in explained)
-            if known.open is not None and known.low_since is None:
+            if known.open is not None and (known.low_since is None or known.carried):
                 known.open = replace(suspicion.finding, since=known.open.since)
+                known.measured = True
+                known.carried = known.carried and known.low_since is not None
             if known.open is None and self._is_due(known, suspicion):
                 opened.append((known, replace(suspicion.finding, since=known.high_at)))
         closed = [known.open for key, known in self._known.items() if self._is_over(known, suspicions.get(key))]
@@ -90,7 +106,7 @@ class Diagnosis:
         room = max(0, MOST_FINDINGS - len(self.findings))
         opened.sort(key=lambda pair: PRECEDENCE[pair[1].kind])
         for known, finding in opened[:room]:
-            known.open, known.low_since = finding, None
+            known.open, known.low_since, known.carried, known.measured = finding, None, False, True
         return Changes(opened=tuple(finding for _, finding in opened[:room]), closed=tuple(filter(None, closed)))
 
     def _weigh(self, known: _Known, suspicion: Suspicion, wall: float, *, explained: bool) -> None:

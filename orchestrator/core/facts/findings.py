@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.facts.hangs import Lateness, Stillness  # noqa: TC001  # conformance.py reads the annotations
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Confidence(StrEnum):
@@ -43,12 +40,6 @@ def key_of(finding: Finding) -> FindingKey:
     """Return the identity of a finding: kind and subject, which is a GPU, a rank, a node or the job."""
     node = finding.node if finding.rank is None else ""
     return finding.kind, finding.rank, finding.gpu_uuid or node
-
-
-def with_figures(open_findings: Iterable[Fact], newest: Iterable[Finding]) -> tuple[Fact, ...]:
-    """Return a record's open findings, each with the figures of its ``newest`` form where there is one."""
-    figures = {key_of(finding): finding for finding in newest}
-    return tuple(figures.get(key_of(one), one) if isinstance(one, Finding) else one for one in open_findings)
 
 
 # -- GPUs

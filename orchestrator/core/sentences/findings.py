@@ -22,6 +22,22 @@ def runbook(finding: f.Finding) -> str:
     return f"docs/diagnosis.md#{finding.kind}"
 
 
+def linked(page: str, docs_url: str) -> str:
+    """Return a runbook as an address below ``docs_url``, where docs/ is served; as it is without one."""
+    return f"{docs_url}/{page.removeprefix('docs/')}" if docs_url and page.startswith("docs/") else page
+
+
+def unmeasured_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
+    """Return a finding that is open from before the daemon started, without its figures: they are those of its opening."""
+    about = [
+        *([] if finding.rank is None else [f"rank {finding.rank}"]),
+        *([f"GPU {finding.gpu_uuid}"] if finding.gpu_uuid else []),
+    ]
+    subject = f" ({', '.join(about)})" if about else ""
+    said = f"{finding.kind}{subject}: open since before the daemon started, and not measured again yet"
+    return {**finding_to_dict(finding, job_id), "sentence": said, "advice": "", "fact": {"kind": finding.kind}}
+
+
 def finding_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
     """Return the finding for programs and users: its fact, its words, and a link to more."""
     return {

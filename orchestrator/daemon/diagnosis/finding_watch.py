@@ -89,9 +89,9 @@ class FindingWatch:
         self._known: dict[JobId, tuple[tuple[int, bool], Diagnosis]] = {}
 
     def current(self, job_id: JobId) -> tuple[Finding, ...]:
-        """Return the job's open findings with their newest figures; empty before the first observation."""
+        """Return those of the job's open findings that this daemon has observed, with their newest figures."""
         known = self._known.get(job_id)
-        return known[1].findings if known is not None else ()
+        return known[1].measured if known is not None else ()
 
     async def run(self) -> None:
         """Observe until cancelled."""
@@ -155,5 +155,6 @@ class FindingWatch:
         known = self._known.get(job.id)
         if known is None or known[0] != which:
             opened = [one for one in job.findings if isinstance(one, Finding)]
-            known = self._known[job.id] = (which, Diagnosis(now, opened))
+            measured = () if known is None else known[1].measured
+            known = self._known[job.id] = (which, Diagnosis(now, opened, measured=measured))
         return known[1]

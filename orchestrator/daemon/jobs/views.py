@@ -10,11 +10,11 @@ from orchestrator.api.matrix_views import MatrixCellView
 from orchestrator.core.diagnosis.definitions import PRECEDENCE
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.facts.findings import Finding, NoStep, RankAtBreakpoint, RankStopped, with_figures
+from orchestrator.core.facts.findings import Finding, NoStep, RankAtBreakpoint, RankStopped, key_of
 from orchestrator.core.facts.reasons import is_pruned
 from orchestrator.core.job.past_attempts import recovery_seconds
 from orchestrator.core.sentences import failure_advice, failure_sentence, sentence
-from orchestrator.core.sentences.findings import finding_to_dict
+from orchestrator.core.sentences.findings import finding_to_dict, linked, unmeasured_to_dict
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.progress import no_real_gpu
 from orchestrator.spec.job import to_dict
@@ -44,10 +44,15 @@ def job_view(
     *,
     outputs_dir: str = "",
     stall: StallSeen | None = None,
-    findings: Sequence[Finding] = (),
+    findings: Sequence[Finding] | None = None,
     left: TimeLeft | None = None,
+    docs_url: str = "",
 ) -> v.JobView:
-    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits, ``findings`` the newest figures."""
+    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits, ``findings`` the newest figures.
+
+    Open findings that ``findings`` lacks are shown without figures (None: with those of their opening). Runbooks are addresses
+    below ``docs_url``.
+    """
     paces = _paces(job, progress) if progress and job.state is JobState.RUNNING else {}
     reason = waiting if waiting and job.state is JobState.PENDING else job.reason
     return v.JobView(
@@ -84,7 +89,7 @@ def job_view(
         log_dir=log_dir,
         outputs_dir=outputs_dir,
         balance=balance,
-        findings=_findings(job, findings),
+        findings=_findings(job, findings, docs_url),
         depends_on={needed.job_id: needed.on.value for needed in job.submission.prerequisites},
         version=job.version,
         matrix=_matrix(job),
@@ -149,11 +154,18 @@ def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:
     )
 
 
-def _findings(job: Job, newest: Sequence[Finding]) -> tuple[v.FindingView, ...]:
+def _findings(job: Job, newest: Sequence[Finding] | None, docs_url: str) -> tuple[v.FindingView, ...]:
     """Return the job's open findings with their newest figures, the most severe first."""
-    found = [one for one in with_figures(job.findings, newest) if isinstance(one, Finding)]
+    measured = {key_of(one): one for one in newest or ()}
+    found = [one for one in job.findings if isinstance(one, Finding)]
     found.sort(key=lambda one: (PRECEDENCE[one.kind], one.rank or 0))
-    return tuple(v.FindingView(**finding_to_dict(one, job.id)) for one in found)
+    told = [
+        unmeasured_to_dict(one, job.id)
+        if newest is not None and key_of(one) not in measured
+        else finding_to_dict(measured.get(key_of(one), one), job.id)
+        for one in found
+    ]
+    return tuple(v.FindingView(**{**one, "runbook": linked(one["runbook"], docs_url)}) for one in told)
 
 
 def _stall(stall: StallSeen | None) -> str:

@@ -7,11 +7,13 @@ a day has passed. The decision loop never waits for any of this.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from orchestrator.core.sentences.findings import linked
 from orchestrator.daemon.notify.webhook import SIGNATURE_HEADER, HookError, post, signature, signing_key
 
 if TYPE_CHECKING:
@@ -35,15 +37,22 @@ def delay_seconds(number: int, attempts: int, first: float = FIRST_DELAY_SECONDS
 
 
 class Notifier:
-    """Sends due notices. ``wake`` is called after a transition is written; ``run`` continues until cancelled."""
+    """Sends due notices; runbooks in them are addresses below ``docs_url``. ``wake`` is called after a transition is written; ``run`` continues until cancelled."""
 
     def __init__(
-        self, store: Store, key_file: Path, log: FilteringBoundLogger, *, first_delay: float = FIRST_DELAY_SECONDS
+        self,
+        store: Store,
+        key_file: Path,
+        log: FilteringBoundLogger,
+        *,
+        first_delay: float = FIRST_DELAY_SECONDS,
+        docs_url: str = "",
     ) -> None:
         self._store = store
         self._key_file = key_file
         self._log = log
         self._first_delay = first_delay
+        self._docs_url = docs_url
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -76,7 +85,7 @@ class Notifier:
         return None if next_at is None else max(0.05, next_at - time.time())
 
     async def _send(self, notice: StoredNotice) -> None:
-        body = notice.notice.body.encode()
+        body = with_links(notice.notice.body, self._docs_url).encode()
         now = time.time()
         host = urlsplit(notice.notice.url).hostname  # the rest of the URL is often a secret
         try:
@@ -94,3 +103,13 @@ class Notifier:
             await self._store.settle_notice(notice.number, again_at=again_at)
         else:
             await self._store.settle_notice(notice.number, again_at=None)
+
+
+def with_links(body: str, docs_url: str) -> str:
+    """Return a payload with its finding's runbook as an address below ``docs_url``; as it is without one."""
+    payload: dict[str, Any] = json.loads(body)
+    finding = payload.get("finding")
+    if not docs_url or not isinstance(finding, dict):
+        return body
+    finding["runbook"] = linked(str(finding.get("runbook", "")), docs_url)
+    return json.dumps(payload)

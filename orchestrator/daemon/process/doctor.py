@@ -15,7 +15,7 @@ from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
 from orchestrator.parts import install_line, part_of
-from orchestrator.runtime.forkserver.cgroups import find_place
+from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
 from orchestrator.runtime.ranks.evidence.process_inspector import find_py_spy
@@ -169,15 +169,23 @@ def _limits(_: Settings) -> list[Finding]:
     return [_ok(f"open files: {soft if soft != resource.RLIM_INFINITY else 'unlimited'}")]
 
 
-def _memory_limits(_: Settings) -> list[Finding]:
-    place = find_place()
-    if place is not None and place.has_memory:
-        return [_ok(f"control groups: ranks are held to resources_per_worker.memory (below {place.path})")]
+def _memory_limits(settings: Settings) -> list[Finding]:
+    """Check what the daemon has, whose control group is not this shell's; without a daemon, what one started here would have."""
+    try:
+        group = Client(Endpoint(socket_path=str(settings.socket))).health().memory_limits
+    except OrchError:
+        group = None
+    whose = "the daemon's, " if group is not None else ""
+    if group is None:
+        group = memory_group()
+    if group:
+        return [_ok(f"control groups: ranks are held to resources_per_worker.memory ({whose}below {group})")]
     remedy = (
         "run orch as root, or as a systemd unit with Delegate=yes and DelegateSubgroup=service; without, the kernel still kills"
         " ranks before orch and Ray, by their oom_score_adj"
     )
-    what = "control groups for memory cannot be made here: ranks are not held to resources_per_worker.memory"
+    where = "by the daemon that runs" if whose else "here"
+    what = f"control groups for memory cannot be made {where}: ranks are not held to resources_per_worker.memory"
     return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
 
 

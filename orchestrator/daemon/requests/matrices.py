@@ -105,8 +105,9 @@ class MatrixDesk:
         jobs = [one.newest for one in by_combination(await self._jobs(matrix_id))]
         if request.verb is Verb.RERUN:
             return await self._rerun(matrix_id, request, caller)
-        if request.verb is Verb.CANCEL and _is_search(jobs):
-            await self._searches.stop(matrix_id)
+        further = ""
+        if _is_search(jobs):
+            further = await self._steer(matrix_id, request.verb)
             jobs = [
                 one.newest for one in by_combination(await self._jobs(matrix_id))
             ]  # a trial may have come meanwhile
@@ -126,12 +127,26 @@ class MatrixDesk:
         await self._loop.command(make)
         jobs = [one.newest for one in by_combination(await self._jobs(matrix_id))]
         states = [job.state for job in jobs]
-        if not done and request.verb is not Verb.CANCEL and all(state.is_terminal for state in states):
+        if not done and not further and request.verb is not Verb.CANCEL and all(state.is_terminal for state in states):
             raise RefusedError(f"every job of {matrix_id} has ended", hint=f"`orch rerun {matrix_id}` runs them again")
-        if not done and request.verb is Verb.HOLD:
+        if not done and not further and request.verb is Verb.HOLD:
             raise RefusedError(f"no job of {matrix_id} waits in the queue", hint=f"`orch pause {matrix_id}` stops them")
-        message = f"{len(done)} of {plural(len(jobs), 'job')} {_DONE[request.verb]}"
+        message = f"{len(done)} of {plural(len(jobs), 'job')} {_DONE[request.verb]}{further}"
         return ActionReply(job_id=matrix_id, state=state_of(states), message=message, job_ids=tuple(done))
+
+    async def _steer(self, matrix_id: str, verb: Verb) -> str:
+        """Have a search submit trials or none, as a command on all of its jobs asks; return what the reply adds."""
+        match verb:
+            case Verb.CANCEL:
+                await self._searches.stop(matrix_id)
+            case Verb.PAUSE | Verb.HOLD if await self._searches.pause(matrix_id):
+                lifted = Verb.RESUME if verb is Verb.PAUSE else Verb.RELEASE
+                return f"; no further trial is submitted until `orch {lifted} {matrix_id}`"
+            case Verb.RESUME | Verb.RELEASE if await self._searches.resume(matrix_id):
+                return "; the search goes on"
+            case _:
+                pass
+        return ""
 
     async def _rerun(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
         """Rerun the combinations whose jobs have ended, or only the failed ones; all or none."""

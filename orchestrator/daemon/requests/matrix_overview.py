@@ -103,10 +103,11 @@ def matrix_view(
     ended = [job.ended_at for job in jobs if job.ended_at is not None]
     state = state_of(states)
     searching = searched is not None and not searched.study.over
+    paused = searching and searched is not None and searched.study.paused
     if searching and all(one.is_terminal for one in states):
-        state = JobState.RUNNING.value
+        state = JobState.SUSPENDED.value if paused else JobState.RUNNING.value
     more = max(0, cell.count - combined[-1].index - 1) if searching else 0
-    left = _left(combined, rows, cell.max_concurrent, now, more)
+    left = None if paused else _left(combined, rows, cell.max_concurrent, now, more)
     return MatrixView(
         id=cell.matrix_id,
         name=cell.name,
@@ -127,6 +128,7 @@ def matrix_view(
         ended_at=max(ended, default=None) if all(s.is_terminal for s in states) and not searching else None,
         objectives={} if searched is None else dict(searched.objectives),
         searching=searching,
+        paused=paused,
         problem="" if searched is None else searched.study.problem,
         jobs=rows,
     )

@@ -63,13 +63,13 @@ class Progress(Protocol):
 class LiveFacts:
     """What is known of live jobs beside their records; nothing by default.
 
-    ``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step, ``findings`` a job's open findings with
-    their newest figures.
+    ``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step, ``findings`` those of a job's open
+    findings that were measured since the daemon started, with their newest figures.
     """
 
     balances: Callable[[], Mapping[JobId, dict[str, Any]]] = dict
     stall: Callable[[JobId], StallSeen | None] = lambda _: None
-    findings: Callable[[JobId], tuple[Finding, ...]] = lambda _: ()
+    findings: Callable[[JobId], tuple[Finding, ...] | None] = lambda _: None
 
 
 class JobReader:
@@ -83,6 +83,8 @@ class JobReader:
         pools: Pools,
         progress: Progress,
         live: LiveFacts,
+        *,
+        docs_url: str = "",
     ) -> None:
         self._loop = loop
         self._store = store
@@ -90,6 +92,7 @@ class JobReader:
         self._pools = pools
         self._progress = progress
         self._live = live
+        self._docs_url = docs_url
         self._views: OrderedDict[JobId, tuple[Job, tuple[object, ...], v.JobView]] = OrderedDict()
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
@@ -139,7 +142,7 @@ class JobReader:
             self._loop.waiting.get(job.id),
             self._live.balances().get(job.id),
             self._live.stall(job.id),
-            self._live.findings(job.id) if job.findings else (),
+            self._live.findings(job.id) if job.findings and not job.state.is_terminal else None,
         )
         if progress is not None:
             return self._made(job, progress, *told)
@@ -157,7 +160,7 @@ class JobReader:
         waiting: Fact | None,
         balance: dict[str, Any] | None,
         stall: StallSeen | None,
-        findings: tuple[Finding, ...],
+        findings: tuple[Finding, ...] | None,
     ) -> v.JobView:
         return job_view(
             job,
@@ -168,6 +171,7 @@ class JobReader:
             outputs_dir=str(self._paths.outputs(job.id)) if job.spec.outputs else "",
             stall=stall,
             findings=findings,
+            docs_url=self._docs_url,
             left=None if progress is None else self._progress.left(job.id),
         )
 

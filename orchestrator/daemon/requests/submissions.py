@@ -117,7 +117,7 @@ class Submissions:
     @contextlib.asynccontextmanager
     async def _with_files(self, request: SubmitRequest, caller: Caller) -> AsyncGenerator[SubmitRequest, None]:
         """The request as it is checked: one from another machine has what was uploaded for its directory, for so long."""
-        if caller.channel == "tcp" or request.upload:
+        if caller.is_elsewhere or request.upload:
             request = replace(request, remote=True, path=os.environ.get("PATH", os.defpath))
         if not request.upload:
             yield request

@@ -2,9 +2,9 @@
 
     searches/ID/plan.json    what further trials are made of, written before the first trial is accepted
     searches/ID/secrets      values of the jobs' secrets, mode 0600, removed when the search is over
-    searches/ID/study.json   what the trials have given, whether the search is over, and what is wrong
+    searches/ID/study.json   what the trials have given, whether the search is over or paused, and what is wrong
 
-The trials themselves are jobs in the store. ``study.json`` can be made anew from them, but for ``over`` after a cancel.
+The trials themselves are jobs in the store. ``study.json`` can be made anew from them, but for ``paused``, and ``over`` after a cancel.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """What the trials have given, by number; what is missing of some; whether no further trial is submitted."""
+    """What the trials have given, by number; what is missing of some; whether no further trial is submitted, or none at present."""
 
     given: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)
     over: bool = False
     problem: str = ""
+    paused: bool = False
 
 
 class SearchBook:
@@ -77,6 +78,7 @@ class SearchBook:
                 missing={int(number): str(text) for number, text in body["missing"].items()},
                 over=bool(body["over"]),
                 problem=str(body["problem"]),
+                paused=bool(body.get("paused", False)),
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return StudyRecord()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
+    Change = Callable[[StudyRecord], StudyRecord]
     MakeAdvisor = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Advisor]]
 
 LOOK_SECONDS: Final = 2.0
@@ -88,6 +89,8 @@ class SearchDesk:
         self.book = SearchBook(settings.home)
         self._searches: dict[str, Search] = {}
         self._new: asyncio.Queue[str] = asyncio.Queue()
+        self._reading = asyncio.Lock()
+        """Held while a search that is not conducted is read or written, so that none begins with what is no longer so."""
 
     def changed(self, job: Job) -> None:
         """A job's record changed, or it was accepted, or has ended."""
@@ -103,17 +106,34 @@ class SearchDesk:
 
     async def stop(self, matrix_id: str) -> None:
         """Submit no further trial; durable once this returns."""
-        search = self._searches.get(matrix_id)
-        if search is None:
-            await self._pool.run(self._end, matrix_id)
-            return
-        async with search.turn:
-            await self._note(search, replace(search.study, over=True))
-        search.changed.set()
+        await self._set(matrix_id, lambda study: replace(study, over=True))
 
-    def _end(self, matrix_id: str) -> None:
-        if self.book.plan(matrix_id) is not None:
-            self.book.note(matrix_id, replace(self.book.study(matrix_id), over=True))
+    async def pause(self, matrix_id: str) -> bool:
+        """Submit no further trial until it is resumed; durable once this returns. False where the search is over, or is none."""
+        return await self._set(matrix_id, lambda study: replace(study, paused=True))
+
+    async def resume(self, matrix_id: str) -> bool:
+        """Submit trials again; durable once this returns. False where the search is over, or is none."""
+        return await self._set(matrix_id, lambda study: replace(study, paused=False))
+
+    async def _set(self, matrix_id: str, change: Change) -> bool:
+        async with self._reading:
+            search = self._searches.get(matrix_id)
+            if search is None:
+                return await self._pool.run(self._set_file, matrix_id, change)
+        async with search.turn:
+            if search.study.over:
+                return False
+            await self._note(search, change(search.study))
+        search.changed.set()
+        return True
+
+    def _set_file(self, matrix_id: str, change: Change) -> bool:
+        if self.book.plan(matrix_id) is None:
+            return False
+        study = self.book.study(matrix_id)
+        self.book.note(matrix_id, study if study.over else change(study))  # once more: a kill may have left secrets
+        return not study.over
 
     async def run(self) -> None:
         """Conduct searches until cancelled. No failure of one is a failure of the daemon."""
@@ -125,12 +145,14 @@ class SearchDesk:
                 if matrix_id in self._searches:
                     continue
                 try:
-                    search = await self._found(matrix_id)
+                    async with self._reading:
+                        search = await self._found(matrix_id)
+                        if search is not None:
+                            self._searches[matrix_id] = search
                 except Exception as error:
                     self._log.warning("search.not_read", matrix=matrix_id, error=str(error))
                     continue
                 if search is not None:
-                    self._searches[matrix_id] = search
                     tasks.create_task(self._conduct(search))
 
     async def _found(self, matrix_id: str) -> Search | None:
@@ -158,9 +180,10 @@ class SearchDesk:
                 text = _text(error)
                 self._log.warning("search.delayed", matrix=search.plan.matrix_id, error=text)
                 with contextlib.suppress(OSError):
-                    # A file that cannot be read with these values never can; anything else may pass.
-                    over = isinstance(error, SpecError) or search.study.over
-                    await self._note(search, replace(search.study, problem=text, over=over))
+                    async with search.turn:
+                        # A file that cannot be read with these values never can; anything else may pass.
+                        over = isinstance(error, SpecError) or search.study.over
+                        await self._note(search, replace(search.study, problem=text, over=over))
                 delay = min(LONGEST_DELAY_SECONDS, self._first_delay * 2.0 ** min(search.failures - 1, 10))
                 await self._wait(search, 0.0 if search.study.over else delay, early=False)
         del self._searches[search.plan.matrix_id]
@@ -177,15 +200,15 @@ class SearchDesk:
         """Ask once and do what the answer says; return the seconds until the next look, None for the next change."""
         plan, began = search.plan, self._loop.now()
         at = standing(search.jobs.values(), began, self._settings.paths.job)
-        answer = await advisor.ask(at.trials, at.want(plan))
+        answer = await advisor.ask(at.trials, 0 if search.study.paused else at.want(plan))
         await self._prune(search, answer["pruned"])
         async with search.turn:
             if search.study.over:  # cancelled meanwhile
                 return 0.0
-            for values in answer["suggested"]:
+            for values in () if search.study.paused else answer["suggested"]:  # also one that was paused meanwhile
                 await self._submit(search, values)
-            over = at.is_over(plan)
-            await self._note(search, _record(answer, over=over, problem=at.gives_up(plan)))
+            over, paused = at.is_over(plan), search.study.paused
+            await self._note(search, _record(answer, over=over, paused=paused, problem=at.gives_up(plan)))
         search.failures = 0
         if over:
             return 0.0
@@ -199,7 +222,8 @@ class SearchDesk:
         ]
         if settling:
             return max(0.1, min(settling) + SETTLE_SECONDS - self._loop.now())
-        return max(self._look_seconds, took / LOOK_SHARE) if plan.space["prunes"] and at.live else None
+        looks = plan.space["prunes"] and at.live and not self._searches[plan.matrix_id].study.paused
+        return max(self._look_seconds, took / LOOK_SHARE) if looks else None
 
     async def _prune(self, search: Search, pruned: list[Mapping[str, Any]]) -> None:
         by_number = {one["number"]: one for one in pruned}
@@ -248,10 +272,10 @@ class SearchDesk:
             search.study = study
 
 
-def _record(answer: Mapping[str, Any], *, over: bool, problem: str) -> StudyRecord:
+def _record(answer: Mapping[str, Any], *, over: bool, paused: bool, problem: str) -> StudyRecord:
     given = {int(n): tuple(v) for n, v in answer["given"].items() if all(map(math.isfinite, v))}
     missing = {int(n): text for n, text in answer["missing"].items()}
-    return StudyRecord(given=given, missing=missing, over=over, problem=problem)
+    return StudyRecord(given=given, missing=missing, over=over, paused=paused, problem=problem)
 
 
 def _text(error: Exception) -> str:

@@ -205,6 +205,9 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
     found: list[Path] = []
     for index, entry in enumerate(spec.runtime_env.py_modules):
         where, path = f"runtime_env.py_modules[{index}]", Path(os.path.realpath(Path(base, entry)))
+        if request.remote and spec.working_dir is None:
+            hint = "set working_dir to a directory that holds it: that is what is uploaded"
+            raise _one(request, where, f"{entry} is on the submitter's machine, and no working_dir is uploaded", hint)
         if request.remote and not path.is_relative_to(os.path.realpath(base)):
             hint = "put it into working_dir, or into the interpreter's environment on the daemon's machine"
             raise _one(request, where, f"{entry} is not uploaded: it lies outside of working_dir", hint)

@@ -67,6 +67,12 @@ def find_place(root: str = ROOT, membership: str = "/proc/self/cgroup") -> Cgrou
     return _unified_place(base, own[""])
 
 
+def memory_group() -> str:
+    """Return the group below which this process may make groups that limit memory; empty where there is none."""
+    place = find_place()
+    return place.path if place is not None and place.has_memory else ""
+
+
 def _unified_place(base: str, path: str) -> CgroupParent | None:
     directory = _below(base, path)
     parent = os.path.dirname(directory)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
 
 from orchestrator.api.views import ProgressView
-from tests.support.page_story import HOSTILE, recorded, tell_hostile, tell_story
+from tests.integration.page.accessibility import AXE_RULES, excess_width, violations
+from tests.support.page_story import HOSTILE, MATRIX, recorded, tell_hostile, tell_related, tell_story
 from tests.support.served_page import PHONE, ServedPage
 from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from playwright.sync_api import Page
 
+    from orchestrator.api.views import HealthView
+
 OTHER_UID = 54321
-AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
 def addresses(job_id: str, failed_id: str) -> list[str]:
@@ -48,13 +53,6 @@ def story(served: ServedPage) -> list[str]:
     return [f"{served.address}{one}" for one in addresses(job_id, failed)]
 
 
-def violations(page: Page, kind: str, names: list[str]) -> list[Any]:
-    """What the rules, or those that have one of the tags, find."""
-    only = {"type": kind, "values": names}
-    found = page.evaluate("(only) => axe.run(document, {runOnly: only})", only)
-    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
-
-
 @pytest.mark.parametrize(("size", "scheme", "other_scheme"), [("desk", "light", "dark"), ("phone", "dark", "light")])
 def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
     served: ServedPage,
@@ -76,10 +74,31 @@ def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
         page.emulate_media(color_scheme=other_scheme)
         assert violations(page, "rule", ["color-contrast"]) == [], (address, other_scheme)
         page.emulate_media(color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, (
-            address
-        )
+        assert excess_width(page) <= 0, address
     errors[:] = [one for one in errors if "404" not in one]  # the page of a job that does not exist
+
+
+def test_long_paths_in_problems_and_notes_fit_a_phone(
+    served: ServedPage, new_page: Callable[..., Page], errors: list[str]
+) -> None:
+    path = "/srv/" + "a-directory-with-a-long-name/" * 4
+    plain = served.service.health
+
+    async def health() -> HealthView:
+        return replace(await plain(), problems=(f"{path} is full",))
+
+    served.service.health = health  # type: ignore[method-assign]  # the fake has no problem
+    job = served.do(lambda service: service.add("digits", state="RUNNING", reason=f"waits for {path}"))
+    page = new_page(viewport=PHONE)
+    for address in (
+        f"/?note={path}",
+        f"/jobs/{job.id}",
+        f"/jobs/{job.id}/cancel",
+        f"/jobs/{path.replace('/', '-')}/cancel",
+    ):
+        page.goto(f"{served.address}{address}")
+        assert excess_width(page) <= 0, address
+    errors[:] = [one for one in errors if "404" not in one]  # the job that does not exist
 
 
 def test_no_script_of_a_name_or_a_log_line_runs(served: ServedPage, page: Page) -> None:
@@ -358,6 +377,38 @@ def test_jobs_are_chosen_and_compared(served: ServedPage, page: Page) -> None:
     page.wait_for_url(re.compile("by=time"))
     page.locator(".plot").first.hover()
     expect(page.locator(".chart .at").first).to_have_text(re.compile(r"^\d+ s$"))
+
+
+def test_a_job_leads_to_comparisons_with_what_is_related_to_it(served: ServedPage, page: Page) -> None:
+    job_id = served.do(tell_related)
+    for link, jobs in (
+        (f"Compare it with 2 of {MATRIX}", ("sweep-1", "sweep-0")),
+        ("Compare it with 1 earlier of its name", ("digits",)),
+        ("What it changes of digits", ("digits",)),
+    ):
+        page.goto(f"{served.address}/jobs/{job_id}")
+        page.get_by_role("link", name=re.compile(link)).click()
+        page.wait_for_url(re.compile(r"/compare\?job="))
+        shown = page.locator("table.jobs tbody a").all_inner_texts()
+        assert job_id in shown
+        assert {one.rpartition("-")[0] for one in shown if one != job_id} == set(jobs)
+
+
+def test_the_report_of_a_job_is_linked_when_it_is_written(
+    served: ServedPage, page: Page, tmp_path: Path, errors: list[str]
+) -> None:
+    report = tmp_path / "report.html"
+    report.write_text("<!doctype html><title>r</title><h1>What it did</h1><script>document.title = 'ran'</script>")
+    job = served.do(lambda service: service.add("digits", state="RUNNING"))
+    page.goto(f"{served.address}/jobs/{job.id}")
+    expect(page.locator("#connection")).to_have_text("live")
+    assert page.get_by_role("link", name="Report").count() == 0
+    served.do(lambda service: service.set(job.id, state="SUCCEEDED", report=str(report)))
+    page.get_by_role("link", name="Report").click()
+    expect(page.locator("h1")).to_have_text("What it did")
+    assert page.title() == "r"
+    assert ["Blocked script execution" in one for one in errors] == [True]
+    errors.clear()
 
 
 def test_a_job_with_an_error_is_mended_checked_and_submitted(served: ServedPage, page: Page, errors: list[str]) -> None:

@@ -23,6 +23,7 @@ from orchestrator.api.views import (
 from orchestrator.store.errors import StoreClosedError
 from orchestrator.web.overview import gpus_by_node
 from orchestrator.web.rendering import static_files
+from tests.support.page_story import MATRIX, tell_related
 from tests.unit.web.conftest import OTHER_UID
 
 if TYPE_CHECKING:
@@ -269,6 +270,31 @@ def test_when_waiting_jobs_are_expected_to_start(browser: Browser) -> None:
     page = browser.get(f"/jobs/{job.id}").text
     assert "Expected start" not in page
     assert "name them in health.progress" in page
+
+
+@pytest.mark.parametrize(
+    ("runbook", "links"),
+    [("https://example.org/docs/diagnosis.md#rank_slow", 1), ("docs/diagnosis.md#rank_slow", 0), ("javascript:1", 0)],
+)
+def test_a_finding_links_its_runbook_where_it_is_an_address(browser: Browser, runbook: str, links: int) -> None:
+    finding = FindingView(kind="rank_slow", sentence="rank 3 is slow", runbook=runbook)
+    job = browser.service.add(state="RUNNING", findings=(finding,))
+    for address in ("/", f"/jobs/{job.id}"):
+        text = browser.get(address).text
+        assert text.count(f'<a href="{runbook}" rel="noreferrer">Runbook of rank_slow</a>') == links
+        assert runbook in text or not links
+
+
+def test_a_job_is_compared_with_its_neighbours_in_a_matrix_and_earlier_ones_of_its_name(browser: Browser) -> None:
+    job_id = tell_related(browser.service)
+    text = browser.get(f"/jobs/{job_id}").text
+    assert text.count(f'href="/compare?job={job_id}&amp;job=sweep-1-') == 1
+    assert f"Compare it with 2 of {MATRIX}</a>" in text
+    assert "Compare it with 1 earlier of its name</a>" in text
+    browser.service.matrices.clear()
+    other = next(iter(browser.service._jobs))
+    assert browser.get(f"/jobs/{job_id}").status == 200, "a matrix that is gone takes nothing else away"
+    assert "Compare it with" not in browser.get(f"/jobs/{other}").text.replace("Compare it with other jobs", "")
 
 
 def test_the_report_of_an_ended_job_is_linked_and_can_run_nothing(browser: Browser, tmp_path: Path) -> None:

@@ -30,6 +30,6 @@ class FakeUploads:
 
     def with_files(self, request: SubmitRequest, caller: Caller) -> SubmitRequest:
         """The request, unless its files are on another machine."""
-        if caller.channel == "tcp" and not request.upload:
+        if caller.is_elsewhere and not request.upload:
             raise WorkdirNeededError("working_dir . is on the submitter's machine")
         return request

@@ -22,7 +22,9 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import API_PREFIX, MAX_PIECE_BYTES
 from orchestrator.api.server.testing import ServedFake, serve_fake
 from orchestrator.api.transport import wire
+from orchestrator.api.transport.endpoint import tcp_endpoint
 from orchestrator.api.transport.upload import Uploader
+from tests.support.tunnel import tunnel_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,3 +167,11 @@ def test_a_piece_is_bytes_and_needs_the_token(remote: ServedFake) -> None:
         == 401
     )
     assert pieces_of(remote) == {}
+
+
+def test_through_a_tunnel_to_the_socket_a_submission_uploads_its_directory(remote: ServedFake, project: Path) -> None:
+    with tunnel_to(remote.endpoint.socket_path) as address:
+        client = Client(tcp_endpoint(address), environ={"PATH": "/usr/bin"})
+        client.plan(JOB, cwd=str(project))
+        client.submit_text(JOB, cwd=str(project))
+    assert [entry["path"] for entry in manifest_of(remote)["entries"]] == [".gitignore", "train.py"]

@@ -14,7 +14,6 @@ from orchestrator.core.diagnosis.diagnosis import Changes, Diagnosis, worst
 from orchestrator.core.diagnosis.observation import GpuSeen, JobSeen, RankSeen, RestartsSeen, SavesSeen, StallSeen
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import FACTS
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.rank_ends import ExitCode
@@ -58,7 +57,6 @@ def test_an_open_finding_has_the_figures_of_the_newest_observation_and_no_event_
     assert isinstance(newest, f.RestartLoop)
     assert (newest.total, newest.since) == (2000, opened.since)
     assert sentence(newest).startswith("2000 restarts, the newest 9 in 8s, the last because rank 0")
-    assert f.with_figures((opened, Legacy(sentence="x")), diagnosis.findings) == (newest, Legacy(sentence="x"))
     assert look(6.0, 1) == Changes(closed=(newest,)), "figures below the threshold do not show it"
     assert Diagnosis(0.0, [newest]).observe(JobSeen(), 2.0, 2.0).closed == (newest,)
 
@@ -211,6 +209,18 @@ def test_a_restarted_daemon_goes_on_with_what_is_open_and_closes_it() -> None:
     assert diagnosis.findings == (known,)
     closed = [diagnosis.observe(JobSeen(), float(at), float(at)).closed for at in range(2, 40, 2)]
     assert [one for changes in closed for one in changes] == [known]
+
+
+def test_one_observation_gives_a_known_finding_its_figures_and_another_attempt_keeps_them() -> None:
+    known = f.GpuShared(rank=0, gpu_uuid="GPU-0", pids=(7,), since=5.0, confidence=f.Confidence.CERTAIN)
+    diagnosis = Diagnosis(0.0, [known])
+    assert (diagnosis.findings, diagnosis.measured) == ((known,), ())
+    diagnosis.observe(JobSeen(gpus=(GpuSeen(gpu_uuid="GPU-0", rank=0, foreign_pids=(8,)),)), 1.0, 1.0)
+    (newest,) = diagnosis.measured
+    assert isinstance(newest, f.GpuShared)
+    assert (newest.pids, newest.since) == ((8,), 5.0)
+    assert Diagnosis(2.0, [known], diagnosis.measured).measured == (newest,)
+    assert Diagnosis(2.0, [], diagnosis.measured).findings == (), "it has closed meanwhile"
 
 
 def test_what_was_not_witnessed_does_not_count() -> None:

@@ -13,6 +13,7 @@ from orchestrator.core.facts.gpus import GpuLost, Xid
 from orchestrator.core.facts.rank_ends import ExitCode
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.notices import notices_of
+from orchestrator.core.sentences import sentence
 from orchestrator.core.states import FailureClass
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, Senses
@@ -20,6 +21,7 @@ from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import job_view
+from orchestrator.daemon.notify.notifier import with_links
 from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health
@@ -153,6 +155,27 @@ def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> 
     assert shown.findings[0].since == world.job.findings[0].since  # type: ignore[attr-defined]  # it is a finding
     world.watch = world.daemon()
     assert world.watch.current(world.job.id) == ()
+    (shown_first,) = job_view(world.job, None, None, "", findings=()).findings
+    assert shown_first.sentence == "daemon_overloaded: open since before the daemon started, and not measured again yet"
+    assert (shown_first.fact, shown_first.since) == ({"kind": "daemon_overloaded"}, shown.findings[0].since)
+    told = []
+    for _ in range(30):
+        world.run(2.0, late=2.0)
+        told += [sentence(one) for one in world.watch.current(world.job.id)]
+    assert told
+    assert all(one.startswith("the daemon's loop is 2.0 s") for one in told), "never those of the opening"
+    assert len(world.events) == 1
+
+
+def test_runbooks_are_addresses_where_the_documentation_is_served() -> None:
+    world = World()
+    world.run(60.0, late=1.0)
+    (found,) = job_view(world.job, None, None, "", docs_url="https://example.org/docs").findings
+    assert found.runbook == "https://example.org/docs/diagnosis.md#daemon_overloaded"
+    body = json.dumps({"text": "x", "finding": {"runbook": "docs/diagnosis.md#daemon_overloaded"}})
+    assert json.loads(with_links(body, "https://example.org/docs"))["finding"]["runbook"] == found.runbook
+    assert with_links(body, "") == body
+    assert with_links('{"finding": null}', "https://example.org/docs") == '{"finding": null}'
 
 
 def test_all_restarts_are_counted_also_those_that_the_record_no_longer_lists() -> None:

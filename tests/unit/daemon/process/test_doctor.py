@@ -1,24 +1,64 @@
-"""What `orch doctor` says of the tool that reads stacks."""
+"""`orch doctor` says of memory limits what the daemon has, and not what this shell would have."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.api.launch import Finding, Level
+from orchestrator.api.server.testing import FakeService, serve_fake
 from orchestrator.daemon.process import doctor
-from orchestrator.parts import install_line
 from orchestrator.spec.settings import Settings
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def about_py_spy(home: Path) -> Finding:
-    (found,) = [f for f in doctor.examine(Settings(home=home)) if "py-spy" in f.what]
+    from orchestrator.api.views import HealthView
+
+OWN = "/sys/fs/cgroup/of-this-shell"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setattr(doctor, "memory_group", lambda: OWN)
+    return Settings(home=tmp_path)
+
+
+def answer(service: FakeService, memory_limits: str | None) -> None:
+    plain = service.health
+
+    async def health() -> HealthView:
+        return replace(await plain(), memory_limits=memory_limits)
+
+    service.health = health  # type: ignore[method-assign]  # the fake says nothing of groups
+
+
+def asked(settings: Settings, memory_limits: str | None) -> Finding:
+    with serve_fake(settings.socket.parent, owner_uid=os.getuid()) as served:
+        served.do(lambda service: answer(service, memory_limits))
+        (found,) = doctor._memory_limits(settings)
     return found
 
 
-def test_whether_stacks_can_be_read_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert about_py_spy(tmp_path).level is Level.OK
-    monkeypatch.setattr(doctor, "find_py_spy", lambda: None)
-    missing = about_py_spy(tmp_path)
-    assert (missing.level, missing.remedy) == (Level.WARNING, install_line("stacks"))
+def test_the_daemon_s_groups_are_told_where_it_runs(settings: Settings) -> None:
+    held = asked(settings, "/sys/fs/cgroup/orch.service")
+    assert held.level is Level.OK
+    assert held.what.endswith("(the daemon's, below /sys/fs/cgroup/orch.service)")
+    none = asked(settings, "")
+    assert none.level is Level.WARNING
+    assert "cannot be made by the daemon that runs" in none.what
+
+
+def test_without_a_daemon_or_with_one_that_does_not_say_this_shell_s_are(settings: Settings) -> None:
+    for found in (asked(settings, None), *doctor._memory_limits(settings)):
+        assert found.what.endswith(f"(below {OWN})")
+
+
+def test_without_groups_here_nothing_is_promised(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_group", lambda: "")
+    (found,) = doctor._memory_limits(settings)
+    assert found.level is Level.WARNING
+    assert "cannot be made here" in found.what

@@ -17,6 +17,7 @@ from orchestrator.api.errors import (
     InvalidSpecError,
     NoSuchJobError,
     RefusedError,
+    WorkdirNeededError,
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
 from orchestrator.core.facts.reasons import PlacingGang
@@ -323,6 +324,26 @@ def test_modules_that_are_no_files_are_errors_of_the_job(tmp_path: Path, name: s
     async def story(desk: Desk) -> None:
         with pytest.raises(InvalidSpecError, match="has one error"):
             await desk.submissions.submit(desk.request(text, cwd=str(tmp_path)), ADA)
+
+    on_a_desk(tmp_path, story)
+
+
+@pytest.mark.parametrize("channel", ["tcp", "tunnel"])
+def test_a_directory_of_another_machine_is_never_the_daemons_own(tmp_path: Path, channel: str) -> None:
+    away = replace(ADA, channel=channel)
+    (tmp_path / "pkg").mkdir()
+    modules = YAML + "runtime_env: {py_modules: [pkg]}\n"
+
+    async def story(desk: Desk) -> None:
+        for ask in (desk.submissions.submit, desk.submissions.plan):
+            with pytest.raises(WorkdirNeededError):
+                await ask(desk.request(YAML.replace("working_dir: null", "working_dir: ."), cwd=str(tmp_path)), away)
+            with pytest.raises(InvalidSpecError) as refused:
+                await ask(desk.request(modules, cwd=str(tmp_path)), away)
+            (problem,) = refused.value.problems
+            assert problem.path == "runtime_env.py_modules[0]"
+            assert problem.message == "pkg is on the submitter's machine, and no working_dir is uploaded"
+        assert (await desk.submissions.plan(desk.request(modules, cwd=str(tmp_path)), ADA)).name == "tiny"
 
     on_a_desk(tmp_path, story)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.api.errors import InvalidSpecError
+from orchestrator.api.errors import InvalidSpecError, RefusedError
 from orchestrator.api.service import ActionRequest, Verb
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
@@ -52,6 +52,9 @@ class Oracle:
         self.prune: list[dict[str, Any]] = []
         self.given: dict[str, list[float]] = {}
         self.fails = 0
+        self.thinks = asyncio.Event()
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     @contextlib.asynccontextmanager
     async def __call__(self, _: Mapping[str, Any]) -> AsyncIterator[Oracle]:
@@ -62,6 +65,8 @@ class Oracle:
             self.fails -= 1
             raise AdvisorError("no module named optuna")
         self.asked.append(([trial["state"] for trial in trials], want))
+        self.thinks.set()
+        await self.may_answer.wait()
         suggested = [{"lr": round(0.1 * (len(trials) + n + 1), 3)} for n in range(want)]
         return {"suggested": suggested, "pruned": self.prune, "given": self.given, "missing": {}}
 
@@ -106,6 +111,10 @@ class Searching:
         reply = await self.desk.submissions.submit(self.desk.request(text, idempotency_key="key-s", **fields), ADA)
         assert reply.matrix_id is not None
         return reply.matrix_id
+
+    async def act(self, matrix_id: str, verb: Verb) -> str:
+        """Run a command on the matrix; what the reply says."""
+        return (await self.matrices.act(matrix_id, ActionRequest(verb=verb), ADA)).message
 
     async def trials(self, matrix_id: str, count: int) -> list[Job]:
         """The jobs, once there are so many."""
@@ -232,6 +241,94 @@ def test_a_trial_that_comes_while_the_search_is_stopped_is_cancelled_too(tmp_pat
         at.searches.stop = stop_during_a_round  # type: ignore[method-assign]
         done = await at.matrices.act(matrix_id, ActionRequest(verb=Verb.CANCEL), ADA)
         assert done.message == "2 of 2 jobs cancelled"
+
+    on_a_search(tmp_path, story)
+
+
+@pytest.mark.parametrize(("verb", "back"), [(Verb.PAUSE, Verb.RESUME), (Verb.HOLD, Verb.RELEASE)])
+def test_a_paused_search_submits_nothing_until_it_is_resumed_also_after_a_kill(
+    tmp_path: Path, verb: Verb, back: Verb
+) -> None:
+    async def story(at: Searching) -> None:
+        matrix_id = await at.submit()
+        (first,) = await at.trials(matrix_id, 1)
+        said = await at.act(matrix_id, verb)
+        assert said.endswith(f"; no further trial is submitted until `orch {back} {matrix_id}`")
+        assert (await at.matrices.matrix(matrix_id)).state == "SUSPENDED"
+        await at.restart()
+        at.oracle.given = {"0": [0.75]}
+        await at.end(first)
+        view = await at.view(matrix_id, lambda view: view.jobs[0].given == {"loss": 0.75})
+        assert (view.state, view.searching, view.paused, len(view.jobs)) == ("SUSPENDED", True, True, 1)
+        assert at.oracle.asked[-1] == (["pruned"], 0)
+        assert await at.act(matrix_id, verb), "a search between two trials can be paused again"
+        assert await at.act(matrix_id, back) == "0 of 1 job put into the queue; the search goes on".replace(
+            "put into", "put back into" if back is Verb.RESUME else "put into"
+        )
+        await at.trials(matrix_id, 2)
+        assert not (await at.matrices.matrix(matrix_id)).paused
+
+    on_a_search(tmp_path, story)
+
+
+def test_a_search_that_is_paused_while_its_advisor_thinks_submits_nothing(tmp_path: Path) -> None:
+    async def story(at: Searching) -> None:
+        matrix_id = await at.submit()
+        (first,) = await at.trials(matrix_id, 1)
+        await at.until(matrix_id, lambda _: bool(at.oracle.asked))
+        at.oracle.thinks.clear()
+        at.oracle.may_answer.clear()
+        await at.end(first)
+        await at.oracle.thinks.wait()
+        assert at.oracle.asked[-1][1] == 1, "a trial is asked for"
+        await at.act(matrix_id, Verb.PAUSE)
+        at.oracle.given = {"0": [0.5]}
+        at.oracle.may_answer.set()
+        view = await at.view(matrix_id, lambda view: view.jobs[0].given == {"loss": 0.5})
+        assert (len(view.jobs), view.paused) == (1, True)
+        await at.act(matrix_id, Verb.RESUME)
+        await at.trials(matrix_id, 2)
+
+    on_a_search(tmp_path, story)
+
+
+def test_a_pause_that_comes_while_a_search_is_read_counts(tmp_path: Path) -> None:
+    async def story(at: Searching) -> None:
+        matrix_id = await at.submit()
+        await at.trials(matrix_id, 1)
+        await at.until(matrix_id, lambda _: matrix_id in at.searches._searches)
+        await at.restart()
+        find = at.searches._found
+        was_read, go_on = asyncio.Event(), asyncio.Event()
+
+        async def found_late(matrix_id: str) -> Any:
+            search = await find(matrix_id)
+            was_read.set()
+            await go_on.wait()
+            return search
+
+        at.searches._found = found_late  # type: ignore[method-assign]
+        await was_read.wait()
+        pause = asyncio.create_task(at.searches.pause(matrix_id))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await pause
+        assert at.searches._searches[matrix_id].study.paused
+        assert at.searches.book.study(matrix_id).paused
+
+    on_a_search(tmp_path, story)
+
+
+def test_a_search_that_is_over_is_not_paused(tmp_path: Path) -> None:
+    async def story(at: Searching) -> None:
+        matrix_id = await at.submit()
+        await at.trials(matrix_id, 1)
+        await at.act(matrix_id, Verb.CANCEL)
+        await at.view(matrix_id, lambda view: not view.searching)
+        for verb in (Verb.PAUSE, Verb.RESUME, Verb.HOLD):
+            with pytest.raises(RefusedError, match=r"every job of .* has ended"):
+                await at.act(matrix_id, verb)
+        assert not at.searches.book.study(matrix_id).paused
 
     on_a_search(tmp_path, story)
 

@@ -230,6 +230,9 @@ def test_a_search_shows_its_trials_and_the_best(orch: Orch, served: ServedFake) 
     assert lines[5].split()[:5] == ["0", "0.1", "SUCCEEDED", "0.25", "120"]
     assert "PRUNED" in lines[6]
     assert "pruned at step 40" in lines[6]
+    assert "paused" not in lines[0]
+    served.do(put(searched(0, paused=True)))
+    assert "paused: no further trial until `orch resume digits-" in orch("matrix", "digits").out.splitlines()[0]
 
 
 def test_results_of_a_search_have_its_trials_and_its_front(orch: Orch, served: ServedFake, tmp_path: Path) -> None:
