@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
-    from orchestrator.api.views import ActionReply
+    from orchestrator.api.views import ActionReply, NodeActionReply
 
 USAGE_SECONDS = 600.0
 """Every event of every job of the time is read."""
 
 
 class QueueQuestions(ABC):
-    """Queries about queues and when jobs start, and changes of queues."""
+    """Queries about queues and when jobs start, and changes of queues and nodes."""
 
     @abstractmethod
     def _call(
@@ -69,6 +69,12 @@ class QueueQuestions(ABC):
         terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
         body = {"unbounded": unbounded} | {key: value for key, value in terms.items() if value is not None}
         return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
+
+    def change_node(self, node: str, *, labels: Mapping[str, str | None]) -> NodeActionReply:
+        """Change a node: labels to set, None removes one."""
+        from orchestrator.api.views import NodeActionReply
+
+        return NodeActionReply.from_json(self._call("POST", f"/nodes/{quoted(node)}", body={"labels": dict(labels)}))
 
 
 class SpecQuestions(QueueQuestions):

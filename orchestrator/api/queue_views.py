@@ -1,4 +1,4 @@
-"""Queues and shares as the API answers them, and a change of a queue. Only the standard library is imported."""
+"""Queues and shares as the API answers them, and changes of queues and nodes. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -110,3 +110,10 @@ class QueueChange:
     unbounded: bool = False
     weight: float | None = None
     parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """What to change of a node: ``labels`` to set, None removes one."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)

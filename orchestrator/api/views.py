@@ -335,6 +335,7 @@ class NodeView(View):
     gpus: tuple[GpuView, ...] = ()
     jobs: tuple[str, ...] = ()
     agent_pid: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

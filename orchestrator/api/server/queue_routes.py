@@ -1,15 +1,18 @@
-"""Routes of queues: everyone looks, the daemon's owner changes."""
+"""Routes of queues and of what a user sets of nodes: everyone looks, the daemon's owner changes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Path, Query, Request
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from orchestrator.api.protocol import API_PREFIX
-from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView
+from orchestrator.api.queue_views import NodeChange, OutlookView, QueueChange, QueueShares, QueueView
 from orchestrator.api.server.bodies import Body
+from orchestrator.api.server.ownership import REF_PATTERN
+from orchestrator.api.views import NodeActionReply
+from orchestrator.spec.fields.rules import LABEL_PATTERN
 from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from orchestrator.api.view import View
 
 MOST_REFERENCE = 200
+MOST_LABELS = 64
+MOST_VALUE = 255
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
@@ -43,6 +48,33 @@ class QueueBody(Body):
             weight=self.weight,
             parent=self.parent,
         )
+
+
+NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
+LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
+
+
+class NodeBody(Body):
+    """What to change of a node; a label of null is removed."""
+
+    labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
+
+    def request(self) -> NodeChange:
+        """The service's record."""
+        return NodeChange(labels=self.labels)
+
+
+def add_node_routes(
+    app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
+) -> None:
+    """The routes; ``owner`` as in ``add_queue_routes``."""
+
+    @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
+    async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
+        """Change the labels of a node."""
+        caller = owner(request, "change a node")
+        return answer(await service.change_node(node, body.request(), caller))
 
 
 def add_queue_routes(

@@ -1,20 +1,22 @@
-"""`orch nodes`: lists the nodes, and takes one out of service."""
+"""`orch nodes`: lists the nodes, labels them, and takes one out of service."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK
+from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import number, size
 from orchestrator.cli.session import Session, print_json
+from orchestrator.spec.fields.rules import LABEL_PATTERN
 
 if TYPE_CHECKING:
-    from orchestrator.api.views import NodeView
+    from orchestrator.api.views import NodeActionReply, NodeView
 
 nodes = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
@@ -27,6 +29,7 @@ COLUMNS = (
     Column("CPUS USED", weight=700, right=True),
     Column("MEMORY FREE", weight=300, right=True),
     Column("MODEL", weight=400),
+    Column("LABELS", weight=350, shrink=True),
     Column("JOBS", weight=600, shrink=True),
     Column("REASON", weight=500),
 )
@@ -60,6 +63,7 @@ def _row(node: NodeView) -> list[Cell]:
         Cell(_used(node.cpus_free, node.cpus_total)),
         Cell("" if node.memory_free_bytes is None else size(node.memory_free_bytes)),
         Cell(clean(", ".join(models))),
+        Cell(clean(", ".join(f"{key}={value}" for key, value in node.labels.items()))),
         Cell(", ".join(node.jobs)),
         Cell(clean(node.reason), ("dim",)),
     ]
@@ -87,13 +91,49 @@ def uncordon(node: Node, json: Json = False) -> int:
     return _act(node, "uncordon", as_json=json)
 
 
+@nodes.command("label")
+def label_node(
+    node: Node,
+    labels: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Labels to set.", show_default=False)
+    ] = None,
+    *,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="KEY", help="Remove a label; may be repeated.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Set labels of a node, for `resources.node_labels` of jobs; `topology.NAME` groups nodes. Only for the daemon's owner."""
+    changes: dict[str, str | None] = dict(map(_pair, labels or ()))
+    both = sorted(changes.keys() & set(remove or ()))
+    if both:
+        raise BadRequestError(f"{', '.join(both)}: set and removed at once", hint="leave one of them out")
+    changes |= dict.fromkeys(remove or ())
+    if not changes:
+        raise BadRequestError("no label to set or to remove", hint="for example disk=nvme, or --remove disk")
+    session = Session()
+    _say(session, session.client().change_node(node, labels=changes), as_json=json)
+    return EXIT_OK
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or re.fullmatch(LABEL_PATTERN, key) is None:
+        hint = "write KEY=VALUE; a key has letters, digits and - _ . / inside, at most 63"
+        raise BadRequestError(f"{text!r} is not a label", hint=hint)
+    return key, value
+
+
 def _act(node: str, verb: str, *, as_json: bool) -> int:
     session = Session()
-    reply = session.client().node_action(node, verb)
+    _say(session, session.client().node_action(node, verb), as_json=as_json)
+    return EXIT_OK
+
+
+def _say(session: Session, reply: NodeActionReply, *, as_json: bool) -> None:
     if as_json:
         print_json(session, reply.to_json())
-        return EXIT_OK
-    session.console.print(reply.message)
+        return
+    session.console.print(clean(reply.message))
     if reply.jobs:
         session.console.print(f"moves {', '.join(reply.jobs)}")
-    return EXIT_OK

@@ -144,14 +144,23 @@ class AwaitsNodes(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoNodeWithLabels(Fact):
+    """No node has all of the labels (``key=value``) that it asks for."""
+
+    kind: ClassVar[str] = "no_node_with_labels"
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotEnoughFree(Fact):
-    """It waits until the GPUs and CPUs that it needs are free."""
+    """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some."""
 
     kind: ClassVar[str] = "not_enough_free"
     gpus: float
     cpus: float
     free_gpus: float
     free_cpus: float
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

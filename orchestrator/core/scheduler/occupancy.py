@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.scheduler.placement import free_on
 from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
 
@@ -112,6 +113,7 @@ class Occupancy:
                 self._free.drop(gone)
                 self._loose.drop(gone)
             self._nodes = nodes
+            self._free.topology = self._loose.topology = topology_of(nodes.values())
         for node_id in self._changed & nodes.keys():
             left = free_on((nodes[node_id],), self._on.get(node_id, {}).values()).get(node_id)
             if left is None:

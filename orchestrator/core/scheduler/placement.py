@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
+from orchestrator.core.scheduler.room.topology import FLAT, gather, topology_of
 from orchestrator.core.scheduler.room.vacancy import Slots, Vacancy
 from orchestrator.core.spec_memo import SpecMemo
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.room.topology import Topology
 
 
 LEAST_CPUS = 0.001
@@ -29,6 +31,7 @@ class Shape(NamedTuple):
     gpu_model: str | None
     at_home: bool
     nodes: tuple[str, ...]
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def shape_of(job: Job) -> Shape:
@@ -41,7 +44,8 @@ def shape_of(job: Job) -> Shape:
 def _shape_of(job: Job) -> Shape:
     resources = job.spec.resources
     model = resources.resources_per_worker.gpu_model
-    return Shape(rank_size(job), model, bool(needs_home(job)), tuple(resources.nodes))
+    labels = tuple(sorted(resources.node_labels.items()))
+    return Shape(rank_size(job), model, bool(needs_home(job)), tuple(resources.nodes), labels)
 
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
@@ -107,7 +111,13 @@ def place(
     wanted = job.size.least if ranks is None else ranks
     if not wanted:
         return None
-    return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes))
+    slots, strategy = _room(job, free, nodes), job.spec.resources.placement_strategy
+    several = wanted > 1 and slots.total >= wanted
+    return _by_strategy(strategy, wanted, slots, _topology(free, nodes) if several else FLAT)
+
+
+def _topology(free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Topology:
+    return free.topology if isinstance(free, Vacancy) else topology_of(nodes.values())
 
 
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
@@ -194,11 +204,18 @@ def needs_home(job: Job) -> str:
     return ""
 
 
+def labels_of(job: Job) -> tuple[str, ...]:
+    """Return the labels that a node must have for the job, as ``key=value``."""
+    return tuple(f"{key}={value}" for key, value in shape_of(job).labels)
+
+
 def suits(shape: Shape, node: Node) -> bool:
     """Whether ranks of a shape may run on a node, whatever is free there."""
     if shape.at_home and not node.shares_home:
         return False
     if shape.nodes and node.name not in shape.nodes and node.id not in shape.nodes:
+        return False
+    if any(node.labels.get(key) != value for key, value in shape.labels):
         return False
     model = shape.gpu_model
     if model is None:
@@ -211,14 +228,18 @@ def _slots(shape: Shape, left: Free) -> int:
     return left.room(*shape.size) or 0
 
 
-def _by_strategy(strategy: str, ranks: int, slots: Slots) -> tuple[str, ...] | None:
+def _by_strategy(strategy: str, ranks: int, slots: Slots, topology: Topology) -> tuple[str, ...] | None:
     if strategy in ("PACK", "STRICT_PACK"):
         whole = slots.tightest(ranks)
         if whole is not None:  # the fullest node that holds all of it, so that large spaces stay for large jobs
             return (whole,) * ranks
         if strategy == "STRICT_PACK":
             return None
-        return _fill(ranks, slots) if slots.total >= ranks else None
+        if slots.total < ranks:
+            return None
+        return gather(ranks, slots.of, topology, spread=False) if topology else _fill(ranks, slots)
+    if topology and len(slots.of) >= ranks:
+        return gather(ranks, slots.of, topology, spread=True)
     order = list(slots.roomiest())
     if strategy == "STRICT_SPREAD":
         return tuple(order[:ranks]) if len(order) >= ranks else None

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    AwaitsRoom,
+    BackingOff,
+    DoesNotFit,
+    NoNodeWithLabels,
+    NoRoom,
+    NotEnoughFree,
+)
 from orchestrator.core.facts.requesters import ByGrowth, ByShrinking
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
@@ -22,7 +30,7 @@ from orchestrator.core.scheduler.conditions.held import fail_fast
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
-from orchestrator.core.scheduler.placement import claim, could_ever_fit, missing_nodes, rank_size, take
+from orchestrator.core.scheduler.placement import claim, could_ever_fit, labels_of, missing_nodes, rank_size, take
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.rounds.head import Head
 from orchestrator.core.scheduler.rounds.round import Round
@@ -301,6 +309,9 @@ def _grow(
 
 def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
     gpus, cpus = _demand(job)
+    labels = labels_of(job)
+    if labels and not any(n.labels.items() >= job.spec.resources.node_labels.items() for n in nodes.values()):
+        return NoNodeWithLabels(labels=labels)
     down = missing_nodes(job, nodes)
     return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
 
@@ -310,7 +321,7 @@ def _why_waiting(job: Job, skips: Skips) -> NotEnoughFree:
     free_gpus, free_cpus = skips.sums(
         whole=rank_size(job)[1] >= 1
     )  # what is left of shared GPUs is nothing to a whole one
-    return NotEnoughFree(gpus=gpus, cpus=cpus, free_gpus=free_gpus, free_cpus=free_cpus)
+    return NotEnoughFree(gpus=gpus, cpus=cpus, free_gpus=free_gpus, free_cpus=free_cpus, labels=labels_of(job))
 
 
 def _demand(job: Job) -> tuple[float, float]:

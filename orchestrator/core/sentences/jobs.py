@@ -149,7 +149,14 @@ def _(fact: reasons.AwaitsNodes) -> str:
 @sentence.register
 def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
-    return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
+    where = f" on nodes with {', '.join(fact.labels)}" if fact.labels else ""
+    everywhere = " on all nodes" if fact.labels else ""
+    return f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}"
+
+
+@sentence.register
+def _(fact: reasons.NoNodeWithLabels) -> str:
+    return f"waiting for a node with {', '.join(fact.labels)}: no node has {'this label' if len(fact.labels) == 1 else 'all of these labels'}"
 
 
 @sentence.register

@@ -1,8 +1,8 @@
-"""Cordons, drains and uncordons nodes for users."""
+"""Cordons, drains, uncordons and labels nodes for users."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
@@ -10,11 +10,14 @@ from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
+from orchestrator.daemon.nodes.views import node_state
 from orchestrator.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from orchestrator.api.queue_views import NodeChange
+    from orchestrator.api.service import Caller
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
 
+MOST_LABELS: Final = 64
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
 
 
@@ -61,6 +65,19 @@ class NodeActions:
         message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
 
+    async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:  # noqa: ARG002 - for what is to be kept with a name
+        """Change the labels of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
+        node = self._find(name)
+        missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]
+        if missing:
+            raise BadRequestError(f"{node.name} has no label {', '.join(missing)}", hint=_labels(node.labels))
+        if len(node.labels.keys() | change.labels.keys()) > MOST_LABELS:
+            raise BadRequestError(f"a node has at most {MOST_LABELS} labels")
+        after = self._trust.label(node.id, node.name, change.labels)
+        await self._save(f"the labels of {node.name}")
+        self._nodes.mark_again()
+        return v.NodeActionReply(node=node.name, state=node_state(node), message=f"{node.name}: {_labels(after)}")
+
     def _find(self, name: str) -> Node:
         found = [n for n in self._loop.nodes.values() if name in (n.id, n.name) or n.id.startswith(name)]
         if not found:
@@ -70,13 +87,13 @@ class NodeActions:
             raise BadRequestError(f"{name!r} means several nodes", hint=f"name one by its id: {ids}")
         return found[0]
 
-    async def _save(self, verb: NodeVerb) -> None:
+    async def _save(self, what: str) -> None:
         places = self._trust.unsaved()
         try:
             await self._store.put_places(places)
         except StoreError as error:
             self._trust.keep(places)
-            raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
+            raise DiskFullError(f"{what} holds for now, but could not be written: {error}") from error
 
     async def _drain(self, node: Node, by: str) -> tuple[JobId, ...]:
         moved = tuple(j.id for j in self._loop.decided.active.values() if j.gang_open and node.id in j.nodes)
@@ -87,3 +104,22 @@ class NodeActions:
     def _move_away(self, job_id: JobId, by: str) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
         return request_stop(job, StopPurpose.PREEMPT, ByNodeDrain(name=by), self._loop.now()) if job else []
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return f"its labels are {', '.join(f'{key}={labels[key]}' for key in labels)}" if labels else "it has no labels"
+
+
+class NodeService:
+    """The part of the service that changes nodes."""
+
+    def __init__(self, node_actions: NodeActions) -> None:
+        self._node_actions = node_actions
+
+    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
+        """Cordon, drain or uncordon a node."""
+        return await self._node_actions.act(node, verb, caller.user)
+
+    async def change_node(self, node: str, change: NodeChange, caller: Caller) -> v.NodeActionReply:
+        """Change the labels of a node; durable once this returns."""
+        return await self._node_actions.change(node, change, caller.user)

@@ -12,10 +12,19 @@ import statistics
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, MadeRoom, NotEnoughFree
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    AwaitsRoom,
+    BackingOff,
+    DoesNotFit,
+    MadeRoom,
+    NoNodeWithLabels,
+    NotEnoughFree,
+)
 from orchestrator.core.facts.requesters import ByPreemption, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
@@ -92,6 +101,7 @@ def suits(job: Job, one: Node) -> bool:
     model = job.spec.resources.resources_per_worker.gpu_model
     pins = job.spec.resources.nodes
     there = not pins or one.name in pins
+    there = there and all(one.labels.get(key) == value for key, value in job.spec.resources.node_labels.items())
     return (
         there and one.shares_home and (model is None or any(model.lower() in known.lower() for known in one.gpu_models))
     )
@@ -118,6 +128,9 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
         return (min((n for n in room if room[n] >= ranks), key=lambda n: (room[n], n)),) * ranks
     if strategy == "STRICT_PACK" or sum(room.values()) < ranks or (strategy == "STRICT_SPREAD" and len(room) < ranks):
         return None
+    keys = topology_levels(known)
+    if keys and ranks > 1 and (packs or len(room) >= ranks):
+        return near(ranks, room, known, keys, spread=not packs)
     counts = dict.fromkeys(roomy, 0)
     while sum(counts.values()) < ranks:
         for n in roomy:  # in turn when they spread, else all that the node holds
@@ -125,6 +138,48 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
             while counts[n] < min(most, room[n]) and sum(counts.values()) < ranks:
                 counts[n] += 1
     return tuple(n for n in roomy for _ in range(counts[n]))
+
+
+def topology_levels(known: Mapping[str, Node]) -> list[str]:
+    """The keys of topology labels, the one with the fewest values first."""
+    values: dict[str, set[str]] = {}
+    for one in known.values():
+        for key, value in one.labels.items():
+            if key.startswith("topology."):
+                values.setdefault(key, set()).add(value)
+    return sorted(values, key=lambda key: (len(values[key]), key))
+
+
+def near(
+    ranks: int, room: Mapping[str, int], known: Mapping[str, Node], keys: Sequence[str], *, spread: bool
+) -> tuple[str, ...]:
+    """As few groups as any choice of groups has: all but one are the roomiest, one is the tightest for the rest."""
+    roomy = sorted(room, key=lambda n: (-room[n], n))
+    if not keys:
+        tight = [n for n in roomy if room[n] >= ranks]
+        if spread or not tight:
+            return tuple(n for n in roomy for _ in range(1 if spread else room[n]))[:ranks]
+        return (min(tight, key=lambda n: (room[n], n)),) * ranks
+    groups: dict[tuple[str, str], list[str]] = {}
+    for n in room:
+        value = known[n].labels.get(keys[0])
+        groups.setdefault(("", n) if value is None else (value, ""), []).append(n)
+    sizes = {group: sum(1 if spread else room[n] for n in there) for group, there in groups.items()}
+    fewest = next(
+        count
+        for count in range(1, len(groups) + 1)
+        if any(sum(sizes[group] for group in some) >= ranks for some in combinations(groups, count))
+    )
+    chosen = sorted(groups, key=lambda group: (-sizes[group], group))[: fewest - 1]
+    rest = ranks - sum(sizes[group] for group in chosen)
+    others = [group for group in groups if group not in chosen and sizes[group] >= rest]
+    chosen.append(min(others, key=lambda group: (sizes[group], group)))
+    parts = [sizes[group] for group in chosen[:-1]] + [rest]
+    return tuple(
+        place
+        for group, part in zip(chosen, parts, strict=True)
+        for place in near(part, {n: room[n] for n in groups[group]}, known, keys[1:], spread=spread)
+    )
 
 
 def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> bool:
@@ -171,7 +226,9 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         ranks = ranks_of(job)
         spot = place(job, left, known)
         limit = policy.limit(job, having)
-        shape = (need(job), job.spec.resources.resources_per_worker.gpu_model, job.spec.resources.nodes)
+        wanted = job.spec.resources
+        labels = tuple(f"{key}={wanted.node_labels[key]}" for key in sorted(wanted.node_labels))
+        shape = (need(job), wanted.resources_per_worker.gpu_model, wanted.nodes, labels)
         lane = (job.spec.queue, job.submission.user, job.priority)
         equal = (lane, shape, ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
         between = place(job, loose, known) if short and job.spec.max_duration is not None else None
@@ -192,7 +249,9 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             down = tuple(one.name for one in known.values() if not one.alive and suits(job, one))
             whole = place(job, all_left(back, [], empty=True), back)
             needs = {"gpus": gpus * ranks, "cpus": cpus * ranks}
-            never = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
+            never: Fact = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
+            if not any(all(f"{k}={v}" in _words(one) for k, v in wanted.node_labels.items()) for one in known.values()):
+                never = NoNodeWithLabels(labels=labels)
             found.waiting[job.id] = told[equal] = never
         elif between is not None and _backfills(job, short, holding, placed, found, known, policy, waiting, until):
             found.starts.append((job.id, between))
@@ -204,7 +263,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         else:
             free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
             found.waiting[job.id] = NotEnoughFree(
-                gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1]
+                gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1], labels=labels
             )
             if claim(job, left, known) or shape in full:
                 full.add(shape)
@@ -213,6 +272,10 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     if not found.starts:
         _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
     return found
+
+
+def _words(one: Node) -> list[str]:
+    return [f"{key}={value}" for key, value in one.labels.items()]
 
 
 def _backfills(
@@ -358,7 +421,19 @@ def _random_node(choose: random.Random, name: str) -> Node:
         alive=choose.random() < 0.95,
         shares_home=choose.random() < 0.9,
         gpu_models=(choose.choice(["NVIDIA H100", "NVIDIA A100"]),),
+        labels=_random_labels(choose),
     )
+
+
+def _random_labels(choose: random.Random) -> dict[str, str]:
+    """Racks of two zones for most nodes of half of the cases, and another label."""
+    rack = choose.choice("qrs")
+    found = {"disk": choose.choice(["nvme", "nvme", "ssd"])} if choose.random() < 0.5 else {}
+    if choose.random() < 0.6:
+        found["topology.rack"] = rack
+    if choose.random() < 0.4:
+        found["topology.zone"] = choose.choice("xy") if choose.random() < 0.2 else "x" if rack == "q" else "y"
+    return found
 
 
 def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
@@ -371,6 +446,7 @@ def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
         memory_bytes=choose.choice([None, None, 2**34, 2**37]),
         gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
         nodes=choose.choice([(), (), (), ("a",), ("a", "c")]),
+        node_labels=choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),

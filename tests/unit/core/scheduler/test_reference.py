@@ -23,7 +23,15 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
     assert sum(one.backfilled for one in found) >= 3
     kinds = {type(reason).__name__ for one in found for reason in one.waiting.values()}
     limits = {"QueueAtMaximum", "UserAtLimit"}
-    assert kinds == {"NotEnoughFree", "DoesNotFit", "AwaitsNodes", "BackingOff", "AwaitsRoom", *limits}
+    assert kinds == {
+        "NotEnoughFree",
+        "DoesNotFit",
+        "NoNodeWithLabels",
+        "AwaitsNodes",
+        "BackingOff",
+        "AwaitsRoom",
+        *limits,
+    }
 
 
 def test_equal_jobs_that_do_not_fit_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
