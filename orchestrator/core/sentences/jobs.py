@@ -156,7 +156,9 @@ def _(fact: reasons.NotEnoughFree) -> str:
 
 @sentence.register
 def _(fact: reasons.NoNodeWithLabels) -> str:
-    return f"waiting for a node with {', '.join(fact.labels)}: no node has {'this label' if len(fact.labels) == 1 else 'all of these labels'}"
+    one = len(fact.labels) == 1
+    none = f"no node has {'this label' if one else 'all of these labels'}; `orch nodes label` sets {'it' if one else 'them'}"
+    return f"waiting for a node with {', '.join(fact.labels)}: {none}"
 
 
 @sentence.register

@@ -55,3 +55,18 @@ def test_another_user_only_looks(tmp_path: Path) -> None:
         assert client.queue_shares().order == ()
         with pytest.raises(NotPermittedError, match="only the daemon's owner may change a queue"):
             client.set_queue("research", weight=2.0)
+        with pytest.raises(NotPermittedError, match="only the daemon's owner may change a node"):
+            client.change_node("node-a", labels={"disk": "nvme"})
+
+
+def test_the_owner_labels_a_node_and_all_see_it(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        client = Client(served.endpoint)
+        client.change_node("node-a", labels={"disk": "nvme", "net": "ib"})
+        client.change_node("node-a", labels={"net": None})
+        assert [node.labels for node in client.nodes()] == [{"disk": "nvme"}]
+        for labels in ({"no key": "x"}, {"disk": "x" * 256}, {"disk": "a\nb"}):
+            with pytest.raises(BadRequestError):
+                client.change_node("node-a", labels=labels)
+        with pytest.raises(NotFoundError):
+            client.change_node("node-z", labels={"disk": "nvme"})

@@ -314,6 +314,16 @@ def test_nodes(orch: Orch, served: ServedFake) -> None:
     assert "orch nodes" in missing.err
 
 
+def test_labels_of_nodes(orch: Orch, served: ServedFake) -> None:
+    assert orch("nodes", "label", "node-a", "disk=nvme", "topology.rack=r1").code == 0
+    assert "disk=nvme, topology.rack=r1" in orch("nodes").out
+    assert orch("nodes", "label", "node-a", "--remove", "disk").code == 0
+    assert orch("nodes", "--json").json["nodes"][0]["labels"] == {"topology.rack": "r1"}
+    for wrong in (("disk",), ("=x",), (), ("disk=ssd", "--remove", "disk")):
+        done = orch("nodes", "label", "node-a", *wrong)
+        assert (done.code, done.out) == (2, "")
+
+
 def test_a_gpu_that_is_out_is_named(orch: Orch, served: ServedFake) -> None:
     import dataclasses
 

@@ -15,7 +15,16 @@ from orchestrator.core.facts.gangs import MaxDuration, StorageUnseen
 from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.rank_ends import Problem, PythonException, RankEnd, ScriptProblem
-from orchestrator.core.facts.reasons import AwaitsNodes, BudgetSpent, DoesNotFit, MadeRoom, NoNewCheckpoint, StopOrdered
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    BudgetSpent,
+    DoesNotFit,
+    MadeRoom,
+    NoNewCheckpoint,
+    NoNodeWithLabels,
+    NotEnoughFree,
+    StopOrdered,
+)
 from orchestrator.core.facts.requesters import ByGrowth, ByLimit, ByNodeDrain, ByShutdown
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
@@ -65,6 +74,14 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         (
             AwaitsNodes(nodes=("b", "c"), gpus=8, cpus=8),
             "waiting for nodes b, c, which are down; the nodes that are up cannot hold 8 GPUs and 8 CPUs",
+        ),
+        (
+            NoNodeWithLabels(labels=("disk=nvme",)),
+            "waiting for a node with disk=nvme: no node has this label; `orch nodes label` sets it",
+        ),
+        (
+            NotEnoughFree(gpus=1, cpus=2, free_gpus=3, free_cpus=4, labels=("disk=nvme",)),
+            "waiting for 1 GPU and 2 CPUs on nodes with disk=nvme; free now on all nodes: 3 GPUs, 4 CPUs",
         ),
         (DoesNotFit(gpus=1, cpus=2), "does not fit on the nodes there are, even when they are empty: 1 GPU and 2 CPUs"),
         (NoNewCheckpoint(restarts=1), "1 restart in a row brought no newer checkpoint (retry.max_no_progress)"),

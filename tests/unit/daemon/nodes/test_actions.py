@@ -1,13 +1,15 @@
-"""Cordon, drain and uncordon."""
+"""Cordon, drain, uncordon, and labels."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
+from orchestrator.api.queue_views import NodeChange
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.scheduler.live import LiveJobs
@@ -90,5 +92,30 @@ def test_a_cordon_that_cannot_be_written_holds_and_says_so() -> None:
         with pytest.raises(DiskFullError):
             await world.actions.act("a1", NodeVerb.CORDON, "ada")
         assert [place.name for place in world.trust.unsaved()] == ["a1"]
+
+    asyncio.run(run())
+
+
+def test_labels_are_written_seen_by_the_loop_and_known_to_the_next_daemon() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        reply = await world.actions.change("a1", NodeChange(labels={"net": "ib", "disk": "nvme"}), "ada")
+        assert reply.message == "a1: its labels are disk=nvme, net=ib"
+        assert world.rounds.loop.nodes["a1"].labels == {"disk": "nvme", "net": "ib"}
+        await world.actions.act("a1", NodeVerb.UNCORDON, "ada")
+        await world.actions.change("a1", NodeChange(labels={"net": None, "disk": "ssd"}), "ada")
+        assert world.rounds.loop.nodes["a1"].labels == {"disk": "ssd"}, "an uncordon leaves labels"
+        with pytest.raises(BadRequestError, match="a1 has no label net") as caught:
+            await world.actions.change("a1", NodeChange(labels={"net": None}), "ada")
+        assert caught.value.hint == "its labels are disk=ssd"
+        with pytest.raises(BadRequestError, match="at most 64 labels"):
+            await world.actions.change("a1", NodeChange(labels={f"key-{n}": "" for n in range(64)}), "ada")
+        with pytest.raises(NoSuchNodeError):
+            await world.actions.change("b", NodeChange(labels={"disk": "ssd"}), "ada")
+        later = NodeQuarantine()
+        later.restore(await world.rounds.store.places())
+        assert later.mark({"a1": node("a1")})["a1"].labels == {"disk": "ssd"}
+        anew = later.mark({"n7": replace(node("n7"), name="a1")})
+        assert anew["n7"].labels == {"disk": "ssd"}, "Ray gave it another id"
 
     asyncio.run(run())

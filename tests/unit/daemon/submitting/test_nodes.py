@@ -1,4 +1,4 @@
-"""What a cluster refuses of the nodes that a job names."""
+"""What a cluster refuses of the nodes and labels that a job names."""
 
 from __future__ import annotations
 
@@ -39,3 +39,27 @@ def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
     check_fits(asked(8), down)
     with pytest.raises(RefusedError):
         check_fits(asked(9, "a"), down)
+
+
+def labelled(labels: str) -> Checked:
+    text = f"name: digits\nentrypoint: python train.py\nresources: {{node_labels: {labels}}}\n"
+    return Checked(spec=parse_job(text), python="", directory=None)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "said"),
+    [
+        ("{dsk: nvme}", "no node has the label dsk (did you mean disk?)"),
+        ("{disk: nvmee}", "no node has the label disk=nvmee (did you mean nvme?)"),
+        ("{disk: tape, colour: red}", "no node has the label disk=tape (there is nvme); no node has the label colour"),
+        ("{disk: nvme, net: ib}", "no node has all of the labels disk=nvme, net=ib"),
+    ],
+)
+def test_a_label_that_no_node_has_is_refused_with_what_may_have_been_meant(asked_for: str, said: str) -> None:
+    there = nodes(node("a", labels={"disk": "nvme"}), node("b", labels={"net": "ib"}))
+    with pytest.raises(RefusedError) as caught:
+        check_fits(labelled(asked_for), there)
+    assert str(caught.value.message) == said
+    assert "orch nodes label" in str(caught.value.hint)
+    check_fits(labelled("{disk: nvme}"), there)
+    check_fits(labelled("{net: ib}"), {**there, "b": replace(there["b"], alive=False)})
