@@ -152,8 +152,27 @@ class NoNodeWithLabels(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReserved(Fact):
+    """The node is reserved from ``start`` to ``end``, and a job would still run then: it is expected to need ``seconds``, None where that is not known.
+
+    ``begun``: the time has come.
+    """
+
+    kind: ClassVar[str] = "node_reserved"
+    node: str
+    start: float
+    end: float
+    reason: str = ""
+    seconds: float | None = None
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotEnoughFree(Fact):
-    """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some."""
+    """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some.
+
+    ``reserved`` are the reservations of nodes that keep it from these.
+    """
 
     kind: ClassVar[str] = "not_enough_free"
     gpus: float
@@ -161,6 +180,7 @@ class NotEnoughFree(Fact):
     free_gpus: float
     free_cpus: float
     labels: tuple[str, ...] = ()
+    reserved: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

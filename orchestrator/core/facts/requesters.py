@@ -89,6 +89,16 @@ class ByNodeDrain(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByNodeReservation(Fact):
+    """A node of the gang is reserved until ``end``."""
+
+    kind: ClassVar[str] = "by_node_reservation"
+    node: str
+    end: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByShutdown(Fact):
     """The daemon stops, and jobs with it: ``orch down --stop-jobs``."""
 

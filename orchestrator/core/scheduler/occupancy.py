@@ -108,7 +108,9 @@ class Occupancy:
     def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
         """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end."""
         if nodes is not self._nodes:
-            self._changed |= {i for i, node in nodes.items() if self._nodes.get(i) != node}
+            self._changed |= {
+                i for i, node in nodes.items() if (known := self._nodes.get(i)) is not node and known != node
+            }
             for gone in self._free.keys() - nodes.keys():
                 self._free.drop(gone)
                 self._loose.drop(gone)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
+from orchestrator.core.scheduler.room.timetable import closed_to, plain
 from orchestrator.core.scheduler.room.topology import FLAT, gather, topology_of
 from orchestrator.core.scheduler.room.vacancy import Slots, Vacancy
 from orchestrator.core.spec_memo import SpecMemo
@@ -102,16 +103,16 @@ def rank_size(job: Job) -> tuple[float, float, int]:
 
 
 def place(
-    job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None
+    job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None, at: float | None = None
 ) -> tuple[str, ...] | None:
-    """Return a node for every rank, in rank order and grouped by node, or None when the gang does not fit now.
+    """Return a node for every rank, in rank order and grouped by node, or None when the gang does not fit.
 
-    ``ranks`` defaults to the fewest that the job runs with.
+    ``ranks`` defaults to the fewest that the job runs with. ``at`` is when it starts, by default now: nodes may be reserved.
     """
     wanted = job.size.least if ranks is None else ranks
     if not wanted:
         return None
-    slots, strategy = _room(job, free, nodes), job.spec.resources.placement_strategy
+    slots, strategy = _room(job, free, nodes, at), job.spec.resources.placement_strategy
     several = wanted > 1 and slots.total >= wanted
     return _by_strategy(strategy, wanted, slots, _topology(free, nodes) if several else FLAT)
 
@@ -132,15 +133,15 @@ def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> i
             return slots.total
 
 
-def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slots:
+def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], at: float | None = None) -> Slots:
     """How many ranks of the job fit on each node that suits it."""
-    shape = shape_of(job)
+    shape, closed = shape_of(job), closed_to(job, nodes, at)
 
     def count(node_id: str, left: Free) -> int:
-        return _slots(shape, left) if suits(shape, nodes[node_id]) else 0
+        return _slots(shape, left) if node_id not in closed and suits(shape, nodes[node_id]) else 0
 
     if isinstance(free, Vacancy):
-        return free.slots(shape, count)
+        return free.slots((shape, closed) if closed else shape, count)
     slots = Slots()
     for node_id, left in free.items():
         slots.put(node_id, count(node_id, left))
@@ -148,7 +149,8 @@ def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slot
 
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
-    """Whether the gang would fit if nothing else ran on the nodes that are alive."""
+    """Whether the gang would fit if nothing else ran on the nodes that are alive, and none of them were reserved."""
+    nodes = plain(nodes)
     empty = {
         n.id: Free(cpus=n.cpus, idle_gpus=round(n.gpus), memory_bytes=n.memory_bytes) for n in nodes.values() if n.alive
     }
@@ -168,7 +170,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
 
     Returns whether it claimed everything that its ranks fit in.
     """
-    shape, slots = shape_of(job), _room(job, free, nodes)
+    shape, slots, closed = shape_of(job), _room(job, free, nodes), closed_to(job, nodes)
     change = _changing(free)
     left = job.size.least
     for node_id in list(_beginning(slots, left)):
@@ -179,7 +181,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
         left -= taken
     if left and shape.size[1] > 0:  # the rest of its demand claims GPUs that are left in pieces too small for a rank
         for node_id in free.with_gpus() if isinstance(free, Vacancy) else free:
-            if suits(shape, nodes[node_id]):
+            if node_id not in closed and suits(shape, nodes[node_id]):
                 change(node_id).claim_gpus()
     return left > 0
 

@@ -151,7 +151,8 @@ def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
     where = f" on nodes with {', '.join(fact.labels)}" if fact.labels else ""
     everywhere = " on all nodes" if fact.labels else ""
-    return f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}"
+    kept = "".join(f"; {sentence(each)}" for each in fact.reserved)
+    return f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}{kept}"
 
 
 @sentence.register

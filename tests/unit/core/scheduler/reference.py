@@ -10,22 +10,24 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
+from orchestrator.core.cluster import Node, NodeReservation
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     AwaitsRoom,
     BackingOff,
     DoesNotFit,
     MadeRoom,
+    NodeReserved,
     NoNodeWithLabels,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByPreemption, ByUser
+from orchestrator.core.facts.requesters import ByNodeReservation, ByPreemption, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -49,7 +51,6 @@ from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from orchestrator.core.cluster import Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
 
@@ -83,6 +84,7 @@ class Answer:
     starts: list[tuple[str, tuple[str, ...]]]
     stops: list[str]
     waiting: dict[str, Fact]
+    closing: set[str] = field(default_factory=set)
     backfilled: int = 0
 
 
@@ -90,11 +92,54 @@ def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool =
     """What is left beside ``holding`` where something may start; of every living node when all are ``empty``."""
     found = {}
     for one in known.values():
-        if one.alive and (empty or not one.cordoned):
+        closed = one.cordoned or _begun(one)
+        if one.alive and (empty or not closed):
             found[one.id] = Left(one.cpus, one.gpus, one.memory_bytes)
             for job in holding:
                 found[one.id].take(job, job.nodes.count(one.id))
     return found
+
+
+def expected(job: Job, policy: Policy, at: float) -> float | None:
+    """The seconds that a job that begins to run, or to run again, is expected to need; None where nothing is known."""
+    ran = job.past.ran_seconds + sum(
+        (a.ended_at or at) - a.running_at for a in job.attempts if a.running_at is not None and a.state is not None
+    )
+    times = policy.past.run_times.known.get(Like(job.submission.user, job.name), ())
+    longer = [seconds for seconds in times if seconds > ran]
+    found = statistics.median(longer) - ran if len(times) >= 3 and longer else ran or None
+    if job.spec.max_duration is None:
+        return found
+    began = at if job.started_at is None else job.started_at
+    limit = max(0.0, began + job.spec.max_duration.total_seconds() - at)
+    return limit if found is None else min(found, limit)
+
+
+def barred(job: Job, known: Mapping[str, Node], policy: Policy, at: float = NOW) -> list[str]:
+    """The nodes that are reserved at a time at which a job that starts ``at`` one would still run."""
+    seconds = expected(job, policy, at)
+    ends = float("inf") if seconds is None else at + seconds
+    return [i for i, one in known.items() if any(r.end > at and r.start < ends for r in one.reservations)]
+
+
+def usable(
+    job: Job, left: Mapping[str, Left], known: Mapping[str, Node], policy: Policy, at: float = NOW
+) -> dict[str, Left]:
+    """What is left on the nodes that the job may use; what is taken of it is taken of ``left``."""
+    return {i: there for i, there in left.items() if i not in barred(job, known, policy, at)}
+
+
+def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[Fact, ...]:
+    """The first reservation of each node that is barred and would suit the job."""
+    found = []
+    for i in barred(job, known, policy):
+        one = known[i]
+        if one.alive and not one.cordoned and suits(job, one):
+            first = min((r for r in one.reservations if r.end > NOW), key=lambda r: (r.start, r.id))
+            begun = any(r.start <= NOW < r.end for r in one.reservations)
+            seconds = expected(job, policy, NOW)
+            found.append(NodeReserved(node=one.name, start=first.start, end=first.end, seconds=seconds, begun=begun))
+    return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
 
 
 def suits(job: Job, one: Node) -> bool:
@@ -224,14 +269,20 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         remaining.remove(job)
         cpus, gpus, _ = need(job)
         ranks = ranks_of(job)
-        spot = place(job, left, known)
+        may = usable(job, left, known, policy)
+        closed = tuple(barred(job, known, policy))
+        spot = place(job, may, known)
         limit = policy.limit(job, having)
         wanted = job.spec.resources
         labels = tuple(f"{key}={wanted.node_labels[key]}" for key in sorted(wanted.node_labels))
-        shape = (need(job), wanted.resources_per_worker.gpu_model, wanted.nodes, labels)
+        shape = (need(job), wanted.resources_per_worker.gpu_model, wanted.nodes, labels, closed)
         lane = (job.spec.queue, job.submission.user, job.priority)
-        equal = (lane, shape, ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
-        between = place(job, loose, known) if short and job.spec.max_duration is not None else None
+        equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        between = (
+            place(job, usable(job, loose, known, policy), known)
+            if short and job.spec.max_duration is not None
+            else None
+        )
         if job.not_before > NOW:
             found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
         elif equal in told:
@@ -263,13 +314,24 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         else:
             free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
             found.waiting[job.id] = NotEnoughFree(
-                gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1], labels=labels
+                gpus=gpus * ranks,
+                cpus=cpus * ranks,
+                free_gpus=free[0],
+                free_cpus=free[1],
+                labels=labels,
+                reserved=reserved_for(job, known, policy),
             )
-            if claim(job, left, known) or shape in full:
+            if shape in full or claim(job, may, known):
                 full.add(shape)
-                told[equal] = found.waiting[job.id]
+                knows = any(
+                    who.user == job.submission.user and len(times) >= 3
+                    for who, times in policy.past.run_times.known.items()
+                )
+                if not closed or not knows:
+                    told[equal] = found.waiting[job.id]
             short.append(job)
-    if not found.starts:
+    found.closing = {job.id for job in holding if any(_begun(known[i]) for i in job.nodes)}
+    if not found.starts and not found.closing:
         _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
     return found
 
@@ -311,14 +373,19 @@ def _reserved(
 ) -> float | None:
     """When the head fits, as jobs end that run; what was just placed runs on."""
     ends = sorted((_ends_at(job, policy), job.submission.sequence, job) for job in holding)
-    for count, (at, _, _) in enumerate(ends, start=1):
-        there = all_left(known, [job for _, _, job in ends[count:]])
+    opens = {r.end for one in known.values() for r in one.reservations if not _begun(one)}
+    for at in sorted({at for at, _, _ in ends} | {at for at in opens if at > NOW}):
+        there = all_left(known, [job for ends_at, _, job in ends if ends_at > at])
         for job, (_, spot) in zip(placed, starts, strict=True):
             for node_id in spot:
                 there[node_id].take(job)
-        if place(head, there, known) is not None:
+        if place(head, usable(head, there, known, policy, at), known) is not None:
             return at
     return None
+
+
+def _begun(one: Node) -> bool:
+    return any(r.start <= NOW < r.end for r in one.reservations)
 
 
 def _ends_at(job: Job, policy: Policy) -> float:
@@ -347,7 +414,8 @@ def _preempt(
         may = policy.victims(job, able, holding if having is None else having, waiting)
 
         def fits(gone: Sequence[Job], job: Job = job) -> bool:
-            return place(job, all_left(known, [one for one in holding if one not in gone]), known) is not None
+            left = all_left(known, [one for one in holding if one not in gone])
+            return place(job, usable(job, left, known, policy), known) is not None
 
         chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
         for one in chosen[-2::-1]:
@@ -422,6 +490,18 @@ def _random_node(choose: random.Random, name: str) -> Node:
         shares_home=choose.random() < 0.9,
         gpu_models=(choose.choice(["NVIDIA H100", "NVIDIA A100"]),),
         labels=_random_labels(choose),
+        reservations=_random_reservations(choose),
+    )
+
+
+def _random_reservations(choose: random.Random) -> tuple[NodeReservation, ...]:
+    """None for most nodes; for the others one that has begun, or that begins within the time that jobs take, or two."""
+    if choose.random() < 0.75:
+        return ()
+    starts = choose.choice([[-5], [25], [150], [350], [1500], [10, 800]])
+    return tuple(
+        NodeReservation(id=f"r{n}", start=NOW + start, end=NOW + start + choose.choice([60, 500]))
+        for n, start in enumerate(starts)
     )
 
 
@@ -466,9 +546,12 @@ def same(seed: int) -> bool:
     commands = decide(state, NOW)
     wanted = answer(jobs, known, policy)
     starts = [(e.job_id, e.nodes) for e in commands.events if isinstance(e, ev.AttemptStarted)]
-    stops = [e.job_id for e in commands.events if isinstance(e, ev.StopRequested) and isinstance(e.by, ByPreemption)]
-    whole = len(starts) + len(stops) == len(commands.events)
-    return whole and (starts, stops, commands.waiting) == (wanted.starts, wanted.stops, wanted.waiting)
+    asked = [event for event in commands.events if isinstance(event, ev.StopRequested)]
+    stops = [e.job_id for e in asked if isinstance(e.by, ByPreemption)]
+    closing = {e.job_id for e in asked if isinstance(e.by, ByNodeReservation)}
+    whole = len(starts) + len(asked) == len(commands.events) and len(stops) + len(closing) == len(asked)
+    found = (starts, stops, closing, commands.waiting)
+    return whole and found == (wanted.starts, wanted.stops, wanted.closing, wanted.waiting)
 
 
 if __name__ == "__main__":
