@@ -338,7 +338,7 @@ class JobService(Protocol):
         ...
 
     async def change_node(self, node: str, change: NodeChange, caller: Caller) -> NodeActionReply:
-        """Change the labels of a node, by id or name; durable once this returns. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
+        """Change labels and reservations of a node, by id or name; durable once this returns. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
         ...
 
     async def queue_shares(self) -> QueueShares:

@@ -8,7 +8,14 @@ from fastapi import Path, Query, Request
 from pydantic import Field, StringConstraints
 
 from orchestrator.api.protocol import API_PREFIX
-from orchestrator.api.queue_views import NodeChange, OutlookView, QueueChange, QueueShares, QueueView
+from orchestrator.api.queue_views import (
+    NodeChange,
+    OutlookView,
+    QueueChange,
+    QueueShares,
+    QueueView,
+    ReservationRequest,
+)
 from orchestrator.api.server.bodies import Body
 from orchestrator.api.server.ownership import REF_PATTERN
 from orchestrator.api.views import NodeActionReply
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 MOST_REFERENCE = 200
 MOST_LABELS = 64
 MOST_VALUE = 255
+MOST_TIME = 253_402_300_799.0  # the year 9999
+MOST_SECONDS = 366 * 86400.0
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
@@ -55,14 +64,28 @@ LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
 
 
+class ReservationBody(Body):
+    """When a node is to be reserved: Unix time, and for how many seconds."""
+
+    start: float = Field(ge=0, le=MOST_TIME, allow_inf_nan=False)
+    seconds: float = Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    reason: LabelValue = ""
+
+
 class NodeBody(Body):
     """What to change of a node; a label of null is removed."""
 
     labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
+    reserve: ReservationBody | None = None
+    unreserve: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{0,20}$")] | None = None
 
     def request(self) -> NodeChange:
         """The service's record."""
-        return NodeChange(labels=self.labels)
+        asked = self.reserve
+        reserve = (
+            None if asked is None else ReservationRequest(start=asked.start, seconds=asked.seconds, reason=asked.reason)
+        )
+        return NodeChange(labels=self.labels, reserve=reserve, unreserve=self.unreserve)
 
 
 def add_node_routes(
@@ -72,7 +95,7 @@ def add_node_routes(
 
     @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
     async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
-        """Change the labels of a node."""
+        """Change labels and reservations of a node."""
         caller = owner(request, "change a node")
         return answer(await service.change_node(node, body.request(), caller))
 

@@ -1,14 +1,19 @@
-"""Cordons, drains, uncordons and labels nodes for users."""
+"""Cordons, drains, uncordons, labels and reserves nodes for users."""
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
+from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.room.timetable import nodes_at
+from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.nodes.views import node_state
 from orchestrator.store.errors import StoreError
@@ -16,7 +21,7 @@ from orchestrator.store.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from orchestrator.api.queue_views import NodeChange
+    from orchestrator.api.queue_views import NodeChange, ReservationRequest
     from orchestrator.api.service import Caller
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.store.port import Store
 
 MOST_LABELS: Final = 64
+MOST_RESERVATIONS: Final = 100
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
 
 
@@ -65,18 +71,57 @@ class NodeActions:
         message = f"{len(moved)} job(s) save and move away" if moved else f"{node.name} is {state.lower()}"
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
 
-    async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:  # noqa: ARG002 - for what is to be kept with a name
-        """Change the labels of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
+    async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:
+        """Change labels and reservations of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
         node = self._find(name)
+        said = [
+            *([self._label(node, change)] if change.labels else []),
+            *([self._reserve_node(node, change.reserve, by)] if change.reserve is not None else []),
+            *([self._unreserve(node, change.unreserve)] if change.unreserve is not None else []),
+        ]
+        if not said:
+            raise BadRequestError("nothing to change was given")
+        await self._save(f"the change of {node.name}")
+        self._nodes.mark_again()
+        state = node_state(nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id])
+        return v.NodeActionReply(node=node.name, state=state, message="; ".join(said))
+
+    def _label(self, node: Node, change: NodeChange) -> str:
         missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]
         if missing:
             raise BadRequestError(f"{node.name} has no label {', '.join(missing)}", hint=_labels(node.labels))
         if len(node.labels.keys() | change.labels.keys()) > MOST_LABELS:
             raise BadRequestError(f"a node has at most {MOST_LABELS} labels")
-        after = self._trust.label(node.id, node.name, change.labels)
-        await self._save(f"the labels of {node.name}")
-        self._nodes.mark_again()
-        return v.NodeActionReply(node=node.name, state=node_state(node), message=f"{node.name}: {_labels(after)}")
+        return f"{node.name}: {_labels(self._trust.label(node.id, node.name, change.labels))}"
+
+    def _reserve_node(self, node: Node, asked: ReservationRequest, by: str) -> str:
+        end = asked.start + asked.seconds
+        if end <= self._loop.now():
+            raise BadRequestError("the reservation would have ended already", hint="give a later time, or a longer one")
+        if len(node.reservations) >= MOST_RESERVATIONS:
+            raise BadRequestError(f"a node has at most {MOST_RESERVATIONS} reservations")
+        taken = {one.id for one in node.reservations}
+        new_id = next(name for n in count(1) if (name := f"r{n}") not in taken)
+        one = NodeReservation(id=new_id, start=asked.start, end=end, reason=asked.reason, by=by)
+        known = sorted((*node.reservations, one), key=lambda each: (each.start, each.id))
+        self._trust.reserve(node.id, node.name, tuple(known))
+        stays = sum(node.id in job.nodes for job in self._loop.decided.active.values() if job.gang_open)
+        runs = f"; {plural(stays, 'job')} there now: what still runs at its start is stopped" if stays else ""
+        return f"{node.name} is reserved ({new_id}){runs}"
+
+    def _unreserve(self, node: Node, named: str) -> str:
+        known = [one.id for one in node.reservations]
+        if named not in (*known, ""):
+            raise BadRequestError(
+                f"{node.name} has no reservation {named}", hint=f"it has {', '.join(known) or 'none'}"
+            )
+        if not named and len(known) != 1:
+            hint = f"name one of {', '.join(known)}" if known else ""
+            raise BadRequestError(f"{node.name} has {plural(len(known), 'reservation')}", hint=hint)
+        gone = named or known[0]
+        left = tuple(one for one in node.reservations if one.id != gone)
+        self._trust.reserve(node.id, node.name, left)
+        return f"reservation {gone} of {node.name} is removed"
 
     def _find(self, name: str) -> Node:
         found = [n for n in self._loop.nodes.values() if name in (n.id, n.name) or n.id.startswith(name)]
@@ -121,5 +166,5 @@ class NodeService:
         return await self._node_actions.act(node, verb, caller.user)
 
     async def change_node(self, node: str, change: NodeChange, caller: Caller) -> v.NodeActionReply:
-        """Change the labels of a node; durable once this returns."""
+        """Change labels and reservations of a node; durable once this returns."""
         return await self._node_actions.change(node, change, caller.user)

@@ -66,6 +66,10 @@ def node_view(
         gpus=gpus,
         jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
         labels=dict(node.labels),
+        reservations=tuple(
+            v.ReservationView(id=r.id, start_at=r.start, end_at=r.end, reason=r.reason, by=r.by)
+            for r in node.reservations
+        ),
         agent_pid=report.agent_pid if report else None,
     )
 
@@ -88,6 +92,8 @@ def node_state(node: Node) -> str:
         return "UNREACHABLE"
     if node.cordoned:
         return "CORDONED"
+    if node.reserved is not None:
+        return "RESERVED"
     return "QUARANTINED" if node.quarantined else "READY"
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
-from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange
+from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange, ReservationRequest, ReservationView
 from orchestrator.api.server.testing import serve_fake
 
 if TYPE_CHECKING:
@@ -70,3 +70,22 @@ def test_the_owner_labels_a_node_and_all_see_it(tmp_path: Path) -> None:
                 client.change_node("node-a", labels=labels)
         with pytest.raises(NotFoundError):
             client.change_node("node-z", labels={"disk": "nvme"})
+
+
+def test_the_owner_reserves_a_node_and_all_see_it(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        client = Client(served.endpoint)
+        asked = ReservationRequest(start=1000.0, seconds=60.0, reason="new driver")
+        client.change_node("node-a", reserve=asked)
+        ((known,),) = [node.reservations for node in client.nodes()]
+        assert known == ReservationView(id="r1", start_at=1000.0, end_at=1060.0, reason="new driver", by=known.by)
+        for wrong in (
+            ReservationRequest(start=-1.0, seconds=60.0),
+            ReservationRequest(start=1000.0, seconds=0.0),
+            ReservationRequest(start=1000.0, seconds=1e9),
+            ReservationRequest(start=1000.0, seconds=60.0, reason="a\nb"),
+        ):
+            with pytest.raises(BadRequestError):
+                client.change_node("node-a", reserve=wrong)
+        client.change_node("node-a", unreserve="r1")
+        assert [node.reservations for node in client.nodes()] == [()]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import NoSuchNodeError
-from orchestrator.api.views import NodeActionReply, NodeView
+from orchestrator.api.views import NodeActionReply, NodeView, ReservationView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,17 @@ class FakeNodes:
         known = self._known(node)
         after = {**known.labels, **change.labels}
         labels = {key: value for key, value in after.items() if value is not None}
-        self._nodes[node] = replace(known, labels=labels)
+        kept = tuple(one for one in known.reservations if one.id != change.unreserve)
+        if (asked := change.reserve) is not None:
+            view = ReservationView(
+                id=f"r{len(kept) + 1}",
+                start_at=asked.start,
+                end_at=asked.start + asked.seconds,
+                reason=asked.reason,
+                by=caller.user,
+            )
+            kept = (*kept, view)
+        self._nodes[node] = replace(known, labels=labels, reservations=kept)
         return NodeActionReply(node=node, state=known.state, message=f"{node} has {len(labels)} labels")
 
     def _known(self, node: str) -> NodeView:
