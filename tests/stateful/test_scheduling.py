@@ -1,12 +1,13 @@
 """The store and the scheduler through random histories, without a runtime: what decisions may do, after each step.
 
-Jobs of several users, queues, names and limits are submitted, run, save, fail, are cancelled, paused and preempted; nodes are cordoned. Each
+Jobs of several users, queues, names and limits are submitted, run, save, fail, are cancelled, paused and preempted; nodes are cordoned and reserved. Each
 decision is made on the index that is kept, and again on one that is made anew; its events are folded and stored. In the end nothing new comes,
 everything that runs ends in turn, and each job must have ended.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.core import events as ev
+from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
@@ -84,6 +86,7 @@ class Scheduling(RuleBasedStateMachine):
         self.book = ShareBook(sharing)
         self.ended: dict[JobId, Job] = {}
         self.submitted = 0
+        self.reserved = False
 
     # -- what happens
 
@@ -153,6 +156,17 @@ class Scheduling(RuleBasedStateMachine):
         self.nodes = {**self.nodes, name: replace(there, cordoned=not there.cordoned)}
         self.settle()
 
+    @rule(
+        name=st.sampled_from("abc"), after=st.sampled_from([-5.0, 60.0, 900.0]), seconds=st.sampled_from([60.0, 2000.0])
+    )
+    def a_node_is_reserved(self, name: str, after: float, seconds: float) -> None:
+        there, self.reserved = self.nodes[name], True
+        one = NodeReservation(
+            id=f"r{self.now}-{len(there.reservations)}", start=self.now + after, end=self.now + after + seconds
+        )
+        self.nodes = {**self.nodes, name: replace(there, reservations=(*there.reservations[-1:], one))}
+        self.settle()
+
     # -- what follows
 
     def one(self, pick: int, *states: JobState) -> Job | None:
@@ -186,8 +200,24 @@ class Scheduling(RuleBasedStateMachine):
                     job = self.jobs[event.job_id]
                     assert len(event.nodes) == job.num_workers, "a gang is whole"
                     assert all(self.nodes[i].schedulable for i in event.nodes) or event.gang == job.attempts[-1].gang
+                    self.ends_before_a_reservation(self.jobs[event.job_id], event.nodes)
                     self.take(up(job, at=self.now, attempt=job.attempt_number))
         raise AssertionError("decisions do not settle")
+
+    def ends_before_a_reservation(self, job: Job, places: Iterable[str]) -> None:
+        """What starts on a node is expected to be gone when the node is reserved; a gang that is there already stays."""
+        if job.attempts[-1].gang != job.gang or len([a for a in job.attempts if a.gang == job.gang]) > 1:
+            return
+        left = self.book.past.run_times.left(job, self.now)
+        end = math.inf if left is None else self.now + left.seconds
+        for node_id in places:
+            assert not [r for r in self.nodes[node_id].reservations if r.end > self.now and r.start < end]
+
+    @invariant()
+    def nothing_runs_on_a_node_while_it_is_reserved(self) -> None:
+        for job in self.live():
+            closed = [r for i in job.nodes for r in self.nodes[i].reservations if r.start <= self.now < r.end]
+            assert not closed or job.state is not JobState.RUNNING or job.succeeded
 
     def decided(self) -> Commands:
         """A decision; one on an index made anew is the same, and so is one that is made again."""
@@ -247,6 +277,8 @@ class Scheduling(RuleBasedStateMachine):
         for job in (*self.live(), *getattr(self, "ended", {}).values()):
             allowed = job.spec.retry.max_restarts.user
             assert job.restarts.get(FailureClass.USER.value, 0) <= (allowed if isinstance(allowed, int) else 0)
+            if self.reserved:  # what a reservation stops counts for the bound, and is not held back by it
+                continue
             stops = [a.ended_at or 0.0 for a in job.attempts if a.state is AttemptState.PREEMPTED]
             many = zip(stops, stops[MOST_IN_A_WINDOW:], strict=False)
             assert all(last - first >= WINDOW_SECONDS for first, last in many)
@@ -260,7 +292,7 @@ class Scheduling(RuleBasedStateMachine):
         """Nothing starves: with all nodes back, what runs ends in turn, and each job has ended after a start of its own."""
         if not self.live():
             return
-        self.nodes = {name: replace(there, cordoned=False) for name, there in self.nodes.items()}
+        self.nodes = {name: replace(there, cordoned=False, reservations=()) for name, there in self.nodes.items()}
         for _ in range(MOST_ROUNDS):
             self.now += AGEING
             self.settle()

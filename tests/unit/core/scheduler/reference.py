@@ -456,7 +456,8 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     for number in range(choose.randint(1, 14)):
         spec = choose.choice(kinds)
         job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
-        spot = place(job, all_left(known, [one for one in jobs if one.nodes]), known)
+        before = {i: replace(one, reservations=()) for i, one in known.items()}
+        spot = place(job, all_left(before, [one for one in jobs if one.nodes]), known)
         if spot is not None and choose.random() < 0.6:
             limit = job.spec.max_duration
             longest = 990 if limit is None else int(limit.total_seconds()) - 1
