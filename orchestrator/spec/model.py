@@ -341,6 +341,9 @@ class JobSpec(Record):
         YesNo, Doc("may be stopped at a checkpoint for a job of higher priority, and continued later")
     ] = True
     min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
+    reclaim_idle: Annotated[
+        Maybe[Time], Doc("stopped for others once all of its GPUs were idle so long; null: the daemon's limit")
+    ] = None
     max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
     stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)
     interactive: Annotated[Maybe[InteractiveSpec], Doc("run each rank on a terminal, as `orch run -i` does")] = None

@@ -81,6 +81,15 @@ class ByTimeSharing(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByIdleReclaim(Fact):
+    """The job's GPUs have all been idle for longer than its limit of ``seconds``, and ``job`` waits for them."""
+
+    kind: ClassVar[str] = "by_idle_reclaim"
+    job: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
     """A user drains a node of the gang."""
 

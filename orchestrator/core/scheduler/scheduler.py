@@ -65,7 +65,7 @@ class State:
     ``LiveJobs`` that are kept from decision to decision make one cost what has changed; any other mapping is indexed anew each time.
 
     In ``ended``, None stands for a job whose record is gone. ``failed_fast`` are the ids of matrices that end with a job that has
-    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used.
+    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used, ``idle`` since when all GPUs of running jobs are idle.
     """
 
     jobs: Mapping[JobId, Job]
@@ -74,6 +74,7 @@ class State:
     sharing: Sharing = field(default_factory=Sharing)
     past: PastUse = field(default_factory=PastUse)
     failed_fast: Mapping[str, JobId] = field(default_factory=dict)
+    idle: Mapping[JobId, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +156,7 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
             fits_ever=jobs.fits_ever,
             run_times=state.past.run_times,
             loose=loose if limited else None,
+            idle=state.idle,
         )
         schedule(round_, now, commands)
         commands.ask_again(queue.next_overdue())
@@ -250,6 +252,12 @@ def _preempt(ahead: Head, now: float, commands: Commands) -> None:
             commands.events.extend(request_stop(other, StopPurpose.RESIZE, shrinks, now))
         commands.waiting[head] = AwaitsRoom(jobs=tuple(one.id for one in under_way or [job for job, _ in smaller]))
         return
+    if ahead.job is not None and (idle := ahead.idle()) is not None:
+        commands.ask_again(idle.ask_again_at)
+        if idle.events:
+            commands.events += idle.events
+            commands.waiting[ahead.job.id] = AwaitsRoom(jobs=idle.jobs)
+            return
     job, room, by = ahead.stops()
     commands.ask_again(room.ask_again_at)
     if job is None or by is None:

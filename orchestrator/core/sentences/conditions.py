@@ -40,6 +40,12 @@ def _(fact: requesters.ByNodeReservation) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByIdleReclaim) -> str:
+    limit = format_duration(timedelta(seconds=round(fact.seconds)))
+    return f"for {fact.job}: all of its GPUs had been idle for {limit}"
+
+
+@sentence.register
 def _(fact: reasons.NodeReserved) -> str:
     if fact.begun:
         return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.reason)}"

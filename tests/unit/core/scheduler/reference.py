@@ -27,7 +27,7 @@ from orchestrator.core.facts.reasons import (
     NoNodeWithLabels,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByNodeReservation, ByPreemption, ByUser
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByNodeReservation, ByPreemption, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -49,7 +49,7 @@ from tests.unit.core.builders import (
 from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
@@ -85,6 +85,7 @@ class Answer:
     stops: list[str]
     waiting: dict[str, Fact]
     closing: set[str] = field(default_factory=set)
+    reclaimed: list[str] = field(default_factory=list)
     backfilled: int = 0
 
 
@@ -417,6 +418,10 @@ def _preempt(
             left = all_left(known, [one for one in holding if one not in gone])
             return place(job, usable(job, left, known, policy), known) is not None
 
+        if reclaimed := _idle(holding, policy, fits):
+            found.reclaimed = [one.id for one in reclaimed]
+            found.waiting[job.id] = AwaitsRoom(jobs=tuple(found.reclaimed))
+            return
         chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
         for one in chosen[-2::-1]:
             fewer = [other for other in chosen if other is not one]
@@ -424,6 +429,24 @@ def _preempt(
         if chosen and not fits([]):
             found.stops = [one.id for one in chosen]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(one.id for one in chosen))
+
+
+def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
+    """The fewest jobs that have been idle for too long without which it fits, the longest idle first."""
+    due = []
+    for job in holding:
+        limit = job.spec.reclaim_idle.total_seconds() if job.spec.reclaim_idle else policy.sharing.reclaim_idle
+        since = policy.idle.get(job.id)
+        if job.spec.preemptible and limit is not None and since is not None and since + limit <= NOW:
+            due.append((since, job.submission.sequence, job))
+    able = [job for _, _, job in sorted(due, key=lambda entry: entry[:2])]
+    if fits([]):
+        return []
+    chosen = next((able[:count] for count in range(1, len(able) + 1) if fits(able[:count])), [])
+    for one in chosen[-2::-1]:
+        fewer = [other for other in chosen if other is not one]
+        chosen = fewer if fits(fewer) else chosen
+    return chosen
 
 
 def _loss(job: Job) -> tuple[float, float, int]:
@@ -471,7 +494,10 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         jobs.append(job)
     jobs += [pending(spec, sequence=90 + n, job_id=f"last-{n}", user=users[0]) for n, spec in enumerate(last)]
     choose.shuffle(jobs)
-    return jobs, known, random_policy(choose, users, names, known)
+    policy = random_policy(choose, users, names, known)
+    policy.idle = {job.id: NOW - choose.choice([30, 300, 900]) for job in jobs if job.nodes and choose.random() < 0.2}
+    policy.sharing = replace(policy.sharing, reclaim_idle=choose.choice([None, None, 60.0, 600.0]))
+    return jobs, known, policy
 
 
 def _preempted(job: Job, at: float, seconds: float) -> Job:
@@ -532,6 +558,7 @@ def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),
         preemptible=choose.random() < 0.8,
+        reclaim_idle=choose.choice([None, None, None, timedelta(seconds=200)]),
         max_duration=choose.choice([None, None, timedelta(seconds=30), timedelta(seconds=300)]),
     )
 
@@ -543,16 +570,20 @@ def differences(first: int, count: int) -> list[int]:
 
 def same(seed: int) -> bool:
     jobs, known, policy = random_case(seed)
-    state = State(jobs={job.id: job for job in jobs}, nodes=known, sharing=policy.sharing, past=policy.past)
+    state = State(
+        jobs={job.id: job for job in jobs}, nodes=known, sharing=policy.sharing, past=policy.past, idle=policy.idle
+    )
     commands = decide(state, NOW)
     wanted = answer(jobs, known, policy)
     starts = [(e.job_id, e.nodes) for e in commands.events if isinstance(e, ev.AttemptStarted)]
     asked = [event for event in commands.events if isinstance(event, ev.StopRequested)]
     stops = [e.job_id for e in asked if isinstance(e.by, ByPreemption)]
     closing = {e.job_id for e in asked if isinstance(e.by, ByNodeReservation)}
-    whole = len(starts) + len(asked) == len(commands.events) and len(stops) + len(closing) == len(asked)
-    found = (starts, stops, closing, commands.waiting)
-    return whole and found == (wanted.starts, wanted.stops, wanted.closing, wanted.waiting)
+    reclaimed = [e.job_id for e in asked if isinstance(e.by, ByIdleReclaim)]
+    known_kinds = len(stops) + len(closing) + len(reclaimed) == len(asked)
+    whole = len(starts) + len(asked) == len(commands.events) and known_kinds
+    found = (starts, stops, closing, reclaimed, commands.waiting)
+    return whole and found == (wanted.starts, wanted.stops, wanted.closing, wanted.reclaimed, wanted.waiting)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
 NOW = T0 + 1000
@@ -60,6 +61,7 @@ class Policy:
     sharing: Sharing
     past: PastUse
     nodes: Mapping[str, Node]
+    idle: Mapping[JobId, float] = field(default_factory=dict)
 
     def chain(self, name: str) -> list[QueueSpec]:
         """The queue and those above it, the uppermost first; nothing without queues."""
