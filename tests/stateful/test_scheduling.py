@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import NodeReservation
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.facts.findings import GpusUnused
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByUser
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live import LiveJobs
@@ -72,21 +73,30 @@ class Scheduling(RuleBasedStateMachine):
         queues=st.sampled_from(QUEUES),
         shared=st.sampled_from([None, 60.0]),
         user_gpus=st.sampled_from([None, None, 5]),
+        idle=st.sampled_from([None, 90.0]),
         user_jobs=st.sampled_from([None, None, 3]),
     )
-    def begin(self, queues: str, shared: float | None, user_gpus: int | None, user_jobs: int | None) -> None:
+    def begin(
+        self, queues: str, shared: float | None, user_gpus: int | None, user_jobs: int | None, idle: float | None
+    ) -> None:
         self.now = T0
         self.store = MemoryStore()
         self.jobs = LiveJobs()
         self.nodes: dict[str, Node] = nodes(node("a", gpus=4), node("b", gpus=4), node("c", gpus=2))
         sharing = Sharing(
-            queues=parse_queues(queues), ageing=AGEING, time_sharing=shared, user_gpus=user_gpus, user_jobs=user_jobs
+            queues=parse_queues(queues),
+            ageing=AGEING,
+            time_sharing=shared,
+            user_gpus=user_gpus,
+            user_jobs=user_jobs,
+            reclaim_idle=idle,
         )
         self.names = [queue.name for queue in sharing.queues if queue.name != "top"] or ["default"]
         self.book = ShareBook(sharing)
         self.ended: dict[JobId, Job] = {}
         self.submitted = 0
         self.reserved = False
+        self.opened: dict[JobId, float] = {}
 
     # -- what happens
 
@@ -118,6 +128,15 @@ class Scheduling(RuleBasedStateMachine):
     def a_job_succeeds(self, pick: int) -> None:
         if job := self.one(pick, JobState.RUNNING):
             self.succeed(job)
+            self.settle()
+
+    @rule(pick=PICK)
+    def the_gpus_of_a_job_are_idle_or_no_longer(self, pick: int) -> None:
+        if job := self.one(pick, JobState.RUNNING):
+            make = ev.FindingClosed if job.findings else ev.FindingOpened
+            finding = GpusUnused(gpus=job.num_workers)
+            self.take(make(job_id=job.id, at=self.now, attempt=job.attempt_number, finding=finding))
+            self.opened[job.id] = self.now
             self.settle()
 
     @rule(pick=PICK)
@@ -221,7 +240,9 @@ class Scheduling(RuleBasedStateMachine):
 
     def decided(self) -> Commands:
         """A decision; one on an index made anew is the same, and so is one that is made again."""
-        kept = State(jobs=self.jobs, nodes=self.nodes, sharing=self.book.sharing, past=self.book.past)
+        kept = State(
+            jobs=self.jobs, nodes=self.nodes, sharing=self.book.sharing, past=self.book.past, idle=self.book.idle
+        )
         anew = replace(kept, jobs=dict(self.jobs))
         first = decide(anew, self.now)
         assert told(decide(anew, self.now)) == told(first)
@@ -282,6 +303,13 @@ class Scheduling(RuleBasedStateMachine):
             stops = [a.ended_at or 0.0 for a in job.attempts if a.state is AttemptState.PREEMPTED]
             many = zip(stops, stops[MOST_IN_A_WINDOW:], strict=False)
             assert all(last - first >= WINDOW_SECONDS for first, last in many)
+
+    @invariant()
+    def only_what_is_idle_for_long_is_reclaimed(self) -> None:
+        for job in self.live():
+            if job.stop is not None and isinstance(job.stop.by, ByIdleReclaim):
+                assert self.book.sharing.reclaim_idle == job.stop.by.seconds
+                assert job.stop.at - self.opened[job.id] >= job.stop.by.seconds
 
     def live(self) -> Sequence[Job]:
         return list(getattr(self, "jobs", {}).values())

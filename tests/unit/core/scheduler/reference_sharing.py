@@ -90,7 +90,9 @@ class Policy:
         total = [0.0, 0.0, 0.0]
         for job in having:
             cpus, gpus, memory = need(job)
-            began = job.attempts[-1].started_at if job.attempts else NOW
+            began = (
+                job.attempts[-1].started_at if job.nodes else NOW
+            )  # what the round places begins now, also a second time
             weight = 1.0 + (1.0 - 0.5 ** ((NOW - began) / self.sharing.half_life))
             for place, amount in enumerate((gpus, cpus, memory)):
                 total[place] += weight * ranks_of(job) * amount
