@@ -153,7 +153,7 @@ class NoNodeWithLabels(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReserved(Fact):
-    """The node is reserved from ``start`` to ``end``, and a job would still run then: it is expected to need ``seconds``, None where that is not known.
+    """The node is reserved from ``start`` to ``end`` (for what a user ``said``), and a job would still run then: it is expected to need ``seconds``, None where that is not known.
 
     ``begun``: the time has come.
     """
@@ -162,7 +162,7 @@ class NodeReserved(Fact):
     node: str
     start: float
     end: float
-    reason: str = ""
+    said: str = ""
     seconds: float | None = None
     begun: bool = False
 

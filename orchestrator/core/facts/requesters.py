@@ -99,12 +99,12 @@ class ByNodeDrain(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeReservation(Fact):
-    """A node of the gang is reserved until ``end``."""
+    """A node of the gang is reserved until ``end``, for what a user ``said``."""
 
     kind: ClassVar[str] = "by_node_reservation"
     node: str
     end: float
-    reason: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

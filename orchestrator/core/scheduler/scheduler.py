@@ -172,7 +172,7 @@ def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> 
         if there is None or job.id in busy:
             continue
         one = nodes.closed[there]
-        by = ByNodeReservation(node=nodes[there].name, end=one.end, reason=one.reason)
+        by = ByNodeReservation(node=nodes[there].name, end=one.end, said=one.reason)
         commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
 
 

@@ -36,7 +36,7 @@ def _moment(at: float) -> str:
 
 @sentence.register
 def _(fact: requesters.ByNodeReservation) -> str:
-    return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.reason)}"
+    return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.said)}"
 
 
 @sentence.register
@@ -48,13 +48,15 @@ def _(fact: requesters.ByIdleReclaim) -> str:
 @sentence.register
 def _(fact: reasons.NodeReserved) -> str:
     if fact.begun:
-        return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.reason)}"
+        return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.said)}"
     need = (
         "it is not known how long the job runs (max_duration says it)"
         if fact.seconds is None
         else f"the job is expected to run for {format_duration(timedelta(seconds=round(fact.seconds)))}"
     )
-    return f"node {fact.node} is reserved from {_moment(fact.start)} to {_moment(fact.end)}{quoted(fact.reason)}, and {need}"
+    return (
+        f"node {fact.node} is reserved from {_moment(fact.start)} to {_moment(fact.end)}{quoted(fact.said)}, and {need}"
+    )
 
 
 @sentence.register

@@ -69,7 +69,7 @@ class Timetable(Mapping[str, "Node"]):
                     node=self._nodes[node_id].name,
                     start=one.start,
                     end=one.end,
-                    reason=one.reason,
+                    said=one.reason,
                     seconds=None if expected is None else expected.seconds,
                     begun=node_id in self._open,
                 )

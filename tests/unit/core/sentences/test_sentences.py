@@ -85,7 +85,7 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
             "waiting for 1 GPU and 2 CPUs on nodes with disk=nvme; free now on all nodes: 3 GPUs, 4 CPUs",
         ),
         (
-            NodeReserved(node="a", start=0.0, end=3600.0, reason="new driver"),
+            NodeReserved(node="a", start=0.0, end=3600.0, said="new driver"),
             (
                 "node a is reserved from 1970-01-01 00:00:00 UTC to 1970-01-01 01:00:00 UTC (new driver), and it is not known"
                 " how long the job runs (max_duration says it)"
@@ -109,7 +109,7 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
             "node a is reserved until 1970-01-01 01:00:00 UTC",
         ),
         (
-            MadeRoom(by=ByNodeReservation(node="a", end=3600.0, reason="new driver")),
+            MadeRoom(by=ByNodeReservation(node="a", end=3600.0, said="new driver")),
             "stopped to make room (node a is reserved until 1970-01-01 01:00:00 UTC (new driver))",
         ),
         (DoesNotFit(gpus=1, cpus=2), "does not fit on the nodes there are, even when they are empty: 1 GPU and 2 CPUs"),

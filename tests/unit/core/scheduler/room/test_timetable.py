@@ -68,7 +68,7 @@ def test_like_jobs_say_how_long_it_runs() -> None:
     longer = PastUse(run_times=RunTimes({Like("ada", "digits"): [3 * HOUR] * 3}))
     commands = decided([job], reserved("a", WORK), past=longer)
     (told,) = _reason(commands, job).reserved
-    assert told == NodeReserved(node="a", start=NOON, end=NOON + HOUR, reason="new driver", seconds=3 * HOUR)
+    assert told == NodeReserved(node="a", start=NOON, end=NOON + HOUR, said="new driver", seconds=3 * HOUR)
 
 
 def _reason(commands: Commands, job: Job) -> NotEnoughFree:
@@ -97,7 +97,7 @@ def test_what_still_runs_when_it_begins_saves_and_goes_back_to_its_place() -> No
     assert decided([there, elsewhere], *known, now=NOON - 1).events == []
     (stop,) = decided([there, elsewhere], *known, now=NOON).events
     assert isinstance(stop, ev.StopRequested)
-    by = ByNodeReservation(node="a", end=NOON + HOUR, reason="new driver")
+    by = ByNodeReservation(node="a", end=NOON + HOUR, said="new driver")
     assert (stop.job_id, stop.purpose, stop.by) == ("there", StopPurpose.PREEMPT, by)
     stopping = after(there, stop)
     assert decided([stopping, elsewhere], *known, now=NOON + 1).events == [], "it is asked once"
