@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from orchestrator.api.files import FileDigest, FileList
     from orchestrator.api.matrix_views import MatrixView
     from orchestrator.api.page_links import PageLinkView
-    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView
+    from orchestrator.api.queue_views import OutlookView, QueueShares, QueueView, ReservationRequest
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
-    from orchestrator.api.views import ActionReply
+    from orchestrator.api.views import ActionReply, NodeActionReply
 
 USAGE_SECONDS = 600.0
 """Every event of every job of the time is read."""
 
 
 class QueueQuestions(ABC):
-    """Queries about queues and when jobs start, and changes of queues."""
+    """Queries about queues and when jobs start, and changes of queues and nodes."""
 
     @abstractmethod
     def _call(
@@ -69,6 +69,22 @@ class QueueQuestions(ABC):
         terms = {"guaranteed": guaranteed, "maximum": maximum, "weight": weight, "parent": parent}
         body = {"unbounded": unbounded} | {key: value for key, value in terms.items() if value is not None}
         return QueueView.from_json(self._call("POST", f"/queues/{quoted(name)}", body=body))
+
+    def change_node(
+        self,
+        node: str,
+        *,
+        labels: Mapping[str, str | None] | None = None,
+        reserve: ReservationRequest | None = None,
+        unreserve: str | None = None,
+    ) -> NodeActionReply:
+        """Change a node: labels to set (None removes one), a reservation to add, or the id of one to remove ("" its only one)."""
+        from orchestrator.api.views import NodeActionReply
+
+        body: dict[str, Any] = {"labels": dict(labels or {}), "unreserve": unreserve}
+        if reserve is not None:
+            body["reserve"] = {"start": reserve.start, "seconds": reserve.seconds, "reason": reserve.reason}
+        return NodeActionReply.from_json(self._call("POST", f"/nodes/{quoted(node)}", body=body))
 
 
 class SpecQuestions(QueueQuestions):

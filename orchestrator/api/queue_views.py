@@ -1,4 +1,4 @@
-"""Queues and shares as the API answers them, and a change of a queue. Only the standard library is imported."""
+"""Queues and shares as the API answers them, and changes of queues and nodes. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -110,3 +110,32 @@ class QueueChange:
     unbounded: bool = False
     weight: float | None = None
     parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationView(View):
+    """A time in which no job runs on a node, and the user who reserved it."""
+
+    id: str
+    start_at: float
+    end_at: float
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationRequest:
+    """A node is to be reserved from a wall time on, for so long."""
+
+    start: float
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """What to change of a node: ``labels`` to set, None removes one; ``unreserve`` is a reservation's id, "" its only one."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    reserve: ReservationRequest | None = None
+    unreserve: str | None = None

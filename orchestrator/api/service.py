@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
     from orchestrator.api.files import FileReader
     from orchestrator.api.matrix_views import MatrixView
-    from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView
+    from orchestrator.api.queue_views import NodeChange, OutlookView, QueueChange, QueueShares, QueueView
     from orchestrator.api.spec_views import SpecDiff, SpecView
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
     from orchestrator.api.views import (
@@ -343,6 +343,10 @@ class JobService(Protocol):
 
     async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
         """Cordon, drain or uncordon a node, by id or name. Raises NoSuchNodeError, RefusedError."""
+        ...
+
+    async def change_node(self, node: str, change: NodeChange, caller: Caller) -> NodeActionReply:
+        """Change labels and reservations of a node, by id or name; durable once this returns. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
         ...
 
     async def queue_shares(self) -> QueueShares:

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
+from orchestrator.api.queue_views import ReservationView as ReservationView  # noqa: PLC0414
 from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
@@ -316,7 +317,7 @@ class GpuView(View):
 class NodeView(View):
     """A node.
 
-    ``state``: READY, CORDONED (takes nothing new), QUARANTINED (ranks kept failing there), DRAINING (moves its jobs away) or
+    ``state``: READY, CORDONED (takes nothing new), QUARANTINED (ranks kept failing there), RESERVED (for its maintenance, now), DRAINING (moves its jobs away) or
     UNREACHABLE. ``fact`` is why it is QUARANTINED. ``agent_pid`` is a process of that node.
     """
 
@@ -335,6 +336,8 @@ class NodeView(View):
     gpus: tuple[GpuView, ...] = ()
     jobs: tuple[str, ...] = ()
     agent_pid: int | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    reservations: tuple[ReservationView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,7 +507,7 @@ NESTED.update(
         EventList: {"events": EventView},
         CheckpointList: {"checkpoints": CheckpointView},
         NodeList: {"nodes": NodeView},
-        NodeView: {"gpus": GpuView},
+        NodeView: {"gpus": GpuView, "reservations": ReservationView},
         PlanReply: {"seats": SeatPlan, "left_out": LeftOutView, "combinations": CombinationView},
         SubmitReply: {"left_out": LeftOutView},
     }

@@ -12,12 +12,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReservation:
+    """A span of wall time in which no job runs on a node: its maintenance. ``by`` is the user who reserved it."""
+
+    id: str
+    start: float
+    end: float
+    reason: str = ""
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One node. Totals are what it has; ``other_*`` is what users outside orch hold of it. Memory in bytes.
 
     ``quarantined`` is the reason why nothing new is placed there: ranks kept failing first on it. A node that is alive
     but not ``reachable`` may still run its ranks: nothing new is placed there. A node that does not share the daemon's
-    home takes only jobs whose checkpoints go to a place that outlives the node.
+    home takes only jobs whose checkpoints go to a place that outlives the node. ``reserved`` is the one of its ``reservations`` that has begun.
     """
 
     id: str
@@ -36,11 +47,15 @@ class Node:
     gpu_models: tuple[str, ...] = ()
     simulated: bool = False
     labels: dict[str, str] = field(default_factory=dict)
+    reservations: tuple[NodeReservation, ...] = ()
+    reserved: NodeReservation | None = None
 
     @property
     def schedulable(self) -> bool:
         """Whether new ranks may be placed here."""
-        return self.alive and self.reachable and not self.cordoned and self.quarantined is None
+        return (
+            self.alive and self.reachable and not self.cordoned and self.quarantined is None and self.reserved is None
+        )
 
 
 _EPSILON: Final = 1e-9  # sums of fractions

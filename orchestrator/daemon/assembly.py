@@ -344,7 +344,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
             tidying=jobs.tidying,
             intake=jobs.intake,
             trust=ground.trust,
-            history=(ground.metering.observe, ground.trust.observe),
+            history=(ground.metering.observe, ground.trust.observe, loop.shares.observe_idle),
             log=ground.log,
         ),
         runtime=RuntimeSide(runtime.cluster, runtime.gangs, runtime.exporters, nodes.care, nodes.fork_servers),

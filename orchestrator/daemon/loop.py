@@ -286,6 +286,7 @@ class Loop:
             sharing=shares.sharing,
             past=shares.past,
             failed_fast=self._ends.failed_fast,
+            idle=shares.idle,
         )
 
     async def _write(self, batch: list[Change]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.protocol import PAGE
 from orchestrator.daemon.curves.desk import CurveService
+from orchestrator.daemon.nodes.actions import NodeActions, NodeService
 from orchestrator.daemon.requests.sessions import SessionService
 from orchestrator.daemon.requests.submissions import Submissions, UploadService
 from orchestrator.daemon.requests.usage import UsageService
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         Caller,
         JobFilter,
         LogQuery,
-        NodeVerb,
         ProfileRequest,
         SubmitRequest,
     )
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.curves.desk import CurveDesk
     from orchestrator.daemon.health import DaemonHealth
-    from orchestrator.daemon.nodes.actions import NodeActions
     from orchestrator.daemon.nodes.queries import NodeQueries
     from orchestrator.daemon.requests.actions import JobActions
     from orchestrator.daemon.requests.inspection import RankInspection
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(UsageService, SessionService, CurveService, UploadService):
+class Service(UsageService, SessionService, CurveService, UploadService, NodeService):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -61,6 +60,7 @@ class Service(UsageService, SessionService, CurveService, UploadService):
         UsageService.__init__(self, desks)
         CurveService.__init__(self, curves)
         UploadService.__init__(self, submissions)
+        NodeService.__init__(self, node_actions)
         self._submissions = submissions
         self._reader = reader
         self._inspection = inspection
@@ -68,7 +68,6 @@ class Service(UsageService, SessionService, CurveService, UploadService):
         self._actions = actions
         self._pruning = pruning
         self._nodes = nodes
-        self._node_actions = node_actions
         self._changes = changes
         self._health = health
         self._shutdown = shutdown
@@ -126,10 +125,6 @@ class Service(UsageService, SessionService, CurveService, UploadService):
     async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[dict[str, Any]]:
         """Return every GPU of every node, with its newest values and holders."""
         return [row.to_json() for row in await self._nodes.gpu_rows(max_age_seconds)]
-
-    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
-        """Cordon, drain or uncordon a node."""
-        return await self._node_actions.act(node, verb, caller.user)
 
     def change_version(self) -> int:
         """Return the change counter."""

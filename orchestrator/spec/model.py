@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from orchestrator.spec.fields.kinds import (
     Boolean,
     Choice,
     Doc,
     Duration,
-    Memory,
     Null,
     Number,
     StepsOrTime,
@@ -49,6 +48,7 @@ from orchestrator.spec.sections.workers import MAX_WORKERS
 from orchestrator.spec.sections.workers import AutoWorkers as AutoWorkers  # noqa: PLC0414
 from orchestrator.spec.sections.workers import ElasticWorkers as ElasticWorkers  # noqa: PLC0414
 from orchestrator.spec.sections.workers import WorkerAdvice as WorkerAdvice  # noqa: PLC0414
+from orchestrator.spec.sections.workers import WorkerResources as WorkerResources  # noqa: PLC0414
 from orchestrator.spec.trainer import TrainingSettings
 
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
@@ -67,7 +67,6 @@ Maybe = Annotated[T | None, Null()]
 Items = Annotated[tuple[T, ...], Listed()]
 Distinct = Annotated[tuple[T, ...], Listed(unique=True)]
 
-MAX_GPUS_PER_WORKER = 64
 _SECOND = timedelta(seconds=1)
 
 Name = Annotated[str, Text("a name", pattern=NAME_PATTERN, remedy=NAME_REMEDY, max_length=50)]
@@ -101,37 +100,6 @@ _ENDS = dict.fromkeys(("succeeded", "afterok"), "success") | dict.fromkeys(("fai
 _ENDS |= dict.fromkeys(("afterany", "always"), "any")
 
 
-def _without_unit(attribute: str) -> str:
-    """The key of `memory_bytes` is `memory`: in the file the value has a unit."""
-    return attribute.removesuffix("_bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerResources(Record):
-    """What each rank holds. A fraction of a GPU shares it; a number above 1 is whole."""
-
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": _without_unit}
-
-    shorthand: ClassVar[str] = "write resources_per_worker: {gpu: 1, cpu: 1}"
-
-    gpu: Annotated[
-        float,
-        Number(0, MAX_GPUS_PER_WORKER, digits=4),
-        Doc("GPUs for each rank; a fraction shares one, 0 runs on the CPU, a number above 1 is whole"),
-    ] = 1.0
-    cpu: Annotated[float, Number(0, 4096, digits=4), Doc("processor cores for each rank, reserved")] = 1.0
-    memory_bytes: Annotated[
-        Maybe[Annotated[int, Memory(minimum=1_000_000)]],
-        Doc(
-            "main memory for each rank, in bytes, reserved, and its limit where the node can set one; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none"
-        ),
-    ] = None
-    gpu_model: Annotated[
-        Maybe[Annotated[str, Text("a GPU model", max_length=100)]],
-        Doc("only nodes with GPUs of this model, as `orch nodes` shows it"),
-    ] = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec(Record):
     """How many ranks, what each needs, and how they spread over nodes."""
@@ -157,6 +125,11 @@ class ResourcesSpec(Record):
     nodes: Annotated[
         Items[NodeName], Doc("only these nodes, by name or id, as `orch nodes` shows them; none: any")
     ] = ()
+    node_labels: Annotated[
+        Mapping[LabelKey, Annotated[str, Text("a value", empty=True, max_length=255)]],
+        Keyed(64),
+        Doc("only nodes with all of these labels, as `orch nodes label` sets them; none: any"),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +341,9 @@ class JobSpec(Record):
         YesNo, Doc("may be stopped at a checkpoint for a job of higher priority, and continued later")
     ] = True
     min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
+    reclaim_idle: Annotated[
+        Maybe[Time], Doc("stopped for others once all of its GPUs were idle so long; null: the daemon's limit")
+    ] = None
     max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
     stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)
     interactive: Annotated[Maybe[InteractiveSpec], Doc("run each rank on a terminal, as `orch run -i` does")] = None

@@ -70,6 +70,8 @@ class Settings:
     docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
     time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
         one that is expected to need less time, when it would repeat no more than that.
+    reclaim_idle: `ORCH_RECLAIM_IDLE`, default none: idle GPUs stay with their job. With a duration, a running job whose GPUs were all idle for so long
+        stops when another one needs them; a job's own `reclaim_idle` goes before it.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
     """
@@ -94,6 +96,7 @@ class Settings:
     user_max_gpus: int | None = None
     docs_url: str = ""
     time_sharing: float | None = None
+    reclaim_idle: float | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -270,6 +273,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
     "docs_url": ("ORCH_DOCS_URL", _web_address),
     "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
+    "reclaim_idle": ("ORCH_RECLAIM_IDLE", _duration(60.0)),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -118,7 +118,11 @@ def verbs_for(node: NodeView, *, may_act: bool) -> list[NodeVerb]:
     """Return the commands that apply to the node in its state."""
     if not may_act:
         return []
-    return [NodeVerb.CORDON, NodeVerb.DRAIN] if node.state == "READY" else [NodeVerb.UNCORDON, NodeVerb.DRAIN]
+    return (
+        [NodeVerb.CORDON, NodeVerb.DRAIN]
+        if node.state in ("READY", "RESERVED")
+        else [NodeVerb.UNCORDON, NodeVerb.DRAIN]
+    )
 
 
 def _asked(request: Request) -> tuple[str, str, Window]:

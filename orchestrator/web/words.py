@@ -25,6 +25,7 @@ STATE_SYMBOLS: Final = {
     "READY": "✓",
     "ok": "✓",
     "CORDONED": "⊘",
+    "RESERVED": "⊘",
     "QUARANTINED": "✕",
     "UNREACHABLE": "✕",
 }

@@ -1,12 +1,13 @@
 """The store and the scheduler through random histories, without a runtime: what decisions may do, after each step.
 
-Jobs of several users, queues, names and limits are submitted, run, save, fail, are cancelled, paused and preempted; nodes are cordoned. Each
+Jobs of several users, queues, names and limits are submitted, run, save, fail, are cancelled, paused and preempted; nodes are cordoned and reserved. Each
 decision is made on the index that is kept, and again on one that is made anew; its events are folded and stored. In the end nothing new comes,
 everything that runs ends in turn, and each job must have ended.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.requesters import ByUser
+from orchestrator.core.cluster import NodeReservation
+from orchestrator.core.facts.findings import GpusUnused
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByUser
 from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live import LiveJobs
@@ -70,20 +73,30 @@ class Scheduling(RuleBasedStateMachine):
         queues=st.sampled_from(QUEUES),
         shared=st.sampled_from([None, 60.0]),
         user_gpus=st.sampled_from([None, None, 5]),
+        idle=st.sampled_from([None, 90.0]),
         user_jobs=st.sampled_from([None, None, 3]),
     )
-    def begin(self, queues: str, shared: float | None, user_gpus: int | None, user_jobs: int | None) -> None:
+    def begin(
+        self, queues: str, shared: float | None, user_gpus: int | None, user_jobs: int | None, idle: float | None
+    ) -> None:
         self.now = T0
         self.store = MemoryStore()
         self.jobs = LiveJobs()
         self.nodes: dict[str, Node] = nodes(node("a", gpus=4), node("b", gpus=4), node("c", gpus=2))
         sharing = Sharing(
-            queues=parse_queues(queues), ageing=AGEING, time_sharing=shared, user_gpus=user_gpus, user_jobs=user_jobs
+            queues=parse_queues(queues),
+            ageing=AGEING,
+            time_sharing=shared,
+            user_gpus=user_gpus,
+            user_jobs=user_jobs,
+            reclaim_idle=idle,
         )
         self.names = [queue.name for queue in sharing.queues if queue.name != "top"] or ["default"]
         self.book = ShareBook(sharing)
         self.ended: dict[JobId, Job] = {}
         self.submitted = 0
+        self.reserved = False
+        self.opened: dict[JobId, float] = {}
 
     # -- what happens
 
@@ -115,6 +128,15 @@ class Scheduling(RuleBasedStateMachine):
     def a_job_succeeds(self, pick: int) -> None:
         if job := self.one(pick, JobState.RUNNING):
             self.succeed(job)
+            self.settle()
+
+    @rule(pick=PICK)
+    def the_gpus_of_a_job_are_idle_or_no_longer(self, pick: int) -> None:
+        if job := self.one(pick, JobState.RUNNING):
+            make = ev.FindingClosed if job.findings else ev.FindingOpened
+            finding = GpusUnused(gpus=job.num_workers)
+            self.take(make(job_id=job.id, at=self.now, attempt=job.attempt_number, finding=finding))
+            self.opened[job.id] = self.now
             self.settle()
 
     @rule(pick=PICK)
@@ -153,6 +175,17 @@ class Scheduling(RuleBasedStateMachine):
         self.nodes = {**self.nodes, name: replace(there, cordoned=not there.cordoned)}
         self.settle()
 
+    @rule(
+        name=st.sampled_from("abc"), after=st.sampled_from([-5.0, 60.0, 900.0]), seconds=st.sampled_from([60.0, 2000.0])
+    )
+    def a_node_is_reserved(self, name: str, after: float, seconds: float) -> None:
+        there, self.reserved = self.nodes[name], True
+        one = NodeReservation(
+            id=f"r{self.now}-{len(there.reservations)}", start=self.now + after, end=self.now + after + seconds
+        )
+        self.nodes = {**self.nodes, name: replace(there, reservations=(*there.reservations[-1:], one))}
+        self.settle()
+
     # -- what follows
 
     def one(self, pick: int, *states: JobState) -> Job | None:
@@ -186,12 +219,30 @@ class Scheduling(RuleBasedStateMachine):
                     job = self.jobs[event.job_id]
                     assert len(event.nodes) == job.num_workers, "a gang is whole"
                     assert all(self.nodes[i].schedulable for i in event.nodes) or event.gang == job.attempts[-1].gang
+                    self.ends_before_a_reservation(self.jobs[event.job_id], event.nodes)
                     self.take(up(job, at=self.now, attempt=job.attempt_number))
         raise AssertionError("decisions do not settle")
 
+    def ends_before_a_reservation(self, job: Job, places: Iterable[str]) -> None:
+        """What starts on a node is expected to be gone when the node is reserved; a gang that is there already stays."""
+        if job.attempts[-1].gang != job.gang or len([a for a in job.attempts if a.gang == job.gang]) > 1:
+            return
+        left = self.book.past.run_times.left(job, self.now)
+        end = math.inf if left is None else self.now + left.seconds
+        for node_id in places:
+            assert not [r for r in self.nodes[node_id].reservations if r.end > self.now and r.start < end]
+
+    @invariant()
+    def nothing_runs_on_a_node_while_it_is_reserved(self) -> None:
+        for job in self.live():
+            closed = [r for i in job.nodes for r in self.nodes[i].reservations if r.start <= self.now < r.end]
+            assert not closed or job.state is not JobState.RUNNING or job.succeeded
+
     def decided(self) -> Commands:
         """A decision; one on an index made anew is the same, and so is one that is made again."""
-        kept = State(jobs=self.jobs, nodes=self.nodes, sharing=self.book.sharing, past=self.book.past)
+        kept = State(
+            jobs=self.jobs, nodes=self.nodes, sharing=self.book.sharing, past=self.book.past, idle=self.book.idle
+        )
         anew = replace(kept, jobs=dict(self.jobs))
         first = decide(anew, self.now)
         assert told(decide(anew, self.now)) == told(first)
@@ -247,9 +298,18 @@ class Scheduling(RuleBasedStateMachine):
         for job in (*self.live(), *getattr(self, "ended", {}).values()):
             allowed = job.spec.retry.max_restarts.user
             assert job.restarts.get(FailureClass.USER.value, 0) <= (allowed if isinstance(allowed, int) else 0)
+            if self.reserved:  # what a reservation stops counts for the bound, and is not held back by it
+                continue
             stops = [a.ended_at or 0.0 for a in job.attempts if a.state is AttemptState.PREEMPTED]
             many = zip(stops, stops[MOST_IN_A_WINDOW:], strict=False)
             assert all(last - first >= WINDOW_SECONDS for first, last in many)
+
+    @invariant()
+    def only_what_is_idle_for_long_is_reclaimed(self) -> None:
+        for job in self.live():
+            if job.stop is not None and isinstance(job.stop.by, ByIdleReclaim):
+                assert self.book.sharing.reclaim_idle == job.stop.by.seconds
+                assert job.stop.at - self.opened[job.id] >= job.stop.by.seconds
 
     def live(self) -> Sequence[Job]:
         return list(getattr(self, "jobs", {}).values())
@@ -260,7 +320,7 @@ class Scheduling(RuleBasedStateMachine):
         """Nothing starves: with all nodes back, what runs ends in turn, and each job has ended after a start of its own."""
         if not self.live():
             return
-        self.nodes = {name: replace(there, cordoned=False) for name, there in self.nodes.items()}
+        self.nodes = {name: replace(there, cordoned=False, reservations=()) for name, there in self.nodes.items()}
         for _ in range(MOST_ROUNDS):
             self.now += AGEING
             self.settle()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
@@ -43,7 +43,7 @@ from orchestrator.api.server.file_routes import add_file_routes, add_upload_rout
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.matrix_routes import add_matrix_routes
 from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
-from orchestrator.api.server.queue_routes import add_queue_routes
+from orchestrator.api.server.queue_routes import NodeRef, add_node_routes, add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
 from orchestrator.api.server.usage_routes import add_usage_routes
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
 
     from orchestrator.api.page_links import PageLinks
 
-NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {"description": "A problem document", "content": ProblemDocument.media_schema()}
@@ -115,6 +114,7 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     add_matrix_routes(app, service, _own_job, caller_of, answer)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)
+    add_node_routes(app, service, _owner_of_daemon, answer)
     add_usage_routes(app, service, answer)
     _add_page_routes(app, links)
     _document_problems(app)

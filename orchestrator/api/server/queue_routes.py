@@ -1,15 +1,25 @@
-"""Routes of queues: everyone looks, the daemon's owner changes."""
+"""Routes of queues and of what a user sets of nodes: everyone looks, the daemon's owner changes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Path, Query, Request
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from orchestrator.api.protocol import API_PREFIX
-from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView
+from orchestrator.api.queue_views import (
+    NodeChange,
+    OutlookView,
+    QueueChange,
+    QueueShares,
+    QueueView,
+    ReservationRequest,
+)
 from orchestrator.api.server.bodies import Body
+from orchestrator.api.server.ownership import REF_PATTERN
+from orchestrator.api.views import NodeActionReply
+from orchestrator.spec.fields.rules import LABEL_PATTERN
 from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
 
 if TYPE_CHECKING:
@@ -22,6 +32,10 @@ if TYPE_CHECKING:
     from orchestrator.api.view import View
 
 MOST_REFERENCE = 200
+MOST_LABELS = 64
+MOST_VALUE = 255
+MOST_TIME = 253_402_300_799.0  # the year 9999
+MOST_SECONDS = 366 * 86400.0
 NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
@@ -43,6 +57,47 @@ class QueueBody(Body):
             weight=self.weight,
             parent=self.parent,
         )
+
+
+NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
+LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
+
+
+class ReservationBody(Body):
+    """When a node is to be reserved: Unix time, and for how many seconds."""
+
+    start: float = Field(ge=0, le=MOST_TIME, allow_inf_nan=False)
+    seconds: float = Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)
+    reason: LabelValue = ""
+
+
+class NodeBody(Body):
+    """What to change of a node; a label of null is removed."""
+
+    labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
+    reserve: ReservationBody | None = None
+    unreserve: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{0,20}$")] | None = None
+
+    def request(self) -> NodeChange:
+        """The service's record."""
+        asked = self.reserve
+        reserve = (
+            None if asked is None else ReservationRequest(start=asked.start, seconds=asked.seconds, reason=asked.reason)
+        )
+        return NodeChange(labels=self.labels, reserve=reserve, unreserve=self.unreserve)
+
+
+def add_node_routes(
+    app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
+) -> None:
+    """The routes; ``owner`` as in ``add_queue_routes``."""
+
+    @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
+    async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
+        """Change labels and reservations of a node."""
+        caller = owner(request, "change a node")
+        return answer(await service.change_node(node, body.request(), caller))
 
 
 def add_queue_routes(

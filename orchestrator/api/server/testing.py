@@ -21,7 +21,6 @@ from orchestrator.api.errors import (
     AmbiguousReferenceError,
     InvalidSpecError,
     NoSuchJobError,
-    NoSuchNodeError,
     Problem,
     RefusedError,
 )
@@ -29,6 +28,7 @@ from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOC
 from orchestrator.api.server.control_socket import bind_control_socket
 from orchestrator.api.server.fakes.curves import FakeCurves
 from orchestrator.api.server.fakes.matrices import FakeMatrices
+from orchestrator.api.server.fakes.nodes import FakeNodes
 from orchestrator.api.server.fakes.queues import FakeQueues
 from orchestrator.api.server.fakes.routes import Routes, lend
 from orchestrator.api.server.fakes.sessions import FakeSessions
@@ -46,7 +46,6 @@ from orchestrator.api.views import (
     HealthView,
     JobView,
     LogLine,
-    NodeActionReply,
     NodeView,
     PlanReply,
     PruneReply,
@@ -70,7 +69,6 @@ if TYPE_CHECKING:
         Caller,
         JobFilter,
         LogQuery,
-        NodeVerb,
         ProfileRequest,
         SubmitRequest,
     )
@@ -86,7 +84,7 @@ OUTCOMES = {
 }
 
 
-class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices):
+class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices):
     """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
 
     def __init__(self, owner: str = "owner") -> None:
@@ -287,17 +285,6 @@ class FakeService(FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices)
         if not verify:
             return found
         return [replace(item, valid=not item.problem) for item in found]
-
-    async def nodes(self) -> Sequence[NodeView]:
-        return sorted(self._nodes.values(), key=lambda node: node.name)
-
-    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
-        self.calls.append((verb, caller.user))
-        if node not in self._nodes:
-            raise NoSuchNodeError(f"no node is called {node!r}")
-        state = {"cordon": "CORDONED", "drain": "DRAINING", "uncordon": "READY"}[verb]
-        self._nodes[node] = replace(self._nodes[node], state=state)
-        return NodeActionReply(node=node, state=state, message=f"{node} is {state.lower()}")
 
     def change_version(self) -> int:
         return self._version

@@ -1,25 +1,36 @@
-"""`orch nodes`: lists the nodes, and takes one out of service."""
+"""`orch nodes`: lists the nodes, labels and reserves them, and takes one out of service."""
 
 from __future__ import annotations
 
+import re
+import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK
+from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator.api.queue_views import ReservationRequest
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import number, size
+from orchestrator.cli.render.units import clock, number, parse_span_within, parse_start, size
 from orchestrator.cli.session import Session, print_json
+from orchestrator.spec.fields.rules import LABEL_PATTERN
 
 if TYPE_CHECKING:
-    from orchestrator.api.views import NodeView
+    from orchestrator.api.views import NodeActionReply, NodeView
 
 nodes = typer.Typer(add_completion=False, rich_markup_mode=None, invoke_without_command=True)
 Node = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
-STATE_STYLES = {"READY": ("green",), "CORDONED": ("yellow",), "DRAINING": ("magenta",), "QUARANTINED": ("yellow",)}
+STATE_STYLES = {
+    "READY": ("green",),
+    "CORDONED": ("yellow",),
+    "DRAINING": ("magenta",),
+    "QUARANTINED": ("yellow",),
+    "RESERVED": ("yellow",),
+}
 COLUMNS = (
     Column("NODE", weight=1000),
     Column("STATE", weight=900),
@@ -27,8 +38,18 @@ COLUMNS = (
     Column("CPUS USED", weight=700, right=True),
     Column("MEMORY FREE", weight=300, right=True),
     Column("MODEL", weight=400),
+    Column("LABELS", weight=350, shrink=True),
     Column("JOBS", weight=600, shrink=True),
     Column("REASON", weight=500),
+)
+
+RESERVED = (
+    Column("NODE", weight=1000),
+    Column("ID", weight=900),
+    Column("FROM", weight=800),
+    Column("TO", weight=800),
+    Column("BY", weight=400),
+    Column("REASON", weight=500, shrink=True),
 )
 
 
@@ -60,6 +81,7 @@ def _row(node: NodeView) -> list[Cell]:
         Cell(_used(node, node.cpus_free, node.cpus_total)),
         Cell("" if node.memory_free_bytes is None else size(node.memory_free_bytes)),
         Cell(clean(", ".join(models))),
+        Cell(clean(", ".join(f"{key}={value}" for key, value in node.labels.items()))),
         Cell(", ".join(node.jobs)),
         Cell(clean(node.reason), ("dim",)),
     ]
@@ -88,13 +110,112 @@ def uncordon(node: Node, json: Json = False) -> int:
     return _act(node, "uncordon", as_json=json)
 
 
+@nodes.command("label")
+def label_node(
+    node: Node,
+    labels: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Labels to set.", show_default=False)
+    ] = None,
+    *,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", metavar="KEY", help="Remove a label; may be repeated.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Set labels of a node, for `resources.node_labels` of jobs; `topology.NAME` groups nodes. Only for the daemon's owner."""
+    changes: dict[str, str | None] = dict(map(_pair, labels or ()))
+    both = sorted(changes.keys() & set(remove or ()))
+    if both:
+        raise BadRequestError(f"{', '.join(both)}: set and removed at once", hint="leave one of them out")
+    changes |= dict.fromkeys(remove or ())
+    if not changes:
+        raise BadRequestError("no label to set or to remove", hint="for example disk=nvme, or --remove disk")
+    session = Session()
+    _say(session, session.client().change_node(node, labels=changes), as_json=json)
+    return EXIT_OK
+
+
+@nodes.command()
+def reserve(
+    node: Node,
+    *,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="TIME", help="When it begins: now, a span from now (2h), 20:00, or 2026-11-20T14:30."
+        ),
+    ],
+    lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long it lasts, such as 2h.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; jobs that wait for it say so.")] = "",
+    json: Json = False,
+) -> int:
+    """Reserve a node for its maintenance: no job is placed there that would still run, and what runs then saves and moves. Only for the daemon's owner."""
+    now = time.time()
+    begins = now if start == "now" else datetime.fromisoformat(parse_start(start, "--from", now)).timestamp()
+    asked = ReservationRequest(
+        start=begins, seconds=parse_span_within(lasts, "--for", least=1.0, most=366 * 86400.0), reason=reason
+    )
+    session = Session()
+    _say(session, session.client().change_node(node, reserve=asked), as_json=json)
+    return EXIT_OK
+
+
+@nodes.command()
+def reservations(json: Json = False) -> int:
+    """List the reservations of all nodes: those of now, and those to come."""
+    session = Session()
+    known = [(node, one) for node in session.client().nodes() for one in node.reservations]
+    if json:
+        print_json(session, {"reservations": [{"node": node.name, **one.to_json()} for node, one in known]})
+        return EXIT_OK
+    rows = [
+        [
+            Cell(clean(node.name), ("bold",)),
+            Cell(one.id),
+            Cell(clock(one.start_at)),
+            Cell(clock(one.end_at)),
+            Cell(clean(one.by)),
+            Cell(clean(one.reason), ("dim",)),
+        ]
+        for node, one in sorted(known, key=lambda each: each[1].start_at)
+    ]
+    for line in render_table(session.console, RESERVED, rows) if rows else ["no node is reserved"]:
+        session.console.print(line)
+    return EXIT_OK
+
+
+@nodes.command()
+def unreserve(
+    node: Node,
+    reservation: Annotated[
+        str, typer.Argument(metavar="[ID]", help="Which, as `orch nodes reservations` shows it.", show_default=False)
+    ] = "",
+    json: Json = False,
+) -> int:
+    """Remove a reservation of a node: jobs start there again. Only for the daemon's owner."""
+    session = Session()
+    _say(session, session.client().change_node(node, unreserve=reservation), as_json=json)
+    return EXIT_OK
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or re.fullmatch(LABEL_PATTERN, key) is None:
+        hint = "write KEY=VALUE; a key has letters, digits and - _ . / inside, at most 63"
+        raise BadRequestError(f"{text!r} is not a label", hint=hint)
+    return key, value
+
+
 def _act(node: str, verb: str, *, as_json: bool) -> int:
     session = Session()
-    reply = session.client().node_action(node, verb)
+    _say(session, session.client().node_action(node, verb), as_json=as_json)
+    return EXIT_OK
+
+
+def _say(session: Session, reply: NodeActionReply, *, as_json: bool) -> None:
     if as_json:
         print_json(session, reply.to_json())
-        return EXIT_OK
-    session.console.print(reply.message)
+        return
+    session.console.print(clean(reply.message))
     if reply.jobs:
         session.console.print(f"moves {', '.join(reply.jobs)}")
-    return EXIT_OK

@@ -144,14 +144,43 @@ class AwaitsNodes(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NoNodeWithLabels(Fact):
+    """No node has all of the labels (``key=value``) that it asks for."""
+
+    kind: ClassVar[str] = "no_node_with_labels"
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReserved(Fact):
+    """The node is reserved from ``start`` to ``end`` (for what a user ``said``), and a job would still run then: it is expected to need ``seconds``, None where that is not known.
+
+    ``begun``: the time has come.
+    """
+
+    kind: ClassVar[str] = "node_reserved"
+    node: str
+    start: float
+    end: float
+    said: str = ""
+    seconds: float | None = None
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotEnoughFree(Fact):
-    """It waits until the GPUs and CPUs that it needs are free."""
+    """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some.
+
+    ``reserved`` are the reservations of nodes that keep it from these.
+    """
 
     kind: ClassVar[str] = "not_enough_free"
     gpus: float
     cpus: float
     free_gpus: float
     free_cpus: float
+    labels: tuple[str, ...] = ()
+    reserved: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

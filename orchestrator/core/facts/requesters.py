@@ -81,11 +81,30 @@ class ByTimeSharing(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByIdleReclaim(Fact):
+    """The job's GPUs have all been idle for longer than its limit of ``seconds``, and ``job`` waits for them."""
+
+    kind: ClassVar[str] = "by_idle_reclaim"
+    job: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeDrain(Fact):
     """A user drains a node of the gang."""
 
     kind: ClassVar[str] = "by_node_drain"
     name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByNodeReservation(Fact):
+    """A node of the gang is reserved until ``end``, for what a user ``said``."""
+
+    kind: ClassVar[str] = "by_node_reservation"
+    node: str
+    end: float
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

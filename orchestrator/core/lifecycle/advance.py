@@ -13,7 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
 from orchestrator.core.facts.rank_ends import NoExitStatus
 from orchestrator.core.facts.reasons import Cancelled, MadeRoom, PlacedAnew, RanksSucceeded
-from orchestrator.core.facts.requesters import ByLimit
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByLimit
 from orchestrator.core.job.phases import Draining, Finishing, GivingUp, Replacing, Restarting, Running, Starting
 from orchestrator.core.lifecycle.failure import classify, decide_retry, gang_failure, stop_failure
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
@@ -203,7 +203,10 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
             reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
             return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
         case StopPurpose.PREEMPT | StopPurpose.RESIZE:
-            return ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=job.fenced_until)
+            # What gave its idle GPUs away would take them back at once: it is the older one most often.
+            again = now + by.seconds if isinstance(by, ByIdleReclaim) else 0.0
+            not_before = max(job.fenced_until, again)
+            return ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=not_before)
 
 
 def _ended_by_itself(job: Job) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.scheduler.durations import Basis, limit_left
 from orchestrator.core.scheduler.placement import give_back, known_shares, place, take
+from orchestrator.core.scheduler.room.timetable import Timetable
 from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
@@ -81,15 +82,30 @@ def reservation(
     """When the head fits as jobs end that hold gangs; None where nothing is known of one that has to end."""
     free.begin()
     try:
-        for at, _, job in ends(holding, now, run_times):
+        for at, job in _openings(holding, nodes, now, run_times):
+            if job is None:
+                if place(head, free, nodes, at=at) is not None:
+                    return Reservation(at)
+                continue
             there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in free]
             give_back(job, [n for n, _ in there], [s for _, s in there], free)
-            if place(head, free, nodes) is not None:
+            if place(head, free, nodes, at=at) is not None:
                 basis = run_times.left(job, now)
                 return Reservation(at, recedes=basis is not None and basis.basis is Basis.ELAPSED and job.stop is None)
     finally:
         free.restore()
     return None
+
+
+def _openings(
+    holding: Iterable[Job], nodes: Mapping[str, Node], now: float, run_times: RunTimes
+) -> list[tuple[float, Job | None]]:
+    """When jobs let go, and (None) when reservations of nodes end, in order."""
+    found: list[tuple[float, Job | None]] = [(at, job) for at, _, job in ends(holding, now, run_times)]
+    if isinstance(nodes, Timetable):
+        found += [(at, None) for at in nodes.ends()]
+        found.sort(key=lambda entry: entry[0])
+    return found
 
 
 def ends(holding: Iterable[Job], now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:

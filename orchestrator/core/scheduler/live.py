@@ -19,6 +19,7 @@ from orchestrator.core.scheduler.conditions.release import Conditions
 from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_of
 from orchestrator.core.scheduler.occupancy import Occupancy
 from orchestrator.core.scheduler.placement import could_ever_fit
+from orchestrator.core.scheduler.room.timetable import plain
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
 
     def fits_ever(self, job: Job, kind: Kind, nodes: Mapping[str, Node]) -> bool:
         """``could_ever_fit``, asked once for all equal gangs while the nodes stay the same."""
+        nodes = plain(nodes)
         if nodes is not self._nodes:
             self._nodes = nodes
             self._fitting.clear()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.scheduler.placement import free_on
 from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
 
@@ -107,11 +108,14 @@ class Occupancy:
     def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
         """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end."""
         if nodes is not self._nodes:
-            self._changed |= {i for i, node in nodes.items() if self._nodes.get(i) != node}
+            self._changed |= {
+                i for i, node in nodes.items() if (known := self._nodes.get(i)) is not node and known != node
+            }
             for gone in self._free.keys() - nodes.keys():
                 self._free.drop(gone)
                 self._loose.drop(gone)
             self._nodes = nodes
+            self._free.topology = self._loose.topology = topology_of(nodes.values())
         for node_id in self._changed & nodes.keys():
             left = free_on((nodes[node_id],), self._on.get(node_id, {}).values()).get(node_id)
             if left is None:

@@ -19,6 +19,7 @@ from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.room.timetable import nodes_at
 from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
 from orchestrator.core.scheduler.service.saves import loss
 from orchestrator.core.states import JobState
@@ -101,7 +102,8 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
         return Outlook()
     job = waiting[place]
     holding = jobs.occupancy.holding
-    room = make_room(job, holding, state.nodes, now, Reclaim(job, shares, order.queues()))
+    nodes = nodes_at(state.nodes, now, state.past.run_times)
+    room = make_room(job, holding, nodes, now, Reclaim(job, shares, order.queues()))
     found = Outlook(
         ahead=tuple(one.id for one in waiting[:place]),
         rule=order.rule(waiting[place - 1], job) if place else None,

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.cluster import Free, Node
+from orchestrator.core.scheduler.room.timetable import closed_to, plain
+from orchestrator.core.scheduler.room.topology import FLAT, gather, topology_of
 from orchestrator.core.scheduler.room.vacancy import Slots, Vacancy
 from orchestrator.core.spec_memo import SpecMemo
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.room.topology import Topology
 
 
 LEAST_CPUS = 0.001
@@ -29,6 +32,7 @@ class Shape(NamedTuple):
     gpu_model: str | None
     at_home: bool
     nodes: tuple[str, ...]
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 def shape_of(job: Job) -> Shape:
@@ -41,7 +45,8 @@ def shape_of(job: Job) -> Shape:
 def _shape_of(job: Job) -> Shape:
     resources = job.spec.resources
     model = resources.resources_per_worker.gpu_model
-    return Shape(rank_size(job), model, bool(needs_home(job)), tuple(resources.nodes))
+    labels = tuple(sorted(resources.node_labels.items()))
+    return Shape(rank_size(job), model, bool(needs_home(job)), tuple(resources.nodes), labels)
 
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
@@ -98,16 +103,22 @@ def rank_size(job: Job) -> tuple[float, float, int]:
 
 
 def place(
-    job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None
+    job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], *, ranks: int | None = None, at: float | None = None
 ) -> tuple[str, ...] | None:
-    """Return a node for every rank, in rank order and grouped by node, or None when the gang does not fit now.
+    """Return a node for every rank, in rank order and grouped by node, or None when the gang does not fit.
 
-    ``ranks`` defaults to the fewest that the job runs with.
+    ``ranks`` defaults to the fewest that the job runs with. ``at`` is when it starts, by default now: nodes may be reserved.
     """
     wanted = job.size.least if ranks is None else ranks
     if not wanted:
         return None
-    return _by_strategy(job.spec.resources.placement_strategy, wanted, _room(job, free, nodes))
+    slots, strategy = _room(job, free, nodes, at), job.spec.resources.placement_strategy
+    several = wanted > 1 and slots.total >= wanted
+    return _by_strategy(strategy, wanted, slots, _topology(free, nodes) if several else FLAT)
+
+
+def _topology(free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Topology:
+    return free.topology if isinstance(free, Vacancy) else topology_of(nodes.values())
 
 
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
@@ -122,15 +133,15 @@ def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> i
             return slots.total
 
 
-def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slots:
+def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], at: float | None = None) -> Slots:
     """How many ranks of the job fit on each node that suits it."""
-    shape = shape_of(job)
+    shape, closed = shape_of(job), closed_to(job, nodes, at)
 
     def count(node_id: str, left: Free) -> int:
-        return _slots(shape, left) if suits(shape, nodes[node_id]) else 0
+        return _slots(shape, left) if node_id not in closed and suits(shape, nodes[node_id]) else 0
 
     if isinstance(free, Vacancy):
-        return free.slots(shape, count)
+        return free.slots((shape, closed) if closed else shape, count)
     slots = Slots()
     for node_id, left in free.items():
         slots.put(node_id, count(node_id, left))
@@ -138,7 +149,8 @@ def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Slot
 
 
 def could_ever_fit(job: Job, nodes: Mapping[str, Node]) -> bool:
-    """Whether the gang would fit if nothing else ran on the nodes that are alive."""
+    """Whether the gang would fit if nothing else ran on the nodes that are alive, and none of them were reserved."""
+    nodes = plain(nodes)
     return place(job, {n.id: _empty(n) for n in nodes.values() if n.alive}, nodes) is not None
 
 
@@ -159,7 +171,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
 
     Returns whether it claimed everything that its ranks fit in.
     """
-    shape, slots = shape_of(job), _room(job, free, nodes)
+    shape, slots, closed = shape_of(job), _room(job, free, nodes), closed_to(job, nodes)
     change = _changing(free)
     left = job.size.least
     for node_id in list(_beginning(slots, left)):
@@ -170,7 +182,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
         left -= taken
     if left and shape.size[1] > 0:  # the rest of its demand claims GPUs that are left in pieces too small for a rank
         for node_id in free.with_gpus() if isinstance(free, Vacancy) else free:
-            if suits(shape, nodes[node_id]):
+            if node_id not in closed and suits(shape, nodes[node_id]):
                 change(node_id).claim_gpus()
     return left > 0
 
@@ -195,11 +207,18 @@ def needs_home(job: Job) -> str:
     return ""
 
 
+def labels_of(job: Job) -> tuple[str, ...]:
+    """Return the labels that a node must have for the job, as ``key=value``."""
+    return tuple(f"{key}={value}" for key, value in shape_of(job).labels)
+
+
 def suits(shape: Shape, node: Node) -> bool:
     """Whether ranks of a shape may run on a node, whatever is free there."""
     if shape.at_home and not node.shares_home:
         return False
     if shape.nodes and node.name not in shape.nodes and node.id not in shape.nodes:
+        return False
+    if any(node.labels.get(key) != value for key, value in shape.labels):
         return False
     model = shape.gpu_model
     if model is None:
@@ -212,14 +231,18 @@ def _slots(shape: Shape, left: Free) -> int:
     return left.room(*shape.size) or 0
 
 
-def _by_strategy(strategy: str, ranks: int, slots: Slots) -> tuple[str, ...] | None:
+def _by_strategy(strategy: str, ranks: int, slots: Slots, topology: Topology) -> tuple[str, ...] | None:
     if strategy in ("PACK", "STRICT_PACK"):
         whole = slots.tightest(ranks)
         if whole is not None:  # the fullest node that holds all of it, so that large spaces stay for large jobs
             return (whole,) * ranks
         if strategy == "STRICT_PACK":
             return None
-        return _fill(ranks, slots) if slots.total >= ranks else None
+        if slots.total < ranks:
+            return None
+        return gather(ranks, slots.of, topology, spread=False) if topology else _fill(ranks, slots)
+    if topology and len(slots.of) >= ranks:
+        return gather(ranks, slots.of, topology, spread=True)
     order = list(slots.roomiest())
     if strategy == "STRICT_SPREAD":
         return tuple(order[:ranks]) if len(order) >= ranks else None

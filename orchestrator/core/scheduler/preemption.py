@@ -54,7 +54,7 @@ def make_room(
     possible = [other for other in staying if _gives_way(other, rule)]
     due = {other.id: preemptible_at(other) for other in possible}
     cheapest = sorted((o for o in possible if due[o.id] <= now), key=lambda o: loss(o, now, saves))
-    victims = _fewest(job, rule.together(cheapest), staying, nodes)
+    victims = fewest(job, rule.together(cheapest), staying, nodes)
     if victims:
         saving = [at for victim in victims if (at := worth_waiting(victim, now, saves)) is not None]
         return Room(ask_again_at=min(saving), later=victims) if saving else Room(stop=victims)
@@ -89,7 +89,7 @@ def ends_anyway(job: Job) -> bool:
     return job.succeeded or job.state.is_terminal
 
 
-def _fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: Mapping[str, Node]) -> tuple[Job, ...]:
+def fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: Mapping[str, Node]) -> tuple[Job, ...]:
     """The shortest beginning of ``candidates`` without which the job fits, less those that are not needed, the dearest first."""
     count = bisect_left(
         range(len(candidates)), x=True, key=lambda last: _fits_without(job, candidates[: last + 1], staying, nodes)

@@ -19,7 +19,8 @@ class Sharing:
     """How GPUs are shared: the queues (none: all jobs are in one), how fast use is forgotten, ageing, limits of a user.
 
     ``user_jobs`` and ``user_gpus`` bound what runs at once; None is no bound. ``time_sharing`` is how many seconds a running job may
-    have to repeat when it stops for one that is expected to need less time; None: none stops for that.
+    have to repeat when it stops for one that is expected to need less time; None: none stops for that. ``reclaim_idle`` is how many seconds all GPUs of a
+    running job may be idle while others wait; None: for ever.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -28,6 +29,7 @@ class Sharing:
     user_jobs: int | None = None
     user_gpus: int | None = None
     time_sharing: float | None = None
+    reclaim_idle: float | None = None
 
 
 class QueueTree:

@@ -13,8 +13,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, NoRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByGrowth, ByShrinking
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    AwaitsRoom,
+    BackingOff,
+    DoesNotFit,
+    NoNodeWithLabels,
+    NoRoom,
+    NotEnoughFree,
+)
+from orchestrator.core.facts.requesters import ByGrowth, ByNodeReservation, ByShrinking
 from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
 from orchestrator.core.lifecycle.effects import Effect, desired_effect
 from orchestrator.core.scheduler import elastic
@@ -22,8 +30,18 @@ from orchestrator.core.scheduler.conditions.held import fail_fast
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder
-from orchestrator.core.scheduler.placement import claim, could_ever_fit, missing_nodes, rank_size, take
+from orchestrator.core.scheduler.placement import (
+    claim,
+    could_ever_fit,
+    labels_of,
+    missing_nodes,
+    rank_size,
+    shape_of,
+    suits,
+    take,
+)
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.room.timetable import Timetable, closed_to, nodes_at
 from orchestrator.core.scheduler.rounds.head import Head
 from orchestrator.core.scheduler.rounds.round import Round
 from orchestrator.core.scheduler.shares import Shares
@@ -47,7 +65,7 @@ class State:
     ``LiveJobs`` that are kept from decision to decision make one cost what has changed; any other mapping is indexed anew each time.
 
     In ``ended``, None stands for a job whose record is gone. ``failed_fast`` are the ids of matrices that end with a job that has
-    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used.
+    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used, ``idle`` since when all GPUs of running jobs are idle.
     """
 
     jobs: Mapping[JobId, Job]
@@ -56,6 +74,7 @@ class State:
     sharing: Sharing = field(default_factory=Sharing)
     past: PastUse = field(default_factory=PastUse)
     failed_fast: Mapping[str, JobId] = field(default_factory=dict)
+    idle: Mapping[JobId, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,21 +142,38 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
     shares = _shares(jobs, state, now)
     queue = _order(jobs, released, state, shares, now)
     limited = queue.limited()
-    with jobs.occupancy.free(state.nodes) as (free, loose):
+    nodes = nodes_at(state.nodes, now, state.past.run_times)
+    if isinstance(nodes, Timetable):
+        _close(jobs, nodes, now, commands)
+    with jobs.occupancy.free(nodes) as (free, loose):
         round_ = Round(
             queue=queue,
             holding=jobs.occupancy.holding,
             free=free,
-            nodes=state.nodes,
+            nodes=nodes,
             shares=shares,
             waiting=queue.queues(),
             fits_ever=jobs.fits_ever,
             run_times=state.past.run_times,
             loose=loose if limited else None,
+            idle=state.idle,
         )
         schedule(round_, now, commands)
         commands.ask_again(queue.next_overdue())
-        _grow(jobs, state, free, shares, now, commands)
+        _grow(jobs, nodes, free, shares, now, commands)
+
+
+def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> None:
+    """Stop what still runs on nodes whose reservation has begun: it saves, and goes back to its place."""
+    commands.ask_again(nodes.next_change())
+    busy = {event.job_id for event in commands.events}
+    for job in jobs.occupancy.holding if nodes.closed else ():
+        there = next((node_id for node_id in job.nodes if node_id in nodes.closed), None)
+        if there is None or job.id in busy:
+            continue
+        one = nodes.closed[there]
+        by = ByNodeReservation(node=nodes[there].name, end=one.end, said=one.reason)
+        commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
 
 
 def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
@@ -216,6 +252,12 @@ def _preempt(ahead: Head, now: float, commands: Commands) -> None:
             commands.events.extend(request_stop(other, StopPurpose.RESIZE, shrinks, now))
         commands.waiting[head] = AwaitsRoom(jobs=tuple(one.id for one in under_way or [job for job, _ in smaller]))
         return
+    if ahead.job is not None and (idle := ahead.idle()) is not None:
+        commands.ask_again(idle.ask_again_at)
+        if idle.events:
+            commands.events += idle.events
+            commands.waiting[ahead.job.id] = AwaitsRoom(jobs=idle.jobs)
+            return
     job, room, by = ahead.stops()
     commands.ask_again(room.ask_again_at)
     if job is None or by is None:
@@ -244,7 +286,9 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
     if limit is not None:  # it claims nothing: what is free is of no use to it
         _pass_over(job, limit, round_, commands)
         return None
-    full = skips.full(kind.shape)
+    closed = closed_to(job, nodes)
+    reach = (kind.shape, closed) if closed else kind.shape
+    full = skips.full(reach)
     found = None if full else elastic.first_place(job, round_.free, nodes)
     if found is not None:
         return found
@@ -255,14 +299,15 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
     found = ahead.backfilled(job)
     if found is not None:
         return found
-    reason = commands.waiting[job.id] = _why_waiting(job, skips)
+    reason = commands.waiting[job.id] = _why_waiting(job, skips, nodes, closed)
     ahead.falls_short(job)
     keeps = full or ahead.claims(job)
     if keeps and not full:
         full = claim(job, round_.free, nodes)
     if full:
-        skips.fill(kind.shape)
-    if full or not keeps:
+        skips.fill(reach)
+    alike = not closed or (isinstance(nodes, Timetable) and nodes.alike(job))
+    if alike and (full or not keeps):
         _pass_over(job, reason, round_, commands)
     return None
 
@@ -277,7 +322,7 @@ def _pass_over(job: Job, reason: Fact, round_: Round, commands: Commands) -> Non
 
 
 def _grow(
-    jobs: LiveJobs, state: State, free: Mapping[str, Free], shares: Shares, now: float, commands: Commands
+    jobs: LiveJobs, nodes: Mapping[str, Node], free: Mapping[str, Free], shares: Shares, now: float, commands: Commands
 ) -> None:
     """Stop elastic jobs that can have more ranks than they do, where this is a good moment for them."""
     busy = {event.job_id for event in commands.events}
@@ -285,14 +330,14 @@ def _grow(
     if not due:
         return
     for job in jobs.lines.delayed():  # those in their back-off delay no job, but no job grows into what they need
-        if job.not_before > now and could_ever_fit(job, state.nodes):
-            claim(job, free, state.nodes)
+        if job.not_before > now and could_ever_fit(job, nodes):
+            claim(job, free, nodes)
     for job in sorted(due, key=queue_order):
         at = elastic.growth_due(job, now)
         if at is not True:
             commands.ask_again(float(at))
             continue
-        size = elastic.grown_size(job, free, state.nodes, shares.most_ranks(job))
+        size = elastic.grown_size(job, free, nodes, shares.most_ranks(job))
         if size > job.num_workers:
             shares.more(job, size - job.num_workers)
             by = ByGrowth(ranks=size, instead_of=job.num_workers)
@@ -301,16 +346,33 @@ def _grow(
 
 def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
     gpus, cpus = _demand(job)
+    labels = labels_of(job)
+    if labels and not any(n.labels.items() >= job.spec.resources.node_labels.items() for n in nodes.values()):
+        return NoNodeWithLabels(labels=labels)
     down = missing_nodes(job, nodes)
     return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
 
 
-def _why_waiting(job: Job, skips: Skips) -> NotEnoughFree:
+def _why_waiting(job: Job, skips: Skips, nodes: Mapping[str, Node], closed: frozenset[str]) -> NotEnoughFree:
     gpus, cpus = _demand(job)
     free_gpus, free_cpus = skips.sums(
         whole=rank_size(job)[1] >= 1
     )  # what is left of shared GPUs is nothing to a whole one
-    return NotEnoughFree(gpus=gpus, cpus=cpus, free_gpus=free_gpus, free_cpus=free_cpus)
+    return NotEnoughFree(
+        gpus=gpus,
+        cpus=cpus,
+        free_gpus=free_gpus,
+        free_cpus=free_cpus,
+        labels=labels_of(job),
+        reserved=reserved_for(job, nodes, closed) if closed else (),
+    )
+
+
+def reserved_for(job: Job, nodes: Mapping[str, Node], closed: frozenset[str]) -> tuple[Fact, ...]:
+    """Return the reservations of nodes that would suit a job, of those that are closed to it."""
+    shape = shape_of(job)
+    there = frozenset(i for i in closed if nodes[i].alive and not nodes[i].cordoned and suits(shape, nodes[i]))
+    return nodes.why(job, there) if isinstance(nodes, Timetable) else ()
 
 
 def _demand(job: Job) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Results of a round of placing, so that it does not try a gang that cannot fit. Pure.
 
-Within a round free resources only shrink. So once ranks of one shape (size, GPU model, nodes, need of home) have
+Within a round free resources only shrink. So once ranks of one shape (size, GPU model, nodes, labels, need of home, and nodes that are reserved before it would end) have
 claimed all that they fit in, no later job with ranks of that shape fits, and it has nothing to claim either. The round
 then skips all equal jobs of a lane (``WaitingOrder.pass_over``), whatever their number.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.core.scheduler.placement import Shape
+    from collections.abc import Hashable
+
     from orchestrator.core.scheduler.room.vacancy import Vacancy
 
 
@@ -19,13 +20,13 @@ class Skips:
 
     def __init__(self, free: Vacancy) -> None:
         self._free = free
-        self._full: set[Shape] = set()
+        self._full: set[Hashable] = set()
 
-    def full(self, shape: Shape) -> bool:
+    def full(self, shape: Hashable) -> bool:
         """Whether no rank of this shape fits any more."""
         return shape in self._full
 
-    def fill(self, shape: Shape) -> None:
+    def fill(self, shape: Hashable) -> None:
         """Record that no rank of this shape fits any more."""
         self._full.add(shape)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from orchestrator.core.facts import reasons, requesters  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import plural, sentence
+from orchestrator.core.sentences.base import plural, quoted, sentence
+from orchestrator.spec.units import format_duration
 
 
 @sentence.register
@@ -26,7 +27,36 @@ def _(fact: requesters.ByPruner) -> str:
 
 @sentence.register
 def _(fact: reasons.AwaitsTime) -> str:
-    return f"starts at {datetime.fromtimestamp(fact.start_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"starts at {_moment(fact.start_at)}"
+
+
+def _moment(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+@sentence.register
+def _(fact: requesters.ByNodeReservation) -> str:
+    return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.said)}"
+
+
+@sentence.register
+def _(fact: requesters.ByIdleReclaim) -> str:
+    limit = format_duration(timedelta(seconds=round(fact.seconds)))
+    return f"for {fact.job}: all of its GPUs had been idle for {limit}"
+
+
+@sentence.register
+def _(fact: reasons.NodeReserved) -> str:
+    if fact.begun:
+        return f"node {fact.node} is reserved until {_moment(fact.end)}{quoted(fact.said)}"
+    need = (
+        "it is not known how long the job runs (max_duration says it)"
+        if fact.seconds is None
+        else f"the job is expected to run for {format_duration(timedelta(seconds=round(fact.seconds)))}"
+    )
+    return (
+        f"node {fact.node} is reserved from {_moment(fact.start)} to {_moment(fact.end)}{quoted(fact.said)}, and {need}"
+    )
 
 
 @sentence.register

@@ -149,7 +149,17 @@ def _(fact: reasons.AwaitsNodes) -> str:
 @sentence.register
 def _(fact: reasons.NotEnoughFree) -> str:
     free = f"{plural(fact.free_gpus, 'GPU')}, {plural(fact.free_cpus, 'CPU')}"
-    return f"waiting for {_demand(fact.gpus, fact.cpus)}; free now: {free}"
+    where = f" on nodes with {', '.join(fact.labels)}" if fact.labels else ""
+    everywhere = " on all nodes" if fact.labels else ""
+    kept = "".join(f"; {sentence(each)}" for each in fact.reserved)
+    return f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}{kept}"
+
+
+@sentence.register
+def _(fact: reasons.NoNodeWithLabels) -> str:
+    one = len(fact.labels) == 1
+    none = f"no node has {'this label' if one else 'all of these labels'}; `orch nodes label` sets {'it' if one else 'them'}"
+    return f"waiting for a node with {', '.join(fact.labels)}: {none}"
 
 
 @sentence.register

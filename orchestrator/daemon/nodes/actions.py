@@ -1,21 +1,28 @@
-"""Cordons, drains and uncordons nodes for users."""
+"""Cordons, drains, uncordons, labels and reserves nodes for users."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
 from orchestrator.api.service import NodeVerb
+from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.room.timetable import nodes_at
 from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import StopPurpose
+from orchestrator.daemon.nodes.views import node_state
 from orchestrator.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
+    from orchestrator.api.queue_views import NodeChange, ReservationRequest
+    from orchestrator.api.service import Caller
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
 
+MOST_LABELS: Final = 64
+MOST_RESERVATIONS: Final = 100
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
 
 
@@ -66,6 +75,58 @@ class NodeActions:
         )
         return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
 
+    async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:
+        """Change labels and reservations of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
+        node = self._find(name)
+        said = [
+            *([self._label(node, change)] if change.labels else []),
+            *([self._reserve_node(node, change.reserve, by)] if change.reserve is not None else []),
+            *([self._unreserve(node, change.unreserve)] if change.unreserve is not None else []),
+        ]
+        if not said:
+            raise BadRequestError("nothing to change was given")
+        await self._save(f"the change of {node.name}")
+        self._nodes.mark_again()
+        state = node_state(nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id])
+        return v.NodeActionReply(node=node.name, state=state, message="; ".join(said))
+
+    def _label(self, node: Node, change: NodeChange) -> str:
+        missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]
+        if missing:
+            raise BadRequestError(f"{node.name} has no label {', '.join(missing)}", hint=_labels(node.labels))
+        if len(node.labels.keys() | change.labels.keys()) > MOST_LABELS:
+            raise BadRequestError(f"a node has at most {MOST_LABELS} labels")
+        return f"{node.name}: {_labels(self._trust.label(node.id, node.name, change.labels))}"
+
+    def _reserve_node(self, node: Node, asked: ReservationRequest, by: str) -> str:
+        end = asked.start + asked.seconds
+        if end <= self._loop.now():
+            raise BadRequestError("the reservation would have ended already", hint="give a later time, or a longer one")
+        if len(node.reservations) >= MOST_RESERVATIONS:
+            raise BadRequestError(f"a node has at most {MOST_RESERVATIONS} reservations")
+        taken = {one.id for one in node.reservations}
+        new_id = next(name for n in count(1) if (name := f"r{n}") not in taken)
+        one = NodeReservation(id=new_id, start=asked.start, end=end, reason=asked.reason, by=by)
+        known = sorted((*node.reservations, one), key=lambda each: (each.start, each.id))
+        self._trust.reserve(node.id, node.name, tuple(known))
+        stays = sum(node.id in job.nodes for job in self._loop.decided.active.values() if job.gang_open)
+        runs = f"; {plural(stays, 'job')} there now: what still runs at its start is stopped" if stays else ""
+        return f"{node.name} is reserved ({new_id}){runs}"
+
+    def _unreserve(self, node: Node, named: str) -> str:
+        known = [one.id for one in node.reservations]
+        if named not in (*known, ""):
+            raise BadRequestError(
+                f"{node.name} has no reservation {named}", hint=f"it has {', '.join(known) or 'none'}"
+            )
+        if not named and len(known) != 1:
+            hint = f"name one of {', '.join(known)}" if known else ""
+            raise BadRequestError(f"{node.name} has {plural(len(known), 'reservation')}", hint=hint)
+        gone = named or known[0]
+        left = tuple(one for one in node.reservations if one.id != gone)
+        self._trust.reserve(node.id, node.name, left)
+        return f"reservation {gone} of {node.name} is removed"
+
     def _find(self, name: str) -> Node:
         found = [n for n in self._loop.nodes.values() if name in (n.id, n.name) or n.id.startswith(name)]
         if not found:
@@ -75,13 +136,13 @@ class NodeActions:
             raise BadRequestError(f"{name!r} means several nodes", hint=f"name one by its id: {ids}")
         return found[0]
 
-    async def _save(self, verb: NodeVerb) -> None:
+    async def _save(self, what: str) -> None:
         places = self._trust.unsaved()
         try:
             await self._store.put_places(places)
         except StoreError as error:
             self._trust.keep(places)
-            raise DiskFullError(f"{verb} holds for now, but could not be written: {error}") from error
+            raise DiskFullError(f"{what} holds for now, but could not be written: {error}") from error
 
     async def _drain(self, node: Node, by: str) -> tuple[JobId, ...]:
         moved = tuple(j.id for j in self._loop.decided.active.values() if j.gang_open and node.id in j.nodes)
@@ -92,3 +153,22 @@ class NodeActions:
     def _move_away(self, job_id: JobId, by: str) -> Sequence[Event]:
         job = self._loop.decided.get(job_id)
         return request_stop(job, StopPurpose.PREEMPT, ByNodeDrain(name=by), self._loop.now()) if job else []
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return f"its labels are {', '.join(f'{key}={labels[key]}' for key in labels)}" if labels else "it has no labels"
+
+
+class NodeService:
+    """The part of the service that changes nodes."""
+
+    def __init__(self, node_actions: NodeActions) -> None:
+        self._node_actions = node_actions
+
+    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
+        """Cordon, drain or uncordon a node."""
+        return await self._node_actions.act(node, verb, caller.user)
+
+    async def change_node(self, node: str, change: NodeChange, caller: Caller) -> v.NodeActionReply:
+        """Change labels and reservations of a node; durable once this returns."""
+        return await self._node_actions.change(node, change, caller.user)

@@ -1,4 +1,4 @@
-"""Keeps the strikes and cordons of nodes and GPUs, has their health checked before a release, and marks nodes.
+"""Keeps the strikes, cordons, labels and reservations of nodes and GPUs, has their health checked before a release, and marks nodes.
 
 The policy is ``core/diagnosis/quarantine.py``. The daemon stores what ``unsaved`` returns and reads it back with
 ``restore``: a cordon, a bad node and a bad GPU survive a restart. A node that returns under another id (Ray assigns a
@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.cluster import NodeReservation  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemned, condemned_gpu, quarantined, strike_of
 from orchestrator.core.facts.codec import fact_from
@@ -52,15 +53,19 @@ class _Held:
     host: str = ""
     cordoned_by: str = ""
     forgiven_at: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    reservations: tuple[NodeReservation, ...] = ()
     avoided: _Quarantined | None = None
     strikes: list[Strike] = field(default_factory=list)
 
     def body(self, now: float) -> dict[str, Any] | None:
         """Return JSON-ready fields; None where nothing must be kept."""
         recent = [s for s in self.strikes if now - s.at < FORGOTTEN_SECONDS][-MOST_STRIKES:]
-        if not (recent or self.avoided or self.cordoned_by or now - self.forgiven_at < FORGOTTEN_SECONDS):
+        coming = tuple(one for one in self.reservations if one.end > now)
+        kept = recent or self.avoided or self.cordoned_by or self.labels or coming
+        if not (kept or now - self.forgiven_at < FORGOTTEN_SECONDS):
             return None
-        return to_plain(replace(self, strikes=recent))
+        return to_plain(replace(self, strikes=recent, reservations=coming))
 
 
 class NodeQuarantine:
@@ -137,10 +142,19 @@ class NodeQuarantine:
         return {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == GPU and held.avoided}
 
     def mark(self, nodes: Mapping[str, Node]) -> dict[str, Node]:
-        """Return the nodes, with marks on those that are cordoned or quarantined."""
+        """Return the nodes, with their labels, and marks on those that are cordoned or quarantined."""
         self._follow(nodes)
-        cordoned = self.cordoned
-        open_nodes = {i: replace(n, cordoned=i in cordoned) for i, n in nodes.items()}
+        nothing, now = _Held(node=""), self._clock()
+        told = {i: self._held.get((NODE, i), nothing) for i in nodes}
+        open_nodes = {
+            i: replace(
+                n,
+                cordoned=bool(told[i].cordoned_by),
+                labels=dict(told[i].labels),
+                reservations=tuple(one for one in told[i].reservations if one.end > now),
+            )
+            for i, n in nodes.items()
+        }
         reasons = {n: held.avoided.reason for (kind, n), held in self._held.items() if kind == NODE and held.avoided}
         holding = quarantined(open_nodes, reasons)
         return {i: replace(n, quarantined=holding.get(i)) for i, n in open_nodes.items()}
@@ -165,6 +179,21 @@ class NodeQuarantine:
         """Cordon the node for a user: nothing new is placed on it."""
         held = self._held.setdefault((NODE, node_id), _Held(node=node_id))
         held.cordoned_by, held.host = by, host
+        self._unsaved.add((NODE, node_id))
+
+    def label(self, node_id: str, host: str, changes: Mapping[str, str | None]) -> dict[str, str]:
+        """Set labels of the node for a user, None removes one; return those that it then has."""
+        held = self._held.setdefault((NODE, node_id), _Held(node=node_id))
+        after = {**held.labels, **changes}
+        held.labels = {key: after[key] for key in sorted(after) if after[key] is not None}  # type: ignore[misc]  # None is left out
+        held.host = host
+        self._unsaved.add((NODE, node_id))
+        return held.labels
+
+    def reserve(self, node_id: str, host: str, reservations: tuple[NodeReservation, ...]) -> None:
+        """Set the reservations of the node."""
+        held = self._held.setdefault((NODE, node_id), _Held(node=node_id))
+        held.reservations, held.host = reservations, host
         self._unsaved.add((NODE, node_id))
 
     def forgive(self, node_id: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.room.timetable import nodes_at
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.nodes.views import node_view
 
@@ -54,7 +56,7 @@ class NodeQueries:
                 lost=self._nodes.lost_gpus.get(node.id, ()),
                 conditions=conditions,
             )
-            for node in self._loop.nodes.values()
+            for node in nodes_at(self._loop.nodes, self._loop.now(), RunTimes()).values()
         ]
         return sorted(views, key=lambda n: (n.name, n.id))
 

@@ -51,11 +51,10 @@ def node_view(
         )
         for gpu in sorted((*(report.gpus if report else ()), *lost), key=lambda g: g.index)
     )
-    state = "UNREACHABLE" if not (node.alive and node.reachable) else _usable(node)
     return v.NodeView(
         id=node.id,
         name=node.name,
-        state=state,
+        state=node_state(node),
         reason=_reason(node, report),
         fact=fact_to_dict(node.quarantined) if node.quarantined else None,
         cpus_total=node.cpus,
@@ -66,6 +65,11 @@ def node_view(
         memory_free_bytes=max(0, free.memory_bytes) if free else 0,
         gpus=gpus,
         jobs=tuple(sorted({job.id for job in jobs if node.id in job.nodes})),
+        labels=dict(node.labels),
+        reservations=tuple(
+            v.ReservationView(id=r.id, start_at=r.start, end_at=r.end, reason=r.reason, by=r.by)
+            for r in node.reservations
+        ),
         agent_pid=report.agent_pid if report else None,
     )
 
@@ -82,9 +86,14 @@ def _health(condition: GpuCondition | None) -> dict[str, Any]:
     }
 
 
-def _usable(node: Node) -> str:
+def node_state(node: Node) -> str:
+    """Return the state of a node as users see it."""
+    if not (node.alive and node.reachable):
+        return "UNREACHABLE"
     if node.cordoned:
         return "CORDONED"
+    if node.reserved is not None:
+        return "RESERVED"
     return "QUARANTINED" if node.quarantined else "READY"
 
 

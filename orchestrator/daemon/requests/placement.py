@@ -9,7 +9,8 @@ from orchestrator.api import views as v
 from orchestrator.core.scheduler.conditions.held import held_back
 from orchestrator.core.scheduler.conditions.prerequisites import hindrance
 from orchestrator.core.scheduler.placement import capacity, free_on, place
-from orchestrator.core.scheduler.scheduler import waiting_order
+from orchestrator.core.scheduler.room.timetable import closed_to, nodes_at
+from orchestrator.core.scheduler.scheduler import reserved_for, waiting_order
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.sentences import sentence
 from orchestrator.core.sentences.base import plural
@@ -38,6 +39,8 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     if limit is not None:
         return {"starts": "later", "reason": sentence(limit), "num_workers": asked.num_workers}
     worker = asked.spec.resources.resources_per_worker
+    nodes = nodes_at(nodes, now, state.past.run_times)
+    kept = reserved_for(asked, nodes, closed_to(asked, nodes))
     free = free_on(nodes.values(), state.jobs.values())
     placed = None if ahead else place(asked, free, nodes)
     most = shares.most_ranks(asked)
@@ -47,6 +50,7 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     common = {"num_workers": ranks, "ahead": tuple(j.id for j in ahead)}
     if placed is None:
         reason = f"behind {plural(len(ahead), 'queued job')}" if ahead else "its GPUs and CPUs are in use"
+        reason = "; ".join(map(sentence, kept)) if kept and not ahead else reason
         return {"starts": "later", "reason": reason, **common}
     seats = tuple(
         v.SeatPlan(rank=rank, node=nodes[node].name, gpus=worker.gpu, cpus=worker.cpu)

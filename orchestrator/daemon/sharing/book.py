@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.events import FindingOpened
+from orchestrator.core.facts.findings import GpusUnused, JobIdle
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import PastUse, UseHistory
 from orchestrator.core.states import JobState
@@ -15,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from orchestrator.core.events import Event
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store, StoredQueueChange
 
+IDLE: Final = (JobIdle, GpusUnused)
 REMEMBERED_HALF_LIVES: Final = 7.0
 """Use before that counts less than a hundredth."""
 PAGE: Final = 1000
@@ -33,6 +37,7 @@ class ShareBook:
         self.changes: dict[str, StoredQueueChange] = {}
         self._history = UseHistory(self.sharing.half_life)
         self._view: PastUse | None = None
+        self.idle: dict[JobId, float] = {}
 
     @property
     def past(self) -> PastUse:
@@ -45,6 +50,14 @@ class ShareBook:
         """Count a folded event: ``job`` is the record after it."""
         if self._history.observe(job, event):
             self._view = None
+        self.observe_idle(job, event)
+
+    def observe_idle(self, job: Job, event: Event) -> None:
+        """Note since when the job's GPUs are idle. An event may be repeated, with a later record: a restarted daemon reads those of its live jobs."""
+        if not any(isinstance(finding, IDLE) for finding in job.findings):
+            self.idle.pop(job.id, None)
+        elif isinstance(event, FindingOpened) and isinstance(event.finding, IDLE):
+            self.idle[job.id] = event.at
 
     def change(self, queues: tuple[QueueSpec, ...], change: StoredQueueChange) -> None:
         """Set the queues, because of ``change``."""
@@ -104,4 +117,5 @@ def sharing_of(settings: Settings) -> Sharing:
         user_jobs=settings.user_max_jobs,
         user_gpus=settings.user_max_gpus,
         time_sharing=settings.time_sharing,
+        reclaim_idle=settings.reclaim_idle,
     )

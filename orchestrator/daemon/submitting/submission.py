@@ -25,7 +25,7 @@ from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, change_spec
-from orchestrator.spec.problems import SpecError
+from orchestrator.spec.problems import SpecError, nearest
 from orchestrator.train.trainer.config.check import trainer_findings
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     worker = checked.spec.resources.resources_per_worker
     alive = [n for n in nodes.values() if n.alive]
     _refuse_unknown_nodes(checked, nodes)
+    _refuse_unknown_labels(checked, nodes)
     if worker.gpu and not any(n.gpus for n in nodes.values()):
         raise RefusedError(
             f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
@@ -72,6 +73,35 @@ def _refuse_unknown_nodes(checked: Checked, nodes: Mapping[str, Node]) -> None:
             f"there is no node {', '.join(map(repr, unknown))}; the nodes are {', '.join(sorted({n.name for n in nodes.values()}))}",
             hint="fix resources.nodes; `orch nodes` shows the nodes",
         )
+
+
+def _refuse_unknown_labels(checked: Checked, nodes: Mapping[str, Node]) -> None:
+    """The job asks for labels that no node of this cluster has, or none together. Raises RefusedError."""
+    asked = checked.spec.resources.node_labels
+    if not asked or any(n.labels.items() >= asked.items() for n in nodes.values()):
+        return
+    known: dict[str, set[str]] = {}
+    for key, value in (item for n in nodes.values() for item in n.labels.items()):
+        known.setdefault(key, set()).add(value)
+    problems = [found for key, value in asked.items() if (found := _unknown_label(key, value, known))]
+    if not problems:
+        problems = [f"no node has all of the labels {', '.join(f'{key}={asked[key]}' for key in asked)}"]
+    raise RefusedError(
+        "; ".join(problems),
+        hint="fix resources.node_labels, or set it with `orch nodes label`; `orch nodes` shows the labels",
+    )
+
+
+def _unknown_label(key: str, value: str, known: Mapping[str, set[str]]) -> str:
+    """What is wrong with a label, and what may have been meant; nothing where a node has it."""
+    if key not in known:
+        meant = nearest(key, sorted(known))
+        return f"no node has the label {key}" + (f" (did you mean {meant}?)" if meant else "")
+    if value in known[key]:
+        return ""
+    meant = nearest(value, sorted(known[key]))
+    asked = f" (did you mean {meant}?)" if meant else f" (there is {', '.join(sorted(known[key]))})"
+    return f"no node has the label {key}={value}{asked}"
 
 
 def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:

@@ -80,6 +80,7 @@ _SAME_IDEA: dict[str, str] = {
     "trainer.compile": "torch_compile",
     "trainer.sync_bn": "sync_batchnorm convert_sync_batchnorm",
     "notify": "notifications notification webhooks webhook mail_user mail_type event_callback email callbacks alerts",
+    "resources.node_labels": "node_selector constraint constraints node_affinity label_selector",
     "labels": "tags annotations metadata account project description comment",
 }
 """Our key (a full path) -> other systems' names for it, in snake case."""

@@ -1,18 +1,19 @@
-"""The forms of `resources.num_workers` in job.yaml: an elastic range, and the limits and advice of `auto`. Part of `model`, which re-exports them."""
+"""What each rank holds, and the forms of `resources.num_workers` in job.yaml: an elastic range, and the limits and advice of `auto`. Part of `model`, which re-exports them."""
 
 from __future__ import annotations
 
 # Pydantic reads the annotations when the program runs.
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from orchestrator.spec.fields.kinds import Boolean, Doc, Duration, Null, Number, Whole
+from orchestrator.spec.fields.kinds import Boolean, Doc, Duration, Memory, Null, Number, Text, Whole
 from orchestrator.spec.fields.records import Record
 
 T = TypeVar("T")
 Maybe = Annotated[T | None, Null()]
 MAX_WORKERS = 10_000
+MAX_GPUS_PER_WORKER = 64
 Workers = Annotated[int, Whole(1, MAX_WORKERS)]
 YesNo = Annotated[bool, Boolean()]
 Time = Annotated[timedelta, Duration(minimum=timedelta(seconds=1))]
@@ -75,3 +76,34 @@ class AutoWorkers(Record):
     def bounds(self) -> tuple[int, int]:
         """The fewest and the most ranks of the first start."""
         return (self.min, self.max) if self.advised is None else (self.advised, self.advised)
+
+
+def _without_unit(attribute: str) -> str:
+    """The key of `memory_bytes` is `memory`: in the file the value has a unit."""
+    return attribute.removesuffix("_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResources(Record):
+    """What each rank holds. A fraction of a GPU shares it; a number above 1 is whole."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": _without_unit}
+
+    shorthand: ClassVar[str] = "write resources_per_worker: {gpu: 1, cpu: 1}"
+
+    gpu: Annotated[
+        float,
+        Number(0, MAX_GPUS_PER_WORKER, digits=4),
+        Doc("GPUs for each rank; a fraction shares one, 0 runs on the CPU, a number above 1 is whole"),
+    ] = 1.0
+    cpu: Annotated[float, Number(0, 4096, digits=4), Doc("processor cores for each rank, reserved")] = 1.0
+    memory_bytes: Annotated[
+        Maybe[Annotated[int, Memory(minimum=1_000_000)]],
+        Doc(
+            "main memory for each rank, in bytes, reserved, and its limit where the node can set one; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none"
+        ),
+    ] = None
+    gpu_model: Annotated[
+        Maybe[Annotated[str, Text("a GPU model", max_length=100)]],
+        Doc("only nodes with GPUs of this model, as `orch nodes` shows it"),
+    ] = None

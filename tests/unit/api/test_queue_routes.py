@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
-from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange
+from orchestrator.api.queue_views import HolderView, OutlookView, QueueChange, ReservationRequest, ReservationView
 from orchestrator.api.server.testing import serve_fake
 
 if TYPE_CHECKING:
@@ -55,3 +55,37 @@ def test_another_user_only_looks(tmp_path: Path) -> None:
         assert client.queue_shares().order == ()
         with pytest.raises(NotPermittedError, match="only the daemon's owner may change a queue"):
             client.set_queue("research", weight=2.0)
+        with pytest.raises(NotPermittedError, match="only the daemon's owner may change a node"):
+            client.change_node("node-a", labels={"disk": "nvme"})
+
+
+def test_the_owner_labels_a_node_and_all_see_it(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        client = Client(served.endpoint)
+        client.change_node("node-a", labels={"disk": "nvme", "net": "ib"})
+        client.change_node("node-a", labels={"net": None})
+        assert [node.labels for node in client.nodes()] == [{"disk": "nvme"}]
+        for labels in ({"no key": "x"}, {"disk": "x" * 256}, {"disk": "a\nb"}):
+            with pytest.raises(BadRequestError):
+                client.change_node("node-a", labels=labels)
+        with pytest.raises(NotFoundError):
+            client.change_node("node-z", labels={"disk": "nvme"})
+
+
+def test_the_owner_reserves_a_node_and_all_see_it(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        client = Client(served.endpoint)
+        asked = ReservationRequest(start=1000.0, seconds=60.0, reason="new driver")
+        client.change_node("node-a", reserve=asked)
+        ((known,),) = [node.reservations for node in client.nodes()]
+        assert known == ReservationView(id="r1", start_at=1000.0, end_at=1060.0, reason="new driver", by=known.by)
+        for wrong in (
+            ReservationRequest(start=-1.0, seconds=60.0),
+            ReservationRequest(start=1000.0, seconds=0.0),
+            ReservationRequest(start=1000.0, seconds=1e9),
+            ReservationRequest(start=1000.0, seconds=60.0, reason="a\nb"),
+        ):
+            with pytest.raises(BadRequestError):
+                client.change_node("node-a", reserve=wrong)
+        client.change_node("node-a", unreserve="r1")
+        assert [node.reservations for node in client.nodes()] == [()]

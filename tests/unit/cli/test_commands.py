@@ -314,6 +314,33 @@ def test_nodes(orch: Orch, served: ServedFake) -> None:
     assert "orch nodes" in missing.err
 
 
+def test_labels_of_nodes(orch: Orch, served: ServedFake) -> None:
+    assert orch("nodes", "label", "node-a", "disk=nvme", "topology.rack=r1").code == 0
+    assert "disk=nvme, topology.rack=r1" in orch("nodes").out
+    assert orch("nodes", "label", "node-a", "--remove", "disk").code == 0
+    assert orch("nodes", "--json").json["nodes"][0]["labels"] == {"topology.rack": "r1"}
+    for wrong in (("disk",), ("=x",), (), ("disk=ssd", "--remove", "disk")):
+        done = orch("nodes", "label", "node-a", *wrong)
+        assert (done.code, done.out) == (2, "")
+
+
+def test_reservations_of_nodes(orch: Orch, served: ServedFake) -> None:
+    assert orch("nodes", "reservations").out == "no node is reserved\n"
+    before = time.time()
+    assert orch("nodes", "reserve", "node-a", "--from", "2h", "--for", "90m", "--reason", "new driver").code == 0
+    (one,) = orch("nodes", "reservations", "--json").json["reservations"]
+    assert (one["node"], one["id"], one["reason"]) == ("node-a", "r1", "new driver")
+    assert one["end_at"] - one["start_at"] == 5400
+    assert before + 7199 <= one["start_at"] <= time.time() + 7200
+    assert "new driver" in orch("nodes", "reservations").out
+    assert orch("nodes", "unreserve", "node-a", "r1").code == 0
+    assert orch("nodes", "--json").json["nodes"][0]["reservations"] == []
+    assert orch("nodes", "reserve", "node-a", "--from", "now", "--for", "1h").code == 0
+    for wrong in (("--from", "tomorrow", "--for", "1h"), ("--from", "2h", "--for", "1"), ("--from", "2h")):
+        done = orch("nodes", "reserve", "node-a", *wrong)
+        assert (done.code, done.out) == (2, "")
+
+
 def test_a_gpu_that_is_out_is_named(orch: Orch, served: ServedFake) -> None:
     import dataclasses
 

@@ -30,7 +30,7 @@ ID = JobId("digits-abc234")
 def make_spec(
     *, workers: Any = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
 ) -> JobSpec:
-    """A spec of ``workers`` ranks (a number, a range, "auto"); ``strategy``, ``nodes`` and ``gpu_model`` are those of its resources, the rest its own keys."""
+    """A spec of ``workers`` ranks (a number, a range, "auto"); ``strategy``, ``nodes``, ``node_labels`` and ``gpu_model`` are those of its resources, the rest its own keys."""
     worker = WorkerResources(
         gpu=float(gpu), cpu=float(cpu), memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None)
     )
@@ -40,6 +40,7 @@ def make_spec(
         resources_per_worker=worker,
         placement_strategy=keys.pop("strategy", "PACK"),
         nodes=keys.pop("nodes", ()),
+        node_labels=keys.pop("node_labels", {}),
     )
     defaults = {"name": "digits", "entrypoint": "python train.py", "stop_duration": timedelta(seconds=30)}
     return JobSpec(**{**defaults, **keys, "resources": resources})

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.api.curve_views import ChartView, CurvesView, CurveView, GpuHistoryView, GpuUseView
 from orchestrator.api.errors import InvalidSpecError, Problem
-from orchestrator.api.views import SubmitReply
+from orchestrator.api.views import ReservationView, SubmitReply
 from orchestrator.web.submit_page import FIRST, numbered
 from tests.support.page_story import gpu_row
 from tests.unit.web.conftest import OTHER_UID, Browser
@@ -54,6 +54,20 @@ def test_a_node_is_cordoned_after_a_confirmation(browser: Browser, verb: str, st
     assert state in after
     assert 'href="/nodes/node-a/uncordon"' in after
     assert browser.get("/nodes/node-a/explode").status == 404
+
+
+def test_the_labels_and_reservations_of_a_node_are_shown(browser: Browser) -> None:
+    assert "Labels" not in browser.get("/nodes/node-a").text
+    one = ReservationView(id="r1", start_at=1_790_000_000.0, end_at=1_790_003_600.0, reason="new <driver>")
+    there = browser.service._nodes["node-a"]
+    browser.service._nodes["node-a"] = replace(
+        there, state="RESERVED", labels={"topology.rack": "r1", "disk": "<nvme>"}, reservations=(one,)
+    )
+    text = browser.get("/nodes/node-a").text
+    assert "topology.rack=r1, disk=&lt;nvme&gt;" in text
+    assert ": new &lt;driver&gt;" in text
+    assert 'href="/nodes/node-a/drain"' in text
+    assert 'href="/nodes/node-a/uncordon"' not in text
 
 
 def test_nodes_are_the_owners(visitor: Browser) -> None:

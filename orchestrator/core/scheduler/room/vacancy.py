@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.cluster import Free
+from orchestrator.core.scheduler.room.topology import FLAT, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -71,7 +72,8 @@ class Slots:
 class Vacancy(Mapping[str, Free]):
     """The free resources of nodes. They are changed only through ``changing`` and ``put``."""
 
-    def __init__(self, free: Mapping[str, Free] | None = None) -> None:
+    def __init__(self, free: Mapping[str, Free] | None = None, topology: Topology = FLAT) -> None:
+        self.topology = topology
         self._free: dict[str, Free] = {}
         self._saved: list[dict[str, Free]] = []
         self._indexes: dict[Hashable, Slots] = {}

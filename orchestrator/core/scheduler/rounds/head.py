@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.facts.requesters import ByPreemption, ByTimeSharing
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByPreemption, ByTimeSharing
 from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
 from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.rounds.idle import Reclaimed, reclaim_idle
 from orchestrator.core.scheduler.rounds.shrinking import shrink, shrinking_for
 from orchestrator.core.scheduler.rounds.time_sharing import share_time
 from orchestrator.core.scheduler.service.levels import waiting_since
@@ -72,6 +73,13 @@ class Head:
         rule = Reclaim(head, round_.shares, round_.waiting)
         return (), shrink(head, round_.holding, round_.nodes, self._now, rule)
 
+    def idle(self) -> Reclaimed | None:
+        """The jobs that give idle GPUs to the first one; None where no job's are idle."""
+        head, round_ = self.job, self._round
+        if head is None or not round_.idle:
+            return None
+        return reclaim_idle(head, round_.holding, round_.idle, round_.nodes, self._now, round_.shares.sharing)
+
     def stops(self) -> tuple[Job | None, Room, Fact | None]:
         """Who stops, for which job, and why: for the first one, else for one that is expected to need less time."""
         head = self.job
@@ -110,4 +118,4 @@ class Head:
 def _served(round_: Round) -> set[str]:
     """The jobs for which others are stopping."""
     by = (job.stop.by for job in round_.holding.stopping.values() if job.stop is not None)
-    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing)}
+    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing | ByIdleReclaim)}

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.lanes import Kind
     from orchestrator.core.scheduler.room.holding import Holding
@@ -29,7 +30,7 @@ class Round:
     ``free`` is what is left when the round is over, ``loose`` the same without what it claims: given where jobs may be
     among those that wait that have a ``max_duration``. ``brief``: reasons are wanted only of the first jobs that wait, so
     the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
-    those of jobs that have ended. ``saves`` says when running jobs save.
+    those of jobs that have ended. ``saves`` says when running jobs save, ``idle`` since when all GPUs of running jobs are idle.
     """
 
     queue: Iterable[Job]
@@ -43,3 +44,4 @@ class Round:
     run_times: RunTimes = field(default_factory=RunTimes)
     loose: Vacancy | None = None
     saves: Saves = RECORDED
+    idle: Mapping[JobId, float] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from orchestrator.core.facts.requesters import ByShrinking
 from orchestrator.core.scheduler.elastic import may_shrink
 from orchestrator.core.scheduler.placement import free_on, give_back, known_shares, place, share_unknown, take
 from orchestrator.core.scheduler.preemption import ends_anyway
+from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.service.saves import loss
 
@@ -40,7 +41,7 @@ def shrink(
     staying = [other for other in holding if not ends_anyway(other)]
     if any(map(share_unknown, staying)):
         return ()
-    free = Vacancy(free_on(nodes.values(), staying))
+    free = Vacancy(free_on(nodes.values(), staying), topology_of(nodes.values()))
     there = [other for other in able if all(node in free for node in other.nodes)]
     if place(job, free, nodes) is not None:
         return ()

@@ -10,13 +10,24 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsNodes, AwaitsRoom, BackingOff, DoesNotFit, MadeRoom, NotEnoughFree
-from orchestrator.core.facts.requesters import ByPreemption, ByUser
+from orchestrator.core.cluster import Node, NodeReservation
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    AwaitsRoom,
+    BackingOff,
+    DoesNotFit,
+    MadeRoom,
+    NodeReserved,
+    NoNodeWithLabels,
+    NotEnoughFree,
+)
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByNodeReservation, ByPreemption, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -38,9 +49,8 @@ from tests.unit.core.builders import (
 from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.core.cluster import Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
 
@@ -74,6 +84,8 @@ class Answer:
     starts: list[tuple[str, tuple[str, ...]]]
     stops: list[str]
     waiting: dict[str, Fact]
+    closing: set[str] = field(default_factory=set)
+    reclaimed: list[str] = field(default_factory=list)
     backfilled: int = 0
 
 
@@ -81,17 +93,61 @@ def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool =
     """What is left beside ``holding`` where something may start; of every living node when all are ``empty``."""
     found = {}
     for one in known.values():
-        if one.alive and (empty or not one.cordoned):
+        closed = one.cordoned or _begun(one)
+        if one.alive and (empty or not closed):
             found[one.id] = Left(one.cpus, one.gpus, one.memory_bytes)
             for job in holding:
                 found[one.id].take(job, job.nodes.count(one.id))
     return found
 
 
+def expected(job: Job, policy: Policy, at: float) -> float | None:
+    """The seconds that a job that begins to run, or to run again, is expected to need; None where nothing is known."""
+    ran = job.past.ran_seconds + sum(
+        (a.ended_at or at) - a.running_at for a in job.attempts if a.running_at is not None and a.state is not None
+    )
+    times = policy.past.run_times.known.get(Like(job.submission.user, job.name), ())
+    longer = [seconds for seconds in times if seconds > ran]
+    found = statistics.median(longer) - ran if len(times) >= 3 and longer else ran or None
+    if job.spec.max_duration is None:
+        return found
+    began = at if job.started_at is None else job.started_at
+    limit = max(0.0, began + job.spec.max_duration.total_seconds() - at)
+    return limit if found is None else min(found, limit)
+
+
+def barred(job: Job, known: Mapping[str, Node], policy: Policy, at: float = NOW) -> list[str]:
+    """The nodes that are reserved at a time at which a job that starts ``at`` one would still run."""
+    seconds = expected(job, policy, at)
+    ends = float("inf") if seconds is None else at + seconds
+    return [i for i, one in known.items() if any(r.end > at and r.start < ends for r in one.reservations)]
+
+
+def usable(
+    job: Job, left: Mapping[str, Left], known: Mapping[str, Node], policy: Policy, at: float = NOW
+) -> dict[str, Left]:
+    """What is left on the nodes that the job may use; what is taken of it is taken of ``left``."""
+    return {i: there for i, there in left.items() if i not in barred(job, known, policy, at)}
+
+
+def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[Fact, ...]:
+    """The first reservation of each node that is barred and would suit the job."""
+    found = []
+    for i in barred(job, known, policy):
+        one = known[i]
+        if one.alive and not one.cordoned and suits(job, one):
+            first = min((r for r in one.reservations if r.end > NOW), key=lambda r: (r.start, r.id))
+            begun = any(r.start <= NOW < r.end for r in one.reservations)
+            seconds = expected(job, policy, NOW)
+            found.append(NodeReserved(node=one.name, start=first.start, end=first.end, seconds=seconds, begun=begun))
+    return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
+
+
 def suits(job: Job, one: Node) -> bool:
     model = job.spec.resources.resources_per_worker.gpu_model
     pins = job.spec.resources.nodes
     there = not pins or one.name in pins
+    there = there and all(one.labels.get(key) == value for key, value in job.spec.resources.node_labels.items())
     return (
         there and one.shares_home and (model is None or any(model.lower() in known.lower() for known in one.gpu_models))
     )
@@ -118,6 +174,9 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
         return (min((n for n in room if room[n] >= ranks), key=lambda n: (room[n], n)),) * ranks
     if strategy == "STRICT_PACK" or sum(room.values()) < ranks or (strategy == "STRICT_SPREAD" and len(room) < ranks):
         return None
+    keys = topology_levels(known)
+    if keys and ranks > 1 and (packs or len(room) >= ranks):
+        return near(ranks, room, known, keys, spread=not packs)
     counts = dict.fromkeys(roomy, 0)
     while sum(counts.values()) < ranks:
         for n in roomy:  # in turn when they spread, else all that the node holds
@@ -125,6 +184,48 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
             while counts[n] < min(most, room[n]) and sum(counts.values()) < ranks:
                 counts[n] += 1
     return tuple(n for n in roomy for _ in range(counts[n]))
+
+
+def topology_levels(known: Mapping[str, Node]) -> list[str]:
+    """The keys of topology labels, the one with the fewest values first."""
+    values: dict[str, set[str]] = {}
+    for one in known.values():
+        for key, value in one.labels.items():
+            if key.startswith("topology."):
+                values.setdefault(key, set()).add(value)
+    return sorted(values, key=lambda key: (len(values[key]), key))
+
+
+def near(
+    ranks: int, room: Mapping[str, int], known: Mapping[str, Node], keys: Sequence[str], *, spread: bool
+) -> tuple[str, ...]:
+    """As few groups as any choice of groups has: all but one are the roomiest, one is the tightest for the rest."""
+    roomy = sorted(room, key=lambda n: (-room[n], n))
+    if not keys:
+        tight = [n for n in roomy if room[n] >= ranks]
+        if spread or not tight:
+            return tuple(n for n in roomy for _ in range(1 if spread else room[n]))[:ranks]
+        return (min(tight, key=lambda n: (room[n], n)),) * ranks
+    groups: dict[tuple[str, str], list[str]] = {}
+    for n in room:
+        value = known[n].labels.get(keys[0])
+        groups.setdefault(("", n) if value is None else (value, ""), []).append(n)
+    sizes = {group: sum(1 if spread else room[n] for n in there) for group, there in groups.items()}
+    fewest = next(
+        count
+        for count in range(1, len(groups) + 1)
+        if any(sum(sizes[group] for group in some) >= ranks for some in combinations(groups, count))
+    )
+    chosen = sorted(groups, key=lambda group: (-sizes[group], group))[: fewest - 1]
+    rest = ranks - sum(sizes[group] for group in chosen)
+    others = [group for group in groups if group not in chosen and sizes[group] >= rest]
+    chosen.append(min(others, key=lambda group: (sizes[group], group)))
+    parts = [sizes[group] for group in chosen[:-1]] + [rest]
+    return tuple(
+        place
+        for group, part in zip(chosen, parts, strict=True)
+        for place in near(part, {n: room[n] for n in groups[group]}, known, keys[1:], spread=spread)
+    )
 
 
 def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> bool:
@@ -169,12 +270,20 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         remaining.remove(job)
         cpus, gpus, _ = need(job)
         ranks = ranks_of(job)
-        spot = place(job, left, known)
+        may = usable(job, left, known, policy)
+        closed = tuple(barred(job, known, policy))
+        spot = place(job, may, known)
         limit = policy.limit(job, having)
-        shape = (need(job), job.spec.resources.resources_per_worker.gpu_model, job.spec.resources.nodes)
+        wanted = job.spec.resources
+        labels = tuple(f"{key}={wanted.node_labels[key]}" for key in sorted(wanted.node_labels))
+        shape = (need(job), wanted.resources_per_worker.gpu_model, wanted.nodes, labels, closed)
         lane = (job.spec.queue, job.submission.user, job.priority)
-        equal = (lane, shape, ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
-        between = place(job, loose, known) if short and job.spec.max_duration is not None else None
+        equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        between = (
+            place(job, usable(job, loose, known, policy), known)
+            if short and job.spec.max_duration is not None
+            else None
+        )
         if job.not_before > NOW:
             found.waiting[job.id] = BackingOff(seconds=job.not_before - NOW, cause=job.reason)
         elif equal in told:
@@ -192,7 +301,9 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             whole, room = (find(job, all_left(back, [], empty=True), back) for find in (place, rooms))
             down = tuple(sorted({one.name for one in known.values() if not one.alive and one.id in room}))
             needs = {"gpus": gpus * ranks, "cpus": cpus * ranks}
-            never = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
+            never: Fact = AwaitsNodes(nodes=down, **needs) if down and whole else DoesNotFit(**needs)
+            if not any(all(f"{k}={v}" in _words(one) for k, v in wanted.node_labels.items()) for one in known.values()):
+                never = NoNodeWithLabels(labels=labels)
             found.waiting[job.id] = told[equal] = never
         elif between is not None and _backfills(job, short, holding, placed, found, known, policy, waiting, until):
             found.starts.append((job.id, between))
@@ -204,15 +315,30 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         else:
             free = [sum(max(0.0, there.gpus) for there in left.values()), sum(max(0.0, x.cpus) for x in left.values())]
             found.waiting[job.id] = NotEnoughFree(
-                gpus=gpus * ranks, cpus=cpus * ranks, free_gpus=free[0], free_cpus=free[1]
+                gpus=gpus * ranks,
+                cpus=cpus * ranks,
+                free_gpus=free[0],
+                free_cpus=free[1],
+                labels=labels,
+                reserved=reserved_for(job, known, policy),
             )
-            if claim(job, left, known) or shape in full:
+            if shape in full or claim(job, may, known):
                 full.add(shape)
-                told[equal] = found.waiting[job.id]
+                knows = any(
+                    who.user == job.submission.user and len(times) >= 3
+                    for who, times in policy.past.run_times.known.items()
+                )
+                if not closed or not knows:
+                    told[equal] = found.waiting[job.id]
             short.append(job)
-    if not found.starts:
+    found.closing = {job.id for job in holding if any(_begun(known[i]) for i in job.nodes)}
+    if not found.starts and not found.closing:
         _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
     return found
+
+
+def _words(one: Node) -> list[str]:
+    return [f"{key}={value}" for key, value in one.labels.items()]
 
 
 def _backfills(
@@ -248,14 +374,19 @@ def _reserved(
 ) -> float | None:
     """When the head fits, as jobs end that run; what was just placed runs on."""
     ends = sorted((_ends_at(job, policy), job.submission.sequence, job) for job in holding)
-    for count, (at, _, _) in enumerate(ends, start=1):
-        there = all_left(known, [job for _, _, job in ends[count:]])
+    opens = {r.end for one in known.values() for r in one.reservations if not _begun(one)}
+    for at in sorted({at for at, _, _ in ends} | {at for at in opens if at > NOW}):
+        there = all_left(known, [job for ends_at, _, job in ends if ends_at > at])
         for job, (_, spot) in zip(placed, starts, strict=True):
             for node_id in spot:
                 there[node_id].take(job)
-        if place(head, there, known) is not None:
+        if place(head, usable(head, there, known, policy, at), known) is not None:
             return at
     return None
+
+
+def _begun(one: Node) -> bool:
+    return any(r.start <= NOW < r.end for r in one.reservations)
 
 
 def _ends_at(job: Job, policy: Policy) -> float:
@@ -284,8 +415,13 @@ def _preempt(
         may = policy.victims(job, able, holding if having is None else having, waiting)
 
         def fits(gone: Sequence[Job], job: Job = job) -> bool:
-            return place(job, all_left(known, [one for one in holding if one not in gone]), known) is not None
+            left = all_left(known, [one for one in holding if one not in gone])
+            return place(job, usable(job, left, known, policy), known) is not None
 
+        if reclaimed := _idle(holding, policy, fits):
+            found.reclaimed = [one.id for one in reclaimed]
+            found.waiting[job.id] = AwaitsRoom(jobs=tuple(found.reclaimed))
+            return
         chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
         for one in chosen[-2::-1]:
             fewer = [other for other in chosen if other is not one]
@@ -293,6 +429,24 @@ def _preempt(
         if chosen and not fits([]):
             found.stops = [one.id for one in chosen]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(one.id for one in chosen))
+
+
+def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
+    """The fewest jobs that have been idle for too long without which it fits, the longest idle first."""
+    due = []
+    for job in holding:
+        limit = job.spec.reclaim_idle.total_seconds() if job.spec.reclaim_idle else policy.sharing.reclaim_idle
+        since = policy.idle.get(job.id)
+        if job.spec.preemptible and limit is not None and since is not None and since + limit <= NOW:
+            due.append((since, job.submission.sequence, job))
+    able = [job for _, _, job in sorted(due, key=lambda entry: entry[:2])]
+    if fits([]):
+        return []
+    chosen = next((able[:count] for count in range(1, len(able) + 1) if fits(able[:count])), [])
+    for one in chosen[-2::-1]:
+        fewer = [other for other in chosen if other is not one]
+        chosen = fewer if fits(fewer) else chosen
+    return chosen
 
 
 def _loss(job: Job) -> tuple[float, float, int]:
@@ -325,7 +479,8 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     for number in range(choose.randint(1, 14)):
         spec = choose.choice(kinds)
         job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
-        spot = place(job, all_left(known, [one for one in jobs if one.nodes]), known)
+        before = {i: replace(one, reservations=()) for i, one in known.items()}
+        spot = place(job, all_left(before, [one for one in jobs if one.nodes]), known)
         if spot is not None and choose.random() < 0.6:
             limit = job.spec.max_duration
             longest = 990 if limit is None else int(limit.total_seconds()) - 1
@@ -339,7 +494,10 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         jobs.append(job)
     jobs += [pending(spec, sequence=90 + n, job_id=f"last-{n}", user=users[0]) for n, spec in enumerate(last)]
     choose.shuffle(jobs)
-    return jobs, known, random_policy(choose, users, names, known)
+    policy = random_policy(choose, users, names, known)
+    policy.idle = {job.id: NOW - choose.choice([30, 300, 900]) for job in jobs if job.nodes and choose.random() < 0.2}
+    policy.sharing = replace(policy.sharing, reclaim_idle=choose.choice([None, None, 60.0, 600.0]))
+    return jobs, known, policy
 
 
 def _preempted(job: Job, at: float, seconds: float) -> Job:
@@ -358,7 +516,31 @@ def _random_node(choose: random.Random, name: str) -> Node:
         alive=choose.random() < 0.95,
         shares_home=choose.random() < 0.9,
         gpu_models=(choose.choice(["NVIDIA H100", "NVIDIA A100"]),),
+        labels=_random_labels(choose),
+        reservations=_random_reservations(choose),
     )
+
+
+def _random_reservations(choose: random.Random) -> tuple[NodeReservation, ...]:
+    """None for most nodes; for the others one that has begun, or that begins within the time that jobs take, or two."""
+    if choose.random() < 0.75:
+        return ()
+    starts = choose.choice([[-5], [25], [150], [350], [1500], [10, 800]])
+    return tuple(
+        NodeReservation(id=f"r{n}", start=NOW + start, end=NOW + start + choose.choice([60, 500]))
+        for n, start in enumerate(starts)
+    )
+
+
+def _random_labels(choose: random.Random) -> dict[str, str]:
+    """Racks of two zones for most nodes of half of the cases, and another label."""
+    rack = choose.choice("qrs")
+    found = {"disk": choose.choice(["nvme", "nvme", "ssd"])} if choose.random() < 0.5 else {}
+    if choose.random() < 0.6:
+        found["topology.rack"] = rack
+    if choose.random() < 0.4:
+        found["topology.zone"] = choose.choice("xy") if choose.random() < 0.2 else "x" if rack == "q" else "y"
+    return found
 
 
 def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
@@ -371,10 +553,12 @@ def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
         memory_bytes=choose.choice([None, None, 2**34, 2**37]),
         gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
         nodes=choose.choice([(), (), (), ("a",), ("a", "c")]),
+        node_labels=choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),
         preemptible=choose.random() < 0.8,
+        reclaim_idle=choose.choice([None, None, None, timedelta(seconds=200)]),
         max_duration=choose.choice([None, None, timedelta(seconds=30), timedelta(seconds=300)]),
     )
 
@@ -386,13 +570,20 @@ def differences(first: int, count: int) -> list[int]:
 
 def same(seed: int) -> bool:
     jobs, known, policy = random_case(seed)
-    state = State(jobs={job.id: job for job in jobs}, nodes=known, sharing=policy.sharing, past=policy.past)
+    state = State(
+        jobs={job.id: job for job in jobs}, nodes=known, sharing=policy.sharing, past=policy.past, idle=policy.idle
+    )
     commands = decide(state, NOW)
     wanted = answer(jobs, known, policy)
     starts = [(e.job_id, e.nodes) for e in commands.events if isinstance(e, ev.AttemptStarted)]
-    stops = [e.job_id for e in commands.events if isinstance(e, ev.StopRequested) and isinstance(e.by, ByPreemption)]
-    whole = len(starts) + len(stops) == len(commands.events)
-    return whole and (starts, stops, commands.waiting) == (wanted.starts, wanted.stops, wanted.waiting)
+    asked = [event for event in commands.events if isinstance(event, ev.StopRequested)]
+    stops = [e.job_id for e in asked if isinstance(e.by, ByPreemption)]
+    closing = {e.job_id for e in asked if isinstance(e.by, ByNodeReservation)}
+    reclaimed = [e.job_id for e in asked if isinstance(e.by, ByIdleReclaim)]
+    known_kinds = len(stops) + len(closing) + len(reclaimed) == len(asked)
+    whole = len(starts) + len(asked) == len(commands.events) and known_kinds
+    found = (starts, stops, closing, reclaimed, commands.waiting)
+    return whole and found == (wanted.starts, wanted.stops, wanted.closing, wanted.reclaimed, wanted.waiting)
 
 
 if __name__ == "__main__":

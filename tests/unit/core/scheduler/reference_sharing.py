@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
 NOW = T0 + 1000
@@ -60,6 +61,7 @@ class Policy:
     sharing: Sharing
     past: PastUse
     nodes: Mapping[str, Node]
+    idle: Mapping[JobId, float] = field(default_factory=dict)
 
     def chain(self, name: str) -> list[QueueSpec]:
         """The queue and those above it, the uppermost first; nothing without queues."""
@@ -88,7 +90,9 @@ class Policy:
         total = [0.0, 0.0, 0.0]
         for job in having:
             cpus, gpus, memory = need(job)
-            began = job.attempts[-1].started_at if job.attempts else NOW
+            began = (
+                job.attempts[-1].started_at if job.nodes else NOW
+            )  # what the round places begins now, also a second time
             weight = 1.0 + (1.0 - 0.5 ** ((NOW - began) / self.sharing.half_life))
             for place, amount in enumerate((gpus, cpus, memory)):
                 total[place] += weight * ranks_of(job) * amount

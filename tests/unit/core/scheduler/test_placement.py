@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.reasons import AwaitsNodes
+from orchestrator.core.facts.reasons import AwaitsNodes, NoNodeWithLabels, NotEnoughFree
 from orchestrator.core.scheduler.placement import (
     LEAST_CPUS,
     claim,
@@ -119,6 +119,29 @@ def test_a_job_goes_only_to_the_nodes_that_it_names() -> None:
     by_id = node("0a1b", gpus=2)
     assert put(job_of(1, nodes=("0a1b",)), A8, replace(by_id, name="gpu-7")) == ("0a1b",)
     assert not could_ever_fit(job_of(1, nodes=("b",)), nodes(A8, replace(B8, alive=False)))
+
+
+def test_a_job_goes_only_to_nodes_with_all_of_its_labels() -> None:
+    fast, both = replace(B8, labels={"disk": "nvme"}), replace(C4, labels={"disk": "nvme", "net": "ib"})
+    assert put(job_of(2, node_labels={"disk": "nvme", "net": "ib"}), A8, fast, both) == ("c", "c")
+    assert put(job_of(12, node_labels={"disk": "nvme"}), A8, fast, both) == ("b",) * 8 + ("c",) * 4
+    assert put(job_of(1, node_labels={"disk": "ssd"}), A8, fast, both) is None
+    assert put(job_of(1, node_labels={"disk": "nvme"}), A8) is None
+
+
+def test_why_a_job_with_labels_waits() -> None:
+    known = nodes(A8, replace(C4, labels={"disk": "nvme"}))
+    busy = running(pending(make_spec(workers=4), job_id="busy"), nodes=("c",) * 4)
+    waits = job_of(1, node_labels={"disk": "nvme"})
+    lost = pending(make_spec(workers=1, node_labels={"disk": "tape"}), job_id="lost", sequence=2)
+    commands = decide(State(jobs={busy.id: busy, waits.id: waits, lost.id: lost}, nodes=known), T0 + 9)
+    assert commands.waiting == {
+        waits.id: NotEnoughFree(gpus=1, cpus=1, free_gpus=8, free_cpus=124, labels=("disk=nvme",)),
+        lost.id: NoNodeWithLabels(labels=("disk=tape",)),
+    }
+    down = {**known, "c": replace(known["c"], alive=False)}
+    commands = decide(State(jobs={waits.id: waits}, nodes=down), T0 + 9)
+    assert commands.waiting[waits.id] == AwaitsNodes(nodes=("c",), gpus=1, cpus=1)
 
 
 def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:

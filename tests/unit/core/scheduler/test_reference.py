@@ -21,9 +21,20 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
     assert any(one.starts for one in found)
     assert any(one.stops for one in found)
     assert sum(one.backfilled for one in found) >= 3
+    assert any(one.closing for one in found)
+    assert any(one.reclaimed for one in found)
+    assert any(isinstance(fact, NotEnoughFree) and fact.reserved for one in found for fact in one.waiting.values())
     kinds = {type(reason).__name__ for one in found for reason in one.waiting.values()}
     limits = {"QueueAtMaximum", "UserAtLimit"}
-    assert kinds == {"NotEnoughFree", "DoesNotFit", "AwaitsNodes", "BackingOff", "AwaitsRoom", *limits}
+    assert kinds == {
+        "NotEnoughFree",
+        "DoesNotFit",
+        "NoNodeWithLabels",
+        "AwaitsNodes",
+        "BackingOff",
+        "AwaitsRoom",
+        *limits,
+    }
 
 
 def test_equal_jobs_that_do_not_fit_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

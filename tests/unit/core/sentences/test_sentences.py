@@ -15,8 +15,18 @@ from orchestrator.core.facts.gangs import FilesNotSent, MaxDuration, StorageUnse
 from orchestrator.core.facts.gpus import GpuFailing, GpuLost, GpuSilent, Quarantined, Xid
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.rank_ends import Problem, PythonException, RankEnd, ScriptProblem
-from orchestrator.core.facts.reasons import AwaitsNodes, BudgetSpent, DoesNotFit, MadeRoom, NoNewCheckpoint, StopOrdered
-from orchestrator.core.facts.requesters import ByGrowth, ByLimit, ByNodeDrain, ByShutdown
+from orchestrator.core.facts.reasons import (
+    AwaitsNodes,
+    BudgetSpent,
+    DoesNotFit,
+    MadeRoom,
+    NodeReserved,
+    NoNewCheckpoint,
+    NoNodeWithLabels,
+    NotEnoughFree,
+    StopOrdered,
+)
+from orchestrator.core.facts.requesters import ByGrowth, ByLimit, ByNodeDrain, ByNodeReservation, ByShutdown
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
 from tests.unit.core import strategies
@@ -65,6 +75,42 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         (
             AwaitsNodes(nodes=("b", "c"), gpus=8, cpus=8),
             "waiting for nodes b, c, which are down; the nodes that are up cannot hold 8 GPUs and 8 CPUs",
+        ),
+        (
+            NoNodeWithLabels(labels=("disk=nvme",)),
+            "waiting for a node with disk=nvme: no node has this label; `orch nodes label` sets it",
+        ),
+        (
+            NotEnoughFree(gpus=1, cpus=2, free_gpus=3, free_cpus=4, labels=("disk=nvme",)),
+            "waiting for 1 GPU and 2 CPUs on nodes with disk=nvme; free now on all nodes: 3 GPUs, 4 CPUs",
+        ),
+        (
+            NodeReserved(node="a", start=0.0, end=3600.0, said="new driver"),
+            (
+                "node a is reserved from 1970-01-01 00:00:00 UTC to 1970-01-01 01:00:00 UTC (new driver), and it is not known"
+                " how long the job runs (max_duration says it)"
+            ),
+        ),
+        (
+            NotEnoughFree(
+                gpus=1,
+                cpus=2,
+                free_gpus=3,
+                free_cpus=4,
+                reserved=(NodeReserved(node="a", start=60.0, end=3600.0, seconds=7200.0),),
+            ),
+            (
+                "waiting for 1 GPU and 2 CPUs; free now: 3 GPUs, 4 CPUs; node a is reserved from 1970-01-01 00:01:00 UTC to"
+                " 1970-01-01 01:00:00 UTC, and the job is expected to run for 2h"
+            ),
+        ),
+        (
+            NodeReserved(node="a", start=0.0, end=3600.0, begun=True),
+            "node a is reserved until 1970-01-01 01:00:00 UTC",
+        ),
+        (
+            MadeRoom(by=ByNodeReservation(node="a", end=3600.0, said="new driver")),
+            "stopped to make room (node a is reserved until 1970-01-01 01:00:00 UTC (new driver))",
         ),
         (DoesNotFit(gpus=1, cpus=2), "does not fit on the nodes there are, even when they are empty: 1 GPU and 2 CPUs"),
         (NoNewCheckpoint(restarts=1), "1 restart in a row brought no newer checkpoint (retry.max_no_progress)"),

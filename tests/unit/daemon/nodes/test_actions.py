@@ -1,13 +1,15 @@
-"""Cordon, drain and uncordon."""
+"""Cordon, drain, uncordon, labels and reservations."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
+from orchestrator.api.queue_views import NodeChange, ReservationRequest
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.scheduler.live import LiveJobs
@@ -90,5 +92,68 @@ def test_a_cordon_that_cannot_be_written_holds_and_says_so() -> None:
         with pytest.raises(DiskFullError):
             await world.actions.act("a1", NodeVerb.CORDON, "ada")
         assert [place.name for place in world.trust.unsaved()] == ["a1"]
+
+    asyncio.run(run())
+
+
+def test_labels_are_written_seen_by_the_loop_and_known_to_the_next_daemon() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        reply = await world.actions.change("a1", NodeChange(labels={"net": "ib", "disk": "nvme"}), "ada")
+        assert reply.message == "a1: its labels are disk=nvme, net=ib"
+        assert world.rounds.loop.nodes["a1"].labels == {"disk": "nvme", "net": "ib"}
+        await world.actions.act("a1", NodeVerb.UNCORDON, "ada")
+        await world.actions.change("a1", NodeChange(labels={"net": None, "disk": "ssd"}), "ada")
+        assert world.rounds.loop.nodes["a1"].labels == {"disk": "ssd"}, "an uncordon leaves labels"
+        with pytest.raises(BadRequestError, match="a1 has no label net") as caught:
+            await world.actions.change("a1", NodeChange(labels={"net": None}), "ada")
+        assert caught.value.hint == "its labels are disk=ssd"
+        with pytest.raises(BadRequestError, match="at most 64 labels"):
+            await world.actions.change("a1", NodeChange(labels={f"key-{n}": "" for n in range(64)}), "ada")
+        with pytest.raises(NoSuchNodeError):
+            await world.actions.change("b", NodeChange(labels={"disk": "ssd"}), "ada")
+        later = NodeQuarantine()
+        later.restore(await world.rounds.store.places())
+        assert later.mark({"a1": node("a1")})["a1"].labels == {"disk": "ssd"}
+        anew = later.mark({"n7": replace(node("n7"), name="a1")})
+        assert anew["n7"].labels == {"disk": "ssd"}, "Ray gave it another id"
+
+    asyncio.run(run())
+
+
+def test_reservations_are_written_seen_by_the_loop_and_known_to_the_next_daemon() -> None:
+    async def run() -> None:
+        world = World(Rounds())
+        now = world.rounds.loop.now()
+        world.trust._clock = world.rounds.loop.now  # the world's own time
+        later = ReservationRequest(start=now + 3600, seconds=600, reason="new driver")
+        world.rounds.loop.decided = LiveJobs([running(nodes=("a1", "a1"))])
+        reply = await world.actions.change("a1", NodeChange(reserve=later), "ada")
+        assert reply.message == "a1 is reserved (r1); 1 job there now: what still runs at its start is stopped"
+        reply = await world.actions.change("a1", NodeChange(reserve=ReservationRequest(start=now, seconds=60)), "bob")
+        assert reply.state == "RESERVED"
+        known = world.rounds.loop.nodes["a1"].reservations
+        assert [(r.id, r.start - now, r.end - now, r.by) for r in known] == [
+            ("r2", 0, 60, "bob"),
+            ("r1", 3600, 4200, "ada"),
+        ]
+        again = NodeQuarantine(world.rounds.loop.now)
+        again.restore(await world.rounds.store.places())
+        assert again.mark({"a1": node("a1")})["a1"].reservations == known
+        for wrong, said in (
+            (NodeChange(unreserve=""), "a1 has 2 reservations"),
+            (NodeChange(unreserve="r7"), "a1 has no reservation r7"),
+            (NodeChange(reserve=ReservationRequest(start=now - 60, seconds=60)), "would have ended already"),
+            (NodeChange(), "nothing to change"),
+        ):
+            with pytest.raises(BadRequestError, match=said):
+                await world.actions.change("a1", wrong, "ada")
+        reply = await world.actions.change("a1", NodeChange(unreserve="r2"), "ada")
+        assert (reply.state, reply.message) == ("READY", "reservation r2 of a1 is removed")
+        await world.actions.change("a1", NodeChange(unreserve=""), "ada")
+        assert world.rounds.loop.nodes["a1"].reservations == ()
+        last = NodeQuarantine(world.rounds.loop.now)
+        last.restore(await world.rounds.store.places())
+        assert last.mark({"a1": node("a1")})["a1"].reservations == ()
 
     asyncio.run(run())

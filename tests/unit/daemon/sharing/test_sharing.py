@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.core import events as ev
+from orchestrator.core.facts.findings import GpusUnused
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import Account
 from orchestrator.core.states import JobState
@@ -18,7 +20,19 @@ from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.memory import MemoryStore
-from tests.unit.core.builders import T0, chain, exited, finished, make_spec, released, started, submission, up
+from tests.unit.core.builders import (
+    T0,
+    chain,
+    exited,
+    finished,
+    gone,
+    make_spec,
+    released,
+    running,
+    started,
+    submission,
+    up,
+)
 
 
 def test_the_terms_are_those_of_the_settings() -> None:
@@ -29,11 +43,36 @@ def test_the_terms_are_those_of_the_settings() -> None:
             "ORCH_AGEING": "2h",
             "ORCH_USER_MAX_GPUS": "4",
             "ORCH_TIME_SHARING": "1m",
+            "ORCH_RECLAIM_IDLE": "30m",
         }
     )
     sharing = sharing_of(settings)
     assert (sharing.queues, sharing.ageing, sharing.user_gpus) == (parse_queues("lab"), 7200.0, 4)
-    assert sharing.time_sharing == 60.0
+    assert (sharing.time_sharing, sharing.reclaim_idle) == (60.0, 1800.0)
+
+
+def test_since_when_the_gpus_of_a_job_are_idle_is_known_also_to_the_next_daemon() -> None:
+    idle = GpusUnused(gpus=2)
+    job = running()
+    opened = ev.FindingOpened(job_id=job.id, at=T0 + 100, attempt=1, finding=idle)
+    closed = ev.FindingClosed(job_id=job.id, at=T0 + 200, attempt=1, finding=idle)
+    later = replace(opened, at=T0 + 300)
+    found = chain(job, opened, closed, later)
+    book = ShareBook()
+    told = []
+    for change in found:
+        book.observe(change.after, change.event)
+        told.append(dict(book.idle))
+    assert told == [{job.id: T0 + 100}, {}, {job.id: T0 + 300}]
+    again = ShareBook()
+    for change in found:  # it has the record of now beside each of the events
+        again.observe_idle(found[-1].after, change.event)
+    assert again.idle == {job.id: T0 + 300}
+    last = found[-1].after
+    ended = chain(last, exited(last, rank=0, exit_code=1, at=T0 + 400), gone(last, at=T0 + 401))
+    for change in ended:
+        book.observe(change.after, change.event)
+    assert book.idle == {}
 
 
 def test_what_ended_jobs_used_counts_after_a_restart() -> None:

@@ -1,4 +1,4 @@
-"""What a cluster refuses of the nodes that a job names."""
+"""What a cluster refuses of the nodes and labels that a job names."""
 
 from __future__ import annotations
 
@@ -46,3 +46,27 @@ def test_a_job_waits_for_the_only_node_with_gpus() -> None:
     check_fits(asked(1), {**known, "b": replace(known["b"], alive=False)})
     with pytest.raises(RefusedError, match="this cluster has none"):
         check_fits(asked(1), {"a": known["a"]})
+
+
+def labelled(labels: str) -> Checked:
+    text = f"name: digits\nentrypoint: python train.py\nresources: {{node_labels: {labels}}}\n"
+    return Checked(spec=parse_job(text), python="", directory=None)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "said"),
+    [
+        ("{dsk: nvme}", "no node has the label dsk (did you mean disk?)"),
+        ("{disk: nvmee}", "no node has the label disk=nvmee (did you mean nvme?)"),
+        ("{disk: tape, colour: red}", "no node has the label disk=tape (there is nvme); no node has the label colour"),
+        ("{disk: nvme, net: ib}", "no node has all of the labels disk=nvme, net=ib"),
+    ],
+)
+def test_a_label_that_no_node_has_is_refused_with_what_may_have_been_meant(asked_for: str, said: str) -> None:
+    there = nodes(node("a", labels={"disk": "nvme"}), node("b", labels={"net": "ib"}))
+    with pytest.raises(RefusedError) as caught:
+        check_fits(labelled(asked_for), there)
+    assert str(caught.value.message) == said
+    assert "orch nodes label" in str(caught.value.hint)
+    check_fits(labelled("{disk: nvme}"), there)
+    check_fits(labelled("{net: ib}"), {**there, "b": replace(there["b"], alive=False)})

@@ -1,0 +1,114 @@
+"""Nodes that are reserved for their maintenance: what may start there before, and what stops when the time has come. Pure.
+
+While a reservation lasts nothing runs on its node. Before it, a gang is placed there only if it is expected to end in time: by its ``max_duration``,
+or by what is known of such jobs (durations.py). A job of which nothing is known is not expected to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from orchestrator.core.facts.reasons import NodeReserved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from orchestrator.core.cluster import Node, NodeReservation
+    from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import RunTimes
+
+
+class Timetable(Mapping[str, "Node"]):
+    """Nodes as they are ``at`` a time, where some are or will be reserved; ``plain`` without their reservations."""
+
+    def __init__(self, nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> None:
+        self.plain = nodes
+        self._at = at
+        self._run_times = run_times
+        self._reserved = {node_id: node.reservations for node_id, node in nodes.items() if node.reservations}
+        self._open = {node_id: now for node_id in self._reserved if (now := _open(nodes[node_id], at)) is not None}
+        self._nodes = {i: replace(n, reserved=self._open[i]) if i in self._open else n for i, n in nodes.items()}
+        self._alike: frozenset[str] | None = None
+
+    def __getitem__(self, node_id: str) -> Node:
+        return self._nodes[node_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def closed(self) -> Mapping[str, NodeReservation]:
+        """Return the nodes on which nothing runs now, and the reservation of each."""
+        return self._open
+
+    def closed_to(self, job: Job, at: float | None = None) -> frozenset[str]:
+        """Return the nodes on which a job that starts at a time, by default now, would still run when they are reserved."""
+        start = self._at if at is None else at
+        left = self._run_times.left(job, start)
+        end = inf if left is None else start + left.seconds
+        return frozenset(
+            node_id
+            for node_id, reservations in self._reserved.items()
+            if any(one.start < end and one.end > start for one in reservations)
+        )
+
+    def why(self, job: Job, node_ids: frozenset[str]) -> tuple[NodeReserved, ...]:
+        """Return the reservations that keep a job from nodes, the first of each, in order of time."""
+        found = []
+        for node_id in node_ids:
+            one = min((r for r in self._reserved[node_id] if r.end > self._at), key=lambda r: (r.start, r.id))
+            expected = self._run_times.left(job, self._at)
+            found.append(
+                NodeReserved(
+                    node=self._nodes[node_id].name,
+                    start=one.start,
+                    end=one.end,
+                    said=one.reason,
+                    seconds=None if expected is None else expected.seconds,
+                    begun=node_id in self._open,
+                )
+            )
+        return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
+
+    def alike(self, job: Job) -> bool:
+        """Whether all jobs of the user that are equal otherwise are expected to need the same: no run times of like jobs are known."""
+        if self._alike is None:
+            self._alike = frozenset(who.user for who in self._run_times.likes())
+        return job.submission.user not in self._alike
+
+    def ends(self) -> list[float]:
+        """Return when nodes that are still open are open again."""
+        later = (r for i, reservations in self._reserved.items() if i not in self._open for r in reservations)
+        return sorted({one.end for one in later if one.end > self._at})
+
+    def next_change(self) -> float | None:
+        """Return when the next reservation begins or ends."""
+        times = [at for known in self._reserved.values() for one in known for at in (one.start, one.end)]
+        return min((at for at in times if at > self._at), default=None)
+
+
+def _open(node: Node, at: float) -> NodeReservation | None:
+    return next((one for one in node.reservations if one.start <= at < one.end), None)
+
+
+def nodes_at(nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> Mapping[str, Node]:
+    """Return the nodes at a time: as they are where none is reserved."""
+    if any(node.reservations for node in nodes.values()):
+        return Timetable(nodes, at, run_times)
+    return nodes
+
+
+def plain(nodes: Mapping[str, Node]) -> Mapping[str, Node]:
+    """Return the nodes without their reservations."""
+    return nodes.plain if isinstance(nodes, Timetable) else nodes
+
+
+def closed_to(job: Job, nodes: Mapping[str, Node], at: float | None = None) -> frozenset[str]:
+    """Return the nodes on which a job may not start at a time, by default now, because they will be reserved."""
+    return nodes.closed_to(job, at) if isinstance(nodes, Timetable) else frozenset()
