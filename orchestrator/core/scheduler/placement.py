@@ -160,7 +160,7 @@ def _empty(node: Node) -> Free:
 
 def missing_nodes(job: Job, nodes: Mapping[str, Node]) -> tuple[str, ...]:
     """Return the names of the nodes that are down and hold a rank of the gang, where it would fit if they were back; else nothing."""
-    shape = shape_of(job)
+    shape, nodes = shape_of(job), plain(nodes)
     down = {n.name for n in nodes.values() if not n.alive and suits(shape, n) and _slots(shape, _empty(n))}
     back = {n.id: replace(n, alive=True) for n in nodes.values()}
     return tuple(sorted(down)) if down and could_ever_fit(job, back) else ()

@@ -47,9 +47,14 @@ def write_spec(spec: JobSpec) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", adapter().dump_python(spec, mode="json", by_alias=True))
 
 
-def schema() -> dict[str, Any]:
-    """Give the JSON Schema of a job file."""
-    return adapter().json_schema(by_alias=True)
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of job.yaml, for editors. It accepts all that `parse_job` accepts, and some more."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **adapter().json_schema(by_alias=True),
+        "title": "job.yaml",
+        "description": "A training job for orch.",
+    }
 
 
 def read_spec(root: MapNode, problems: list[Problem], *, stored: bool = False) -> JobSpec:

@@ -20,7 +20,7 @@ def schema_text() -> str:
 
 def current_text() -> str:
     """Return the schema that the model makes."""
-    from orchestrator.spec.job import job_schema
+    from orchestrator.spec.reader.reading import job_schema
 
     return json.dumps(job_schema(), indent=2, ensure_ascii=False) + "\n"
 
