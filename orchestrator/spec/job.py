@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
 from orchestrator.spec.matrix import (
@@ -45,7 +45,8 @@ from orchestrator.spec.reader.checks import NOT_YET, cross_checks, not_yet
 from orchestrator.spec.reader.document import compose
 from orchestrator.spec.reader.overrides import apply_overrides
 from orchestrator.spec.reader.passing import Passed, PassRequest, select, split_request, with_variables
-from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, schema, write_spec
+from orchestrator.spec.reader.reading import adapter, nearest_mark, problem_at, read_spec, write_spec
+from orchestrator.spec.reader.schema_file import job_schema
 from orchestrator.spec.reader.template import init_text
 from orchestrator.spec.search import Combination, objectives_of, parameter_names, trials_to_check
 
@@ -344,16 +345,6 @@ def spec_yaml(spec: Mapping[str, JsonValue]) -> str:
 
     text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=110)
     return text
-
-
-def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of job.yaml, for editors. It accepts all that `parse_job` accepts, and some more."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema(),
-        "title": "job.yaml",
-        "description": "A training job for orch.",
-    }
 
 
 @cache

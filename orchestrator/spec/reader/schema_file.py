@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import orchestrator.data
 
@@ -18,10 +19,20 @@ def schema_text() -> str:
     return FILE.read_text(encoding="utf-8")
 
 
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of job.yaml, for editors. It accepts all that `parse_job` accepts, and some more."""
+    from orchestrator.spec.reader.reading import schema
+
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema(),
+        "title": "job.yaml",
+        "description": "A training job for orch.",
+    }
+
+
 def current_text() -> str:
     """Return the schema that the model makes."""
-    from orchestrator.spec.job import job_schema
-
     return json.dumps(job_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
