@@ -128,6 +128,8 @@ def test_it_says_of_each_job_what_the_earlier_version_said(flat_store: SqliteSto
         assert now["spec"].pop("interactive") is None, "a key of later versions"
         assert now["past"].pop("ran_seconds") >= 0, "a key of later versions"
         resources = now["spec"]["resources"]
+        assert now["spec"].pop("reclaim_idle") is None, "a key of later versions"
+        assert resources.pop("node_labels") == {}, "a key of later versions"
         assert (resources.pop("auto"), resources.pop("nodes")) == (None, []), "keys of later versions"
         differing = {key for key in now.keys() | stored[name].keys() if now.get(key) != stored[name].get(key)}
         assert differing <= DROPPED | ADDED, name
