@@ -64,9 +64,9 @@ class Left:
     memory: int
 
     def holds(self, job: Job) -> bool:
-        """Whether one more rank has room."""
-        cpus, gpus, memory = need(job)
-        return self.cpus >= cpus and self.gpus >= gpus and self.memory >= memory
+        """Whether one more rank has room. What it needs nothing of may be taken twice: by a claim, and by a job that ends before."""
+        left = (self.cpus, self.gpus, self.memory)
+        return all(there >= needed for there, needed in zip(left, need(job), strict=True) if needed)
 
     def take(self, job: Job, ranks: int = 1) -> None:
         cpus, gpus, memory = need(job)
