@@ -139,3 +139,13 @@ class NodeChange:
     labels: Mapping[str, str | None] = field(default_factory=dict)
     reserve: ReservationRequest | None = None
     unreserve: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeActionReply(View):
+    """What an action on a node did, and which jobs it moves."""
+
+    node: str
+    state: str
+    message: str
+    jobs: tuple[str, ...] = ()

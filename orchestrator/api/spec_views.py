@@ -9,6 +9,20 @@ from orchestrator.api.view import NESTED, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutView(View):
+    """What ``.gitignore`` and ``.orchignore`` keep out of the job's copy of its working directory; ``by`` names them.
+
+    ``largest`` names a few of the files. ``more``: there are more than were counted.
+    """
+
+    files: int
+    size_bytes: int
+    by: tuple[str, ...]
+    largest: tuple[str, ...] = ()
+    more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GitView(View):
     """Where the working directory stood in git at submission; ``dirty``: its files were not those of ``commit``."""
 

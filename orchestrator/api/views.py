@@ -12,8 +12,10 @@ from typing import Any
 from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.log_line import LogLine as LogLine  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
+from orchestrator.api.queue_views import NodeActionReply as NodeActionReply  # noqa: PLC0414
 from orchestrator.api.queue_views import ReservationView as ReservationView  # noqa: PLC0414
 from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
+from orchestrator.api.spec_views import LeftOutView as LeftOutView  # noqa: PLC0414
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -384,20 +386,6 @@ class GpuList(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutView(View):
-    """What ``.gitignore`` and ``.orchignore`` keep out of the job's copy of its working directory; ``by`` names them.
-
-    ``largest`` names a few of the files. ``more``: there are more than were counted.
-    """
-
-    files: int
-    size_bytes: int
-    by: tuple[str, ...]
-    largest: tuple[str, ...] = ()
-    more: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
     """An accepted job, or a matrix's, ``job_id`` being the first; ``created`` is false where the idempotency key was known already.
 
@@ -447,16 +435,6 @@ class ActionReply(View):
     state: str
     message: str
     job_ids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeActionReply(View):
-    """What an action on a node did, and which jobs it moves."""
-
-    node: str
-    state: str
-    message: str
-    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

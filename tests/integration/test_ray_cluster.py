@@ -233,7 +233,10 @@ def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(
         assert guest.wait(one).state == "SUCCEEDED"
         assert seats(guest, one) == [back.id]
     assert large.id not in {n.id for n in guest.client.nodes()}, "its place was taken"
-    back.kill()
+    back.kill()  # what the next test submits is not to be placed there
+    wait_until(
+        "it is down", lambda: {n.id: n.state for n in guest.client.nodes()}.get(back.id) in (None, "UNREACHABLE")
+    )
 
 
 def test_an_elastic_job_goes_on_with_fewer_nodes_and_grows_again(

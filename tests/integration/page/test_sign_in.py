@@ -45,8 +45,10 @@ def field(page: Page) -> Locator:
 
 def guess(page: Page, token: str) -> None:
     """Type a token and press Enter; the next page is there once this returns."""
+    expect(field(page)).to_be_focused()
+    page.keyboard.type(token)
+    expect(field(page)).to_have_value(token)
     with page.expect_navigation():
-        page.keyboard.type(token)
         page.keyboard.press("Enter")
 
 

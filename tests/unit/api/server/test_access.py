@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.transport.endpoint import Endpoint
 
-ACTIONS = 13  # five verbs for jobs, tracing one and its stacks, three for nodes, setting a queue, shutdown, prune
+ACTIONS = 14  # five verbs for jobs, tracing one and its stacks, three for nodes, changing one, setting a queue, shutdown, prune
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW")
 BODIES: dict[str, Any] = {
     "/api/v1/jobs": {"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"},

@@ -41,7 +41,7 @@ from tests.unit.gpu.exporter.test_exposition import full_sample
 from tests.unit.gpu.support import ScriptedReader, gpu_info, wait_for
 
 ROOT = Path(__file__).parents[4]
-COMMANDS = LazyCommands((Entry("gpus", "gpu", "x"), Entry("top", "gpu", "x"), Entry("record", "gpu", "x")))
+COMMANDS = LazyCommands(tuple(Entry(name, "gpu", "x", "") for name in ("gpus", "top", "record")))
 Orch = Callable[..., "Outcome"]
 MakeReader = Callable[[str], ScriptedReader]
 
@@ -323,7 +323,7 @@ def test_a_signal_ends_a_recording_in_order(tmp_path: Path, number: signal.Signa
     out = tmp_path / "out"
     code = (
         "import sys; from orchestrator.cli.registry import LazyCommands, Entry\n"
-        "command = LazyCommands((Entry('record', 'gpu', 'x'),))['record']\n"
+        "command = LazyCommands((Entry('record', 'gpu', 'x', ''),))['record']\n"
         "sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
     )
     fake = FakeNvml.create(tmp_path, gpus=2)
