@@ -89,7 +89,7 @@ def gpus_by_node(
     nodes: Sequence[NodeView], rows: Sequence[Mapping[str, Any]], shown: str
 ) -> list[tuple[NodeView, list[GpuCell]]]:
     """Return the GPUs of each node, by index."""
-    jobs = sorted({str(row["job"]) for row in rows if row.get("job")})
+    jobs = sorted({str(row["job_id"]) for row in rows if row.get("job_id")})
     cells: dict[str, list[GpuCell]] = {}
     for row in rows:
         cells.setdefault(str(row.get("node")), []).append(_cell(row, shown, jobs))
@@ -99,7 +99,7 @@ def gpus_by_node(
 def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
     load, used, total = row.get("utilization_ratio"), row.get("memory_used_bytes"), row.get("memory_total_bytes")
     memory = used / total if used is not None and total else None
-    node, job, condition = str(row.get("node")), row.get("job"), str(row.get("condition") or "ok")
+    node, job, condition = str(row.get("node")), row.get("job_id"), str(row.get("condition") or "ok")
     trouble = condition != "ok"
     text = {"load": words.percent(load), "memory": words.percent(memory)}.get(shown, words.percent(load)) or "–"
     ratio: float | None = {"load": load, "memory": memory}.get(shown)

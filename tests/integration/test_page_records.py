@@ -46,7 +46,7 @@ def test_what_a_job_recorded_is_drawn_while_it_runs_and_after_it_has_ended(stack
             return set(re.findall(r"<figcaption><strong>(.*?)</strong>", text)) >= CHARTS
 
         wait_until("every chart is drawn", drawn, interval=0.5)
-        (row, *_) = (row for row in stack.client.gpus() if row.job == job_id)
+        (row, *_) = (row for row in stack.client.gpus() if row.job_id == job_id)
         node = browser.get(f"/nodes/{row.node}?gpu={row.gpu_uuid}")
         assert node.status_code == 200
         stack.client.cancel(job_id)

@@ -16,6 +16,7 @@ from PIL import Image
 from orchestrator.api.errors import InvalidSpecError, Problem
 from tests.support.page_story import tell_story
 from tests.support.served_page import ServedPage, started_chromium
+from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -66,6 +67,7 @@ def take(browser: Browser, served: ServedPage, scheme: str) -> None:
     }
     served.service.plan = _refuse  # type: ignore[method-assign]  # the fake knows no schema
     context = browser.new_context(viewport=SIZE, color_scheme=scheme)  # type: ignore[arg-type]  # light or dark
+    context.set_default_timeout(1000.0 * PATIENCE_SECONDS)
     tab = context.new_page()
     tab.goto(served.link())
     for name in NAMES:

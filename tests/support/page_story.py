@@ -174,7 +174,7 @@ def gpu_row(number: int, job_id: str) -> dict[str, Any]:
         "temperature_celsius": 66.0 if number < 4 else 31.0,
         "condition": "quarantined" if held else "ok",
         "problem": "Xid 79: the GPU has fallen off the bus" if held else None,
-        "job": job_id if number < 4 else None,
+        "job_id": job_id if number < 4 else None,
         "rank": number if number < 4 else None,
     }
 

@@ -37,7 +37,7 @@ def gpu_lines(console: Console, rows: Sequence[GpuRow]) -> list[str]:
 
 
 def _cells(row: GpuRow) -> list[Cell]:
-    holders = [f"{holder.job}" for holder in row.holders]
+    holders = [f"{holder.job_id}" for holder in row.holders]
     return [
         Cell(clean(row.node), ("bold",)),
         Cell(str(row.index)),

@@ -135,7 +135,7 @@ def gpu_detail(row: GpuRow, frame: Frame) -> str:
         "" if row.fan_ratio is None else f"fan {percent(row.fan_ratio)}",
         _named("PCIe", traffic.pcie_sent, traffic.pcie_received),
         _named("NVLink", traffic.nvlink_sent, traffic.nvlink_received),
-        ", ".join(f"{clean(one.job)}:{one.rank}" for one in row.holders),
+        ", ".join(f"{clean(one.job_id)}:{one.rank}" for one in row.holders),
         state_cell(row).text,
         clean(row.problem or ""),
     ]
@@ -170,7 +170,7 @@ def _holders(row: GpuRow) -> str:
     if not row.holders:
         return ""
     more = f" +{len(row.holders) - 1}" if len(row.holders) > 1 else ""
-    return f"{clean(row.holders[0].job)}:{row.holders[0].rank}{more}"
+    return f"{clean(row.holders[0].job_id)}:{row.holders[0].rank}{more}"
 
 
 def rate(value: float) -> str:

@@ -56,7 +56,7 @@ _KEYS: dict[Order, Callable[[GpuRow], tuple[object, ...]]] = {
     Order.MEMORY: _falling(_memory_share),
     Order.POWER: _falling(lambda row: row.power_watts),
     Order.TEMPERATURE: _falling(lambda row: row.temperature_celsius),
-    Order.JOB: lambda row: (row.job is None, row.job or "", row.rank or 0, row.node, row.index),
+    Order.JOB: lambda row: (row.job_id is None, row.job_id or "", row.rank or 0, row.node, row.index),
 }
 
 
@@ -70,7 +70,7 @@ def matching(rows: Sequence[GpuRow], words: str) -> list[GpuRow]:
     wanted = words.lower().split()
 
     def text(row: GpuRow) -> str:
-        jobs = " ".join(holder.job for holder in row.holders)
+        jobs = " ".join(holder.job_id for holder in row.holders)
         return f"{row.node} gpu{row.index} {row.model} {row.vendor} {jobs} {row.gpu_uuid} {row.health}".lower()
 
     return [row for row in rows if all(word in text(row) for word in wanted)]

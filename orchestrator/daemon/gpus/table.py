@@ -60,7 +60,7 @@ class GpuTable:
         for job in self._jobs():
             for seat in job.seats if job.gang_open else ():
                 for uuid in seat.gpu_uuids:
-                    holders.setdefault(uuid, []).append(GpuOwner(job=job.id, rank=seat.rank))
+                    holders.setdefault(uuid, []).append(GpuOwner(job_id=job.id, rank=seat.rank))
         here = [(gpu, node) for node in self._nodes.reports.values() for gpu in node.gpus]
         gone = [(gpu, self._nodes.reports[i]) for i, lost in self._nodes.lost_gpus.items() for gpu in lost]
         conditions = gpu_conditions(
@@ -91,7 +91,7 @@ def _row(
             simulated=gpu.simulated,
             health=Health.LOST if lost else Health.STARTING if condition.healthy else Health.FAILING,
             problem=told,
-            job=holders[0].job if holders else None,
+            job_id=holders[0].job_id if holders else None,
             rank=holders[0].rank if holders else None,
             holders=tuple(holders),
         )

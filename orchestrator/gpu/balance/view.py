@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class GpuOwner:
     """A rank on a GPU."""
 
-    job: str
+    job_id: str
     rank: int
 
 
@@ -33,7 +33,7 @@ class GpuRow:
 
     `condition` is ok, failing, quarantined or lost, `causes` are its facts, and `problem` is the most severe one in words.
     PCIe and NVLink are counters, NVLink's the sum over its links.
-    `job` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
+    `job_id` and `rank` name the first rank on the GPU, `holders` all of them: a GPU may be shared.
     """
 
     gpu_uuid: str
@@ -50,7 +50,7 @@ class GpuRow:
     problem: str | None = None
     condition: str = "ok"
     causes: tuple[dict[str, Any], ...] = ()
-    job: str | None = None
+    job_id: str | None = None
     rank: int | None = None
     holders: tuple[GpuOwner, ...] = ()
     sampled_at: float | None = None
@@ -78,10 +78,15 @@ class GpuRow:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Parse `to_json`'s form. Raises KeyError or TypeError for anything else."""
+        """Parse `to_json`'s form, in which `job_id` was `job` once. Raises KeyError or TypeError for anything else."""
+        if "job" in document:
+            document = {"job_id": document["job"], **document}
         known = {item.name for item in fields(cls)}
         values = {key: value for key, value in document.items() if key in known}
-        holders = tuple(GpuOwner(job=holder["job"], rank=holder["rank"]) for holder in values.get("holders", ()))
+        holders = tuple(
+            GpuOwner(job_id=holder.get("job_id") or holder["job"], rank=holder["rank"])
+            for holder in values.get("holders", ())
+        )
         tuples = {key: tuple(values.get(key, ())) for key in ("throttle", "processes", "causes")}
         return cls(**{**values, **tuples, "holders": holders})
 
@@ -111,7 +116,7 @@ def gpu_row(
         parent_uuid=info.parent_uuid,
         health=health,
         problem=problem,
-        job=holders[0].job if holders else None,
+        job_id=holders[0].job_id if holders else None,
         rank=holders[0].rank if holders else None,
         holders=tuple(holders),
         sampled_at=values.timestamp if sample is not None else None,

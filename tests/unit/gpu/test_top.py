@@ -112,7 +112,7 @@ def test_every_order_comes_round() -> None:
 
 
 def test_filters_take_every_word_anywhere() -> None:
-    rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuOwner(job="digits-k3f9q2", rank=0),))]
+    rows = [row(0), row(1, node="node2", vendor="amd"), row(2, holders=(GpuOwner(job_id="digits-k3f9q2", rank=0),))]
     assert [one.index for one in model.matching(rows, "NODE1 h100")] == [0, 2]
     assert [one.index for one in model.matching(rows, "amd")] == [1]
     assert [one.index for one in model.matching(rows, "digits")] == [2]
@@ -199,7 +199,7 @@ def test_the_detail_of_a_gpu_tells_what_a_narrow_table_has_no_room_for() -> None
         sm_clock_hertz=1.98e9,
         memory_clock_hertz=2.6e9,
         fan_ratio=0.3,
-        holders=(GpuOwner(job="a-000001", rank=0), GpuOwner(job="b-000002", rank=3)),
+        holders=(GpuOwner(job_id="a-000001", rank=0), GpuOwner(job_id="b-000002", rank=3)),
         problem="it is hot",
     )
     traffic = {"GPU-0": Traffic(pcie_sent=1.25e9, pcie_received=3e5, nvlink_sent=4e10)}
@@ -248,7 +248,10 @@ def head(app: TopApp) -> str:
 def test_the_screen_shows_gpus_jobs_and_processes() -> None:
     rows = (
         row(
-            0, throttle=(Throttle.THERMAL,), holders=(GpuOwner(job="digits-k3f9q2", rank=0),), temperature_celsius=66.0
+            0,
+            throttle=(Throttle.THERMAL,),
+            holders=(GpuOwner(job_id="digits-k3f9q2", rank=0),),
+            temperature_celsius=66.0,
         ),
         row(1, health=Health.LOST, problem="gone"),
     )

@@ -34,7 +34,7 @@ def busy_frame(gpus: int, nodes: int = 1) -> Frame:
             power_limit_watts=700.0,
             temperature_celsius=88.0,
             sm_clock_hertz=1.98e9,
-            holders=(GpuOwner(job=LONG_JOB, rank=index),),
+            holders=(GpuOwner(job_id=LONG_JOB, rank=index),),
             throttle=(Throttle.HARDWARE_SLOWDOWN, Throttle.POWER_CAP) if index == 0 else (),
             health=Health.LOST if index == 1 else Health.OK,
         )

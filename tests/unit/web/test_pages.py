@@ -128,7 +128,7 @@ def row(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("shown", "text", "level"), [("load", "50%", 4), ("memory", "25%", 2), ("job", "50%", 2)])
 def test_gpus_are_coloured_by_load_memory_or_job_and_say_so_in_words(shown: str, text: str, level: int) -> None:
     rows = [
-        row(memory_used_bytes=20, memory_total_bytes=80, job="digits", rank=3),
+        row(memory_used_bytes=20, memory_total_bytes=80, job_id="digits", rank=3),
         row(index=1, gpu_uuid="GPU-1", condition="lost"),
     ]
     ((_, (cell, lost)),) = gpus_by_node([NodeView(id="a", name="a", state="READY")], rows, shown)

@@ -14,13 +14,16 @@ from tests.unit.gpu.support import gpu_info
 
 def test_a_row_goes_there_and_back() -> None:
     row = gpu_row(
-        gpu_info(), "node1", full_sample(), holders=[GpuOwner(job="a-1", rank=2), GpuOwner(job="b-2", rank=0)]
+        gpu_info(), "node1", full_sample(), holders=[GpuOwner(job_id="a-1", rank=2), GpuOwner(job_id="b-2", rank=0)]
     )
     document = json.loads(json.dumps(row.to_json()))
     assert GpuRow.from_json({**document, "from_a_newer_release": 1}) == row
-    assert (row.job, row.rank) == ("a-1", 2)
+    assert (row.job_id, row.rank) == ("a-1", 2)
     assert (row.sm_clock_hertz, row.temperature_celsius, row.throttle) == (1.98e9, 55.0, (Throttle.THERMAL,))
     assert row.processes[0] == {"pid": 4711, "memory_bytes": 5}
+    earlier = {**document, "job": "a-1", "holders": [{"job": "a-1", "rank": 2}, {"job": "b-2", "rank": 0}]}
+    del earlier["job_id"]
+    assert GpuRow.from_json(earlier) == row
 
 
 def test_a_gpu_that_does_not_answer_has_the_same_keys() -> None:
