@@ -14,6 +14,7 @@ from orchestrator.core.facts.codec import FACTS
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.job import attempt, phases
 from orchestrator.core.job.record import Job
+from tests.support.trees import tree_of
 
 CORE = Path(__file__).parents[2] / "orchestrator" / "core"
 SENTENCES = {"advice", "detail", "message", "reason", "sentence", "text", "why"}
@@ -41,7 +42,7 @@ def test_only_sensors_search_in_texts() -> None:
     found = {
         str(path.relative_to(CORE))
         for path in CORE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path.read_text()))
         if isinstance(node, ast.Import) and any(name.name == "re" for name in node.names)
     }
     assert found <= SENSORS

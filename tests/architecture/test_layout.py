@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trees import tree_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "orchestrator"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
@@ -48,7 +50,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
 def faults_of(path: Path) -> Iterator[str]:
     """What a module lacks, and what of it is too large."""
     text = path.read_text()
-    tree = ast.parse(text)
+    tree = tree_of(text)
     if not ast.get_docstring(tree):
         yield f"{name_of(path)} does not open with what it owns"
     if len(text.splitlines()) > MOST_LINES_IN_A_FILE:
@@ -80,7 +82,7 @@ def test_importing_a_package_does_next_to_nothing() -> None:
     busy = [
         name_of(path)
         for path in packages
-        if not all(isinstance(node, allowed) for node in ast.parse(path.read_text()).body)
+        if not all(isinstance(node, allowed) for node in tree_of(path.read_text()).body)
     ]
     assert busy == []
 
@@ -102,7 +104,7 @@ def test_errors_say_what_happened_and_what_to_do() -> None:
     bare = [
         f"{name_of(path)}: {node.name}"
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path.read_text()))
         if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and not ast.get_docstring(node)
     ]
     assert bare == []

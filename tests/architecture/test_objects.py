@@ -10,6 +10,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.trees import tree_of
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "orchestrator"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "__pycache__" not in p.parts)
@@ -76,7 +78,7 @@ LINES: dict[str, int] = {
 
 def classes(path: Path) -> Iterator[tuple[str, ast.ClassDef]]:
     """Every class that is no port: what a port asks for, its users have chosen."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path.read_text())):
         if isinstance(node, ast.ClassDef) and "Protocol" not in {b.id for b in node.bases if isinstance(b, ast.Name)}:
             yield f"{path.relative_to(PACKAGE)}:{node.name}", node
 
@@ -134,6 +136,6 @@ def test_a_folder_holds_few_modules() -> None:
 
 def test_the_rule_counts_what_a_class_has() -> None:
     text = "class A:\n def __init__(self):\n  self.a, self._b = 1, 2\n  self.c: int = 3\n  other.d = 4\n def m(self): self.e = 5\n"
-    (node,) = ast.parse(text).body
+    (node,) = tree_of(text).body
     assert isinstance(node, ast.ClassDef)
     assert (attributes(node), len(methods(node))) == ({"a", "_b", "c"}, 2)

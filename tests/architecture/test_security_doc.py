@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trees import tree_of
+
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 TEXT = (
@@ -20,7 +22,7 @@ ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and not line
 @functools.cache
 def names_in(path: str) -> set[str]:
     """The names of the test functions of a file."""
-    tree = ast.parse((ROOT / path).read_text())
+    tree = tree_of((ROOT / path).read_text())
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return {function.name for function in functions if function.name.startswith("test_")}
 

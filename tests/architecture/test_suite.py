@@ -14,6 +14,7 @@ import pytest
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import page_directory
 from tests.support import leftovers
+from tests.support.trees import tree_of
 
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
@@ -81,7 +82,7 @@ def judged(tree: ast.AST) -> Iterator[int]:
 
 
 def test_no_test_judges_how_long_something_took() -> None:
-    found = [f"{path.relative_to(TESTS)}:{line}" for path in FILES for line in judged(ast.parse(path.read_text()))]
+    found = [f"{path.relative_to(TESTS)}:{line}" for path in FILES for line in judged(tree_of(path.read_text()))]
     assert found == [], "count work, or show an order: a busy machine is no defect of the code"
 
 
@@ -98,7 +99,7 @@ def test_no_test_judges_how_long_something_took() -> None:
     ],
 )
 def test_the_rule_sees_a_judgement(text: str, found: list[int]) -> None:
-    assert list(judged(ast.parse(text))) == found
+    assert list(judged(tree_of(text))) == found
 
 
 def test_what_a_session_leaves_behind_is_named_and_cleared_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trees import tree_of
+
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*[A-Z0-9]")
@@ -26,7 +28,7 @@ def programs(tree: ast.AST) -> Iterator[ast.AST]:
             and "import" in node.value
         ):
             try:
-                yield ast.parse(node.value)
+                yield tree_of(node.value)
             except (SyntaxError, ValueError):
                 continue
 
@@ -80,7 +82,7 @@ def test_no_test_changes_a_constant() -> None:
     found = {
         f"{path.relative_to(TESTS)}:{line}"
         for path in FILES
-        for program in programs(ast.parse(path.read_text()))
+        for program in programs(tree_of(path.read_text()))
         for line in changed_constants(program)
     }
     assert found == set(), "make it a parameter of what is tested, with the constant as its default"
@@ -90,7 +92,7 @@ def test_no_test_sleeps_for_luck() -> None:
     found = {
         f"{path.relative_to(TESTS)}:{line}"
         for path in FILES
-        for test in functions_that_test(ast.parse(path.read_text()))
+        for test in functions_that_test(tree_of(path.read_text()))
         for line in hopeful_sleeps(test)
     }
     assert found == set(), "wait for a condition; that nothing happens is shown by one that comes after it"
@@ -107,12 +109,12 @@ def test_no_test_sleeps_for_luck() -> None:
     ],
 )
 def test_the_rule_sees_a_changed_constant(text: str, found: list[int]) -> None:
-    assert list(changed_constants(ast.parse(text))) == found
+    assert list(changed_constants(tree_of(text))) == found
 
 
 def test_the_rule_sees_a_constant_that_a_program_in_a_text_changes() -> None:
     text = "SCRIPT = '''\nimport daemon\ndaemon.END_SECONDS = 1\n'''"
-    assert [list(changed_constants(program)) for program in programs(ast.parse(text))] == [[], [3]]
+    assert [list(changed_constants(program)) for program in programs(tree_of(text))] == [[], [3]]
 
 
 @pytest.mark.parametrize(
@@ -126,4 +128,4 @@ def test_the_rule_sees_a_constant_that_a_program_in_a_text_changes() -> None:
     ],
 )
 def test_the_rule_sees_a_sleep_for_luck(text: str, found: list[int]) -> None:
-    assert list(hopeful_sleeps(ast.parse(text))) == found
+    assert list(hopeful_sleeps(tree_of(text))) == found

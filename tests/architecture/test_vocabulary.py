@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from tests.support.trees import tree_of
+
 ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 PACKAGE = ROOT / "orchestrator"
@@ -28,7 +30,7 @@ def names() -> dict[str, set[str]]:
     for path in PACKAGE.rglob("*.py"):
         where = str(path.relative_to(ROOT))
         found[where] = words_of(path.stem)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 found[f"{where}:{node.name}"] = words_of(node.name)
     return found

@@ -97,7 +97,7 @@ def test_orders_put_the_biggest_first_and_the_unknown_last() -> None:
     assert [one.index for one in model.ordered(rows, Order.POWER)] == [0, 1, 3, 2]
     assert [one.index for one in model.ordered(rows, Order.MEMORY)] == [3, 1, 0, 2]
     assert [one.index for one in model.ordered(rows, Order.PLACE, reverse=True)] == [3, 2, 1, 0]
-    held = [row(0), row(1, job="b", rank=0), row(2, job="a", rank=1), row(3, job="a", rank=0)]
+    held = [row(0), row(1, job_id="b", rank=0), row(2, job_id="a", rank=1), row(3, job_id="a", rank=0)]
     assert [one.index for one in model.ordered(held, Order.JOB)] == [3, 2, 1, 0]
     hot = [row(0, temperature_celsius=50.0), row(1, temperature_celsius=80.0)]
     assert [one.index for one in model.ordered(hot, Order.TEMPERATURE)] == [1, 0]

@@ -95,7 +95,7 @@ def test_gpus_json_has_every_key_of_every_gpu(orch: Orch, nvml: FakeNvml) -> Non
     assert document["problems"] == []
     rows = [GpuRow.from_json(row) for row in document["gpus"]]
     assert [row.gpu_uuid for row in rows] == [nvml.uuid(0), nvml.uuid(1)]
-    assert {"gpu_uuid", "vendor", "model", "node", "utilization_ratio", "job", "rank"} <= set(document["gpus"][0])
+    assert {"gpu_uuid", "vendor", "model", "node", "utilization_ratio", "job_id", "rank"} <= set(document["gpus"][0])
 
 
 def test_a_lost_gpu_is_listed_with_what_to_do(orch: Orch, nvml: FakeNvml) -> None:
