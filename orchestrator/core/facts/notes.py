@@ -203,7 +203,10 @@ class LastOfItsKind(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoliciesLeftOut(Fact):
-    """The job's log policies were not applied: ``pattern`` took longer than ``seconds``, or ``said`` is the error."""
+    """The job's log policies were not applied: ``pattern`` took longer than ``seconds``, or ``said`` is the error.
+
+    Without ``pattern``, no processor was free for the search within ``seconds``.
+    """
 
     kind: ClassVar[str] = "policies_left_out"
     pattern: str = ""

@@ -324,6 +324,8 @@ def _(fact: notes.LastOfItsKind) -> str:
 
 @sentence.register
 def _(fact: notes.PoliciesLeftOut) -> str:
+    if fact.seconds is not None and not fact.pattern:
+        return f"the log policies were not searched for: no processor was free for that within {fact.seconds:g} s"
     if fact.seconds is not None:
         took = f"took longer than {fact.seconds:g} s to search for and was left out: simplify it"
         return f"the log policy {fact.pattern!r} {took}"

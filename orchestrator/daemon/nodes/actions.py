@@ -78,17 +78,18 @@ class NodeActions:
     async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:
         """Change labels and reservations of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
         node = self._find(name)
-        said = [
-            *([self._label(node, change)] if change.labels else []),
-            *([self._reserve_node(node, change.reserve, by)] if change.reserve is not None else []),
-            *([self._unreserve(node, change.unreserve)] if change.unreserve is not None else []),
-        ]
-        if not said:
-            raise BadRequestError("nothing to change was given")
+        if sum((bool(change.labels), change.reserve is not None, change.unreserve is not None)) != 1:
+            raise BadRequestError("give either labels, or reserve, or unreserve", hint="send one request for each")
+        if change.reserve is not None:
+            said = self._reserve_node(node, change.reserve, by)
+        elif change.unreserve is not None:
+            said = self._unreserve(node, change.unreserve)
+        else:
+            said = self._label(node, change)
         await self._save(f"the change of {node.name}")
         self._nodes.mark_again()
         state = node_state(nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id])
-        return v.NodeActionReply(node=node.name, state=state, message="; ".join(said))
+        return v.NodeActionReply(node=node.name, state=state, message=said)
 
     def _label(self, node: Node, change: NodeChange) -> str:
         missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]

@@ -37,7 +37,7 @@ class FileNodes:
             return await within(CALL_SECONDS, self._agent(node_id).files.remote(method, *args, **kwargs))
         except Exception as error:
             cause = getattr(error, "cause", error)  # of Ray's error for one that the call has raised
-            if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+            if isinstance(cause, OSError) and not isinstance(cause, TimeoutError | ConnectionError):
                 raise NodeFilesError(node_id, cause) from error
             raise
 

@@ -70,7 +70,7 @@ async def match_policies(
                 last = line.decode().split()
             code = await process.wait()
     except TimeoutError:
-        return "", PoliciesLeftOut(said=f"no processor was free for the search within {patience:g} s")
+        return "", PoliciesLeftOut(seconds=patience)
     except (OSError, ConnectionError):
         return "", PoliciesLeftOut()
     finally:

@@ -168,3 +168,18 @@ def test_a_failure_says_why_it_is_not_tried_again_and_what_became_of_the_log_pol
     assert failure_sentence(failure) == "rank 0 raised ValueError: boom; not tried again: 1 of 1 user restarts used"
     told = failure_advice(failure, "job-1")
     assert told.startswith("read the traceback: orch logs job-1 --rank 0; the log policy ")
+
+
+@pytest.mark.parametrize(
+    ("fact", "said"),
+    [
+        (PoliciesLeftOut(pattern="(a+)+", seconds=2.0), "the log policy '(a+)+' took longer than 2 s"),
+        (
+            PoliciesLeftOut(seconds=30.0),
+            "the log policies were not searched for: no processor was free for that within 30 s",
+        ),
+        (PoliciesLeftOut(said="no memory"), "the log policies could not be searched for: no memory"),
+    ],
+)
+def test_why_log_policies_are_left_out(fact: PoliciesLeftOut, said: str) -> None:
+    assert sentence(fact).startswith(said)

@@ -144,7 +144,9 @@ def test_reservations_are_written_seen_by_the_loop_and_known_to_the_next_daemon(
             (NodeChange(unreserve=""), "a1 has 2 reservations"),
             (NodeChange(unreserve="r7"), "a1 has no reservation r7"),
             (NodeChange(reserve=ReservationRequest(start=now - 60, seconds=60)), "would have ended already"),
-            (NodeChange(), "nothing to change"),
+            (NodeChange(), "give either labels"),
+            (NodeChange(labels={"disk": "ssd"}, unreserve="r2"), "give either labels"),
+            (NodeChange(reserve=later, unreserve="r2"), "give either labels"),
         ):
             with pytest.raises(BadRequestError, match=said):
                 await world.actions.change("a1", wrong, "ada")
