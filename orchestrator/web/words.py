@@ -6,6 +6,8 @@ import time
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.core.sentences.base import figure
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -87,10 +89,11 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Up to four significant digits; empty for None."""
+    """Up to four significant digits, or all before the point; empty for None."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+    whole = abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value))
+    return f"{value:,.0f}" if whole else figure(value)
 
 
 def metric(value: float | None, name: str) -> str:

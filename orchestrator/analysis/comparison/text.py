@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.comparison.alignment import Align
 from orchestrator.analysis.comparison.comparing import LETTERS, Outcome
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,7 +64,7 @@ def bounds(row: Row) -> str:
     interval, factor, unit = (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, "")
     if interval.low is None or interval.high is None:
         return "" if row.outcome is Outcome.SINGLE else "too few readings"
-    return f"{factor * interval.low:+.3g} to {factor * interval.high:+.3g}{unit}"
+    return f"{figure(factor * interval.low, 3, '+')} to {figure(factor * interval.high, 3, '+')}{unit}"
 
 
 def sentence(row: Row, letter: str) -> str:
@@ -78,7 +79,8 @@ def sentence(row: Row, letter: str) -> str:
     if interval.low is None or interval.high is None:
         return f"{letter} {measure.verb} {amount} {word} {measure.noun}, but these are too few readings to tell that from chance"
     if row.outcome is Outcome.NONE_SHOWN:
-        return f"no difference in {measure.noun} that these data show ({factor * interval.low:+.2g} to {factor * interval.high:+.2g}{unit})"
+        extent = " to ".join(figure(factor * bound, 2, "+") for bound in (interval.low, interval.high))
+        return f"no difference in {measure.noun} that these data show ({extent}{unit})"
     low, high = sorted((abs(factor * interval.low), abs(factor * interval.high)))
     return f"{letter} {measure.verb} {amount} {word} {measure.noun} ({_digits(low)} to {_digits(high)})"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.measure.run_summary import JOULES_PER_KWH
 from orchestrator.analysis.reading.series import SHOWN, Quantity
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +110,7 @@ def figures(run: RunSummary) -> Iterator[tuple[str, str]]:
         )
         yield "Energy", f"{energy(run.energy_joules)} {how}"
     if run.cost is not None:
-        yield "Cost of the energy", f"{run.cost:.4g}"
+        yield "Cost of the energy", figure(run.cost)
     for phase, joules in run.energy_by_phase.items():
         yield f"Energy, {phase}", f"{energy(joules)} ({100 * joules / (run.energy_joules or joules):.1f} %)"
     if run.speed is not None:
@@ -142,20 +143,20 @@ def _speed(speed: Speed) -> Iterator[tuple[str, str]]:
         ("Energy of a sample", speed.joules_per_sample, "J/sample"),
     ):
         if value is not None:
-            yield name, f"{value:.4g} {unit}"
+            yield name, f"{figure(value)} {unit}"
     if speed.last_loss is not None:
-        yield "Last loss", f"{speed.last_loss:.4g}"
+        yield "Last loss", figure(speed.last_loss)
     if speed.best_accuracy is not None:
-        yield f"Best {speed.best_accuracy[0]}", f"{speed.best_accuracy[1]:.4g}"
+        yield f"Best {speed.best_accuracy[0]}", figure(speed.best_accuracy[1])
 
 
 def with_bounds(interval: Interval, *, factor: float = 1.0, unit: str = "") -> str:
     """Return a figure with its bounds, where there are any: 12.3 ms (95 %: 12.1 to 12.5)."""
-    text = f"{factor * interval.value:.4g} {unit}".rstrip()
+    text = f"{figure(factor * interval.value)} {unit}".rstrip()
     if interval.low is None or interval.high is None:
         return f"{text} (too few readings for an interval)"
     low, high = sorted((factor * interval.low, factor * interval.high))
-    return f"{text} ({100 * interval.confidence:.0f} %: {low:.4g} to {high:.4g})"
+    return f"{text} ({100 * interval.confidence:.0f} %: {figure(low)} to {figure(high)})"
 
 
 def relation_text(relation: BalanceAndSpeed | None) -> str:

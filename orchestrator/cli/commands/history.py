@@ -14,6 +14,7 @@ from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, metric, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,7 +177,7 @@ def _checkpoint_row(item: CheckpointView, now: float) -> list[Cell]:
         Cell(clock(item.at) if item.at else ""),
         Cell(age(now - item.at) if item.at else ""),
         Cell("" if item.size_bytes is None else size(item.size_bytes)),
-        Cell(("" if item.score is None else f"{item.score:.4g}") + (" best" if item.is_best else "")),
+        Cell(("" if item.score is None else figure(item.score)) + (" best" if item.is_best else "")),
         state,
         Cell(metrics),
         Cell(clean(item.path)),

@@ -9,6 +9,7 @@ from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_
 from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, metric, number, span
+from orchestrator.core.sentences.base import figure
 from orchestrator.spec.units import format_memory
 
 if TYPE_CHECKING:
@@ -119,8 +120,10 @@ def advice_text(job: JobView) -> str:
     parts += [f"each of {compared} does {share:.0%} of what one does alone" for share in _numbers(advice, "efficiency")]
     pair = (*_numbers(advice, "exposed_ms"), *_numbers(advice, "compute_ms"))
     if len(pair) == 2:
-        sent = "".join(f" of {size / 1e6:.3g} MB" for size in _numbers(advice, "gradient_bytes"))
-        parts.append(f"communication{sent} adds {pair[0]:.3g} ms to {pair[1]:.3g} ms of computation per step")
+        sent = "".join(f" of {figure(size / 1e6, 3)} MB" for size in _numbers(advice, "gradient_bytes"))
+        parts.append(
+            f"communication{sent} adds {figure(pair[0], 3)} ms to {figure(pair[1], 3)} ms of computation per step"
+        )
     return "; ".join(parts)
 
 
@@ -150,7 +153,7 @@ def _progress(console: Console, job: JobView) -> str:
     if progress.fraction is not None and progress.phase:
         parts.append(clean(progress.phase))
     if progress.steps_per_second:
-        parts.append(f"{progress.steps_per_second:.3g} steps/s")
+        parts.append(f"{figure(progress.steps_per_second, 3)} steps/s")
     return "  ".join(part for part in parts if part)
 
 
@@ -166,7 +169,9 @@ def _speed(job: JobView) -> str:
     found = job.progress.metrics if job.progress else {}
     if found.get("samples_per_second") is None:
         return ""
-    parts = [f"{value:.4g} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None]
+    parts = [
+        f"{figure(value)} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None
+    ]
     mfu = found.get("mfu")
     return "  ".join([*parts, "MFU unknown" if mfu is None else f"MFU {100 * mfu:.1f} %"])
 

@@ -8,6 +8,7 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_table import BAR_WIDTH, STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import bar, span, value_text
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -177,7 +178,7 @@ def _trial_row(console: Console, view: MatrixView, job: MatrixJobView) -> list[C
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
+    return "" if value is None else figure(value, 5)
 
 
 def _progress(console: Console, job: MatrixJobView) -> str:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from orchestrator.cli.console import Glyphs
@@ -59,7 +60,7 @@ def metric(name: str, value: float | None) -> str:
     """A metric that a script reports: of one that counts bytes by its name a size, else four significant digits."""
     if value is None or not math.isfinite(value):
         return "nan" if value is None or math.isnan(value) else str(value)
-    return size(value) if name.lower().endswith(BYTES) else f"{value:.4g}"
+    return size(value) if name.lower().endswith(BYTES) else figure(value)
 
 
 def clock(at: float | None, *, seconds: bool = True) -> str:

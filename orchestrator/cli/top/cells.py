@@ -10,6 +10,7 @@ from orchestrator.cli.render.units import size
 from orchestrator.cli.top import model
 from orchestrator.cli.top.frame import Traffic
 from orchestrator.cli.top.layout import TopColumn
+from orchestrator.core.sentences.base import figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +201,7 @@ def job_cells(line: JobLine) -> dict[str, Styled]:
     if progress is not None and progress.step is not None:
         step = f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")
     if progress is not None and progress.steps_per_second:
-        speed = f"{progress.steps_per_second:.3g}"
+        speed = figure(progress.steps_per_second, 3)
     text, band = balance_line(line.balance)
     cells = {
         "job": (clean(job.id), ""),

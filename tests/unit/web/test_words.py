@@ -22,12 +22,17 @@ def test_ages_change_seldom() -> None:
 
 
 def test_numbers_and_sizes() -> None:
-    assert [words.number(value) for value in (None, 3.0, 12480, 0.00027, 2.3127)] == [
+    assert [
+        words.number(value) for value in (None, 3.0, 12480, 98765.4, 0.00027, 2.3127, float("inf"), float("nan"))
+    ] == [
         "",
         "3",
         "12,480",
+        "98,765",
         "0.00027",
         "2.313",
+        "inf",
+        "nan",
     ]
     assert [words.size(count) for count in (None, 5, 2048, 3 * 2**30, 2**41)] == [
         "",

@@ -11,6 +11,7 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.sentences.base import figure
 from orchestrator.train.trainer.config.rules import names_of, sentence, without_effect
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class ProgressBar:
     def show(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Draw the line again."""
         names = {"loss": "loss", "samples_per_second": "samples/s", "tokens_per_second": "tokens/s", "mfu": "MFU"}
-        text = "  ".join(f"{label} {values[name]:.4g}" for name, label in names.items() if name in values)
+        text = "  ".join(f"{label} {figure(values[name])}" for name, label in names.items() if name in values)
         self._progress.update(self._task, completed=step, epoch=epoch, values=text)
         self._progress.refresh()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.core.sentences.base import figure
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -36,17 +38,17 @@ def _row(name: str, run: Mapping[str, float], base: Mapping[str, float]) -> tupl
     more_ranks = run.get("ranks", 1.0) / base.get("ranks", 1.0)
     interval = "unknown"
     if "samples_per_second_low" in run:
-        interval = f"{run['samples_per_second_low']:.4g} to {run['samples_per_second_high']:.4g}"
+        interval = f"{figure(run['samples_per_second_low'])} to {figure(run['samples_per_second_high'])}"
     return (
         name,
         f"{run.get('ranks', 1.0):.0f}",
-        f"{run['samples_per_second']:.4g}",
+        figure(run["samples_per_second"]),
         interval,
         f"{speed_up:.2f}",
         f"{speed_up / more_ranks:.0%}",
         f"{run['peak_memory_bytes'] / _GIB:.2f}" if "peak_memory_bytes" in run else "unknown",
         f"{run['mfu']:.1%}" if "mfu" in run else "unknown",
-        f"{run['loss']:.4g}" if "loss" in run else "unknown",
+        figure(run["loss"]) if "loss" in run else "unknown",
     )
 
 
