@@ -6,7 +6,7 @@ import time
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

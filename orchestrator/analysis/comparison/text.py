@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.comparison.alignment import Align
 from orchestrator.analysis.comparison.comparing import LETTERS, Outcome
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

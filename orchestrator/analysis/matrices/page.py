@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.report.page import document, shown
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -23,7 +23,7 @@ from orchestrator.analysis.plots.style import PlotError
 from orchestrator.analysis.report.as_json import plain
 from orchestrator.analysis.report.names import PAGE, REPORT
 from orchestrator.analysis.report.writing import file_name
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.measure.run_summary import JOULES_PER_KWH
 from orchestrator.analysis.reading.series import SHOWN, Quantity
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

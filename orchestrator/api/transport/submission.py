@@ -51,8 +51,24 @@ def find_python(path: str) -> str | None:
     return None
 
 
+SCRIPTS = {
+    ".py": "`orch run -- python {path}` runs it, and `orch init {path}` writes a job.yaml for it",
+    ".ipynb": "`jupyter nbconvert --to script {path}` makes a script of it; `orch init` writes a job.yaml for that",
+    **dict.fromkeys(
+        (".sh", ".bash", ".sbatch", ".slurm"),
+        "`orch import {path}` prints the job.yaml for a batch script; `orch run -- bash {path}` runs it",
+    ),
+}
+"""What to do with a file that is certainly not a job.yaml, by the end of its name."""
+
+
 def read_job_file(path: str, stdin: Any = None) -> str:
-    """Return the text of a job.yaml; ``-`` is standard input. Raises BadRequestError: unreadable, too large, not UTF-8."""
+    """Return the text of a job.yaml; ``-`` is standard input. Raises BadRequestError: a script, unreadable, too large, not UTF-8."""
+    hint = SCRIPTS.get(os.path.splitext(path)[1])
+    if hint and os.path.isfile(path):
+        import shlex
+
+        raise BadRequestError(f"{path} is a script, and not a job.yaml", hint=hint.format(path=shlex.quote(path)))
     try:
         if path == "-" and stdin is not None:
             data = stdin.read(MAX_YAML_BYTES + 1)

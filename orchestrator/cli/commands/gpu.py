@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
-from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.outcome import require
 from orchestrator.cli.render.units import parse_span, parse_span_within, span
 from orchestrator.cli.session import Session
@@ -24,19 +25,27 @@ Simulate = Annotated[
 ]
 
 
-def gpus(json: Json = False, simulate_gpus: Simulate = 0) -> int:
+def gpus(
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="JOB", help="Only this job's GPUs.", autocompletion=complete_job),
+    ] = None,
+    json: Json = False,
+    simulate_gpus: Simulate = 0,
+) -> int:
     """List every GPU of every node: load, memory, power, temperature, and which rank of which job is on it."""
     from orchestrator.cli.render.gpu_view import gpu_lines
 
     session = Session()
-    seen = _gpu_summary(session, simulate_gpus)
+    seen = _gpu_summary(session, simulate_gpus) if job is None else _gpus_of(session, job, simulate_gpus)
     if json:
         from orchestrator.cli.session import print_json
 
         print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
         return EXIT_OK
     lines = gpu_lines(session.console, seen.rows)
-    for line in lines or ["no GPU found (orch gpus --simulate-gpus 2 shows what they would look like)"]:
+    none = "no GPU found (orch gpus --simulate-gpus 2 shows what they would look like)"
+    for line in lines or [none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"]:
         session.console.print(line)
     _say_balance(session, seen)
     for row in seen.rows:
@@ -60,6 +69,22 @@ def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
         rows, problems = local()
         return GpuSummary(rows=tuple(rows), problems=problems)
     return gpu_summary(session, local)
+
+
+def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
+    """The GPUs that a job holds; raises BadRequestError together with simulated ones, which no job holds."""
+    from orchestrator.cli.status_view import note_which
+
+    if simulate:
+        raise BadRequestError("--simulate-gpus shows GPUs without a job", hint="leave out --job or --simulate-gpus")
+    found = session.client().job(ref)
+    note_which(session, ref, found)
+    seen = _gpu_summary(session, simulate)
+    return replace(
+        seen,
+        rows=tuple(row for row in seen.rows if row.job_id == found.id),
+        jobs=tuple(one for one in seen.jobs if one.id == found.id),
+    )
 
 
 def _say_balance(session: Session, seen: GpuSummary) -> None:

@@ -11,10 +11,10 @@ from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, metric, size
+from orchestrator.cli.render.units import age, clock, metric, parse_time, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,18 +35,22 @@ def events(
     job: Job,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last events.")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only events since: 10m, or 2026-11-20T14:30.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document; with --follow one object a line.")
     ] = False,
 ) -> int:
     """Show a job's history, oldest first: all of it, or with --tail its last events."""
+    start = 0.0 if since is None else parse_time(since, "--since", time.time())
     session = Session()
     client = session.client()
     found = client.job(job)
     note_which(session, job, found)
     if follow:
-        return _follow_events(session, client, found, tail=tail, as_json=json)
-    history = client.events(found.id, tail=tail)
+        return _follow_events(session, client, found, tail=tail, since=start, as_json=json)
+    history = [event for event in client.events(found.id, tail=tail) if event.at >= start]
     if json:
         print_json(session, {"job_id": found.id, "events": [event.to_json() for event in history]})
     else:
@@ -70,7 +74,9 @@ def _event_row(event: EventView) -> list[Cell]:
     ]
 
 
-def _follow_events(session: Session, client: Client, job: JobView, *, tail: int | None, as_json: bool) -> int:
+def _follow_events(
+    session: Session, client: Client, job: JobView, *, tail: int | None, since: float, as_json: bool
+) -> int:
     import json
 
     from orchestrator.api.transport import following
@@ -87,6 +93,8 @@ def _follow_events(session: Session, client: Client, job: JobView, *, tail: int 
     for now, fresh in following.watch(client, read, job_ids=[job.id], patience=session.patience()):
         for event in fresh:
             last = event.sequence
+            if event.at < since:
+                continue
             cells = _event_row(event)
             text = "  ".join(cell.text for cell in cells if cell.text)
             told = {"job_id": job.id, **event.to_json()}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import BadRequestError
+from orchestrator.api.errors import BadRequestError, InvalidSpecError
 from orchestrator.cli.commands.shared import finite
 from orchestrator.cli.session import Session
 from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
 from orchestrator.spec.importing.command import name_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
 
@@ -201,11 +202,51 @@ def run(
         quiet=quiet,
     )
     item = JobText(text, "<orch run>", os.getcwd())
-    if interactive and not dry_run:
-        from orchestrator.cli.sessions.interactive import run_interactive
+    with _errors_of_options():
+        if interactive and not dry_run:
+            from orchestrator.cli.sessions.interactive import run_interactive
 
-        return run_interactive(session, item, options)
-    return submit_texts(session, [item], options)
+            return run_interactive(session, item, options)
+        return submit_texts(session, [item], options)
+
+
+OPTION_OF_KEY = {
+    "env": "--env",
+    "entrypoint": "the command",
+    "interactive.idle_limit": "--idle-limit",
+    "labels": "--label",
+    "max_duration": "--time",
+    "name": "--name",
+    "priority": "--priority",
+    "queue": "--queue",
+    "resources.num_workers": "--num-workers",
+    "resources.resources_per_worker.cpu": "--cpu",
+    "resources.resources_per_worker.gpu": "--gpu",
+    "resources.resources_per_worker.gpu_model": "--gpu-model",
+}
+"""What a user typed for a key of the job.yaml of `orch run`; other keys come from ``--set``."""
+
+
+@contextmanager
+def _errors_of_options() -> Iterator[None]:
+    """Name the option for each error: the job.yaml of `orch run` has lines that the user never saw."""
+    try:
+        yield
+    except InvalidSpecError as error:
+        problems = [
+            problem._replace(line=None, column=None, source=_option_of(problem.path), path="")
+            for problem in error.problems
+        ]
+        count = "one error" if len(problems) == 1 else f"{len(problems)} errors"
+        hint = "`orch help run` describes each option"
+        raise InvalidSpecError(f"this command line has {count}", hint=hint, problems=problems) from error
+
+
+def _option_of(key: str) -> str:
+    """``env.A`` and ``labels.a`` are of the option of all of them; an error of the text as a whole has no key."""
+    if not key:
+        return ""
+    return OPTION_OF_KEY.get(key) or OPTION_OF_KEY.get(key.partition(".")[0]) or f"--set {key}"
 
 
 def interactive_keys(idle_limit: str | None) -> dict[str, object]:

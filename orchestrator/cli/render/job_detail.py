@@ -9,7 +9,7 @@ from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_
 from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, metric, number, span
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 from orchestrator.spec.units import format_memory
 
 if TYPE_CHECKING:

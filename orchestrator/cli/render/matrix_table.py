@@ -8,7 +8,7 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_table import BAR_WIDTH, STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import bar, span, value_text
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

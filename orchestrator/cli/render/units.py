@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from orchestrator.cli.console import Glyphs

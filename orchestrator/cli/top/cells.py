@@ -10,7 +10,7 @@ from orchestrator.cli.render.units import size
 from orchestrator.cli.top import model
 from orchestrator.cli.top.frame import Traffic
 from orchestrator.cli.top.layout import TopColumn
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

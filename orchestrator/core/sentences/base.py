@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import singledispatch
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
@@ -37,13 +37,3 @@ def of_rank(rank: int | None, text: str) -> str:
 def plural(number: float, one: str, many: str = "") -> str:
     """Return text such as ``1 GPU``, ``2 GPUs``, ``0.5 GPUs``."""
     return f"{number:g} {one if number == 1 else many or one + 's'}"
-
-
-def figure(number: float, digits: int = 4, sign: Literal["", "+"] = "") -> str:
-    """Return a measured number with ``digits`` significant digits, or with all those before the point: ``0.52``, ``12345``.
-
-    Only numbers below 0.0001 and above 10^15 have an exponent.
-    """
-    if 10 ** (digits - 1) <= abs(number) < 1e15:
-        return f"{number:{sign}.0f}"
-    return f"{number:{sign}.{digits}g}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.server.testing import serve_fake
+from orchestrator.api.usage_views import UsageReport, UsageRow
 from orchestrator.api.views import CheckpointView
 from orchestrator.daemon.requests.left_files import LeftFiles
 from orchestrator.runtime.pools import Pool
@@ -33,9 +34,9 @@ SESSIONS = ("attach", "run -i", "exec", "port-forward", "get", "login")
 STATES = {"wait": "SUCCEEDED", "logs": "SUCCEEDED", "rerun": "SUCCEEDED", "resume": "SUSPENDED", "explain": "PENDING"}
 
 
-def test_there_are_twenty_six_tasks_and_no_gap_in_our_column() -> None:
-    assert len(COMMANDS) == 26
-    assert len(set(COMMANDS)) == 26
+def test_there_are_thirty_one_tasks_and_no_gap_in_our_column() -> None:
+    assert len(COMMANDS) == 31
+    assert len(set(COMMANDS)) == 31
     assert all(line.count(" | ") == 6 for line in TASKS)
 
 
@@ -55,6 +56,9 @@ def test_the_command_runs(
     served.do(lambda service: service.write(job.id, "step 1", rank=1))
     found = CheckpointView(step=1, at=1.0, path="/c/1")
     served.do(lambda service: service._checkpoints.setdefault(job.id, []).append(found))
+    nothing = UsageRow(keys={}, jobs=0, gpu_hours=0.0, waiting_gpu_hours=0.0)
+    answer = UsageReport(since=0.0, until=9.0, by=("user",), rows=(), total=nothing)
+    served.do(lambda service: setattr(service, "used", answer))
     done = orch(*words)
     assert done.code == 0, done.err
     assert done.out or words[0] in {"cancel", "wait"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -185,6 +186,11 @@ def test_events(orch: Orch, served: ServedFake, job: JobView) -> None:
     assert "job_submitted" not in last.out
     assert [event["sequence"] for event in orch("events", job.id, "-n", "1", "--json").json["events"]] == [2]
     assert orch("events", job.id, "-n", "0", "--json").json["events"] == []
+    last_at = max(event["at"] for event in orch("events", job.id, "--json").json["events"])
+    for offset, count in ((-1, 2), (1, 0)):
+        since = dt.datetime.fromtimestamp(last_at + offset).isoformat()  # noqa: DTZ006  # the user's own time zone
+        assert len(orch("events", job.id, "--since", since, "--json").json["events"]) == count
+    assert orch("events", job.id, "--since", "10").code == 2
 
 
 def test_explain(orch: Orch, served: ServedFake) -> None:

@@ -136,6 +136,7 @@ def test_events_follow(orch: Orch, served: ServedFake, job_id: str) -> None:
     with Play(served, (change(served, state="RUNNING", reason="up"), change(served, state="SUCCEEDED", reason="done"))):
         done = orch("events", job_id, "-f", "--json")
     assert [json.loads(line)["sequence"] for line in done.out.splitlines()] == [1, 2, 3]
+    assert orch("events", job_id, "-f", "--since", "2999-01-01T00:00").out == ""
     plain = orch("events", job_id, "--follow").out.splitlines()
     assert plain[-1].endswith("job_changed  done")
 

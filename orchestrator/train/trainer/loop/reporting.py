@@ -11,7 +11,7 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 from orchestrator.train.trainer.config.rules import names_of, sentence, without_effect
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.api.errors import RefusedError
+from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.api.launch import ServeOptions, UpReply
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.views import PlanReply
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from orchestrator.api.protocol import SubmitRequest
     from orchestrator.api.server.testing import ServedFake
     from tests.unit.cli.conftest import Outcome
 
@@ -109,6 +110,27 @@ def test_errors_of_the_file_come_with_their_place(orch: Orch, served: ServedFake
     assert f"{home}/bad.yaml:1:1: entrypoint: is missing (write it)" in done.err
     problem = orch("submit", str(home / "bad.yaml"), "--json").problem
     assert problem["problems"][0]["line"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "next_step"),
+    [
+        ("train.py", "orch init"),
+        ("go.sbatch", "orch import"),
+        ("go.sh", "orch run -- bash"),
+        ("a b.ipynb", "'a b.ipynb'"),
+    ],
+)
+def test_a_script_is_told_from_a_job_file(
+    orch: Orch, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, next_step: str
+) -> None:
+    monkeypatch.chdir(home)
+    (home / name).write_text("name: digits\nentrypoint: python train.py\n")
+    done = orch("submit", name)
+    assert (done.code, done.out) == (2, "")
+    assert f"{name} is a script, and not a job.yaml" in done.err
+    assert next_step in done.err
+    assert "No such file" in orch("submit", f"missing-{name}").err
 
 
 def test_all_files_are_read_before_the_first_is_sent(orch: Orch, served: ServedFake, job_file: Path) -> None:
@@ -274,6 +296,32 @@ def test_run_needs_no_dashes_and_leaves_the_command_s_own_alone(orch: Orch, serv
     (request,) = served.do(lambda service: service.requests)
     assert json.loads(request.yaml)["entrypoint"] == "python train.py --json -q --wait"
     assert json.loads(request.yaml)["name"] == "mine"
+
+
+def read_as_the_daemon_does(request: SubmitRequest) -> dict[str, Any]:
+    try:
+        parse_job(request.yaml, overrides=request.overrides)
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    return {"name": "train"}
+
+
+def test_run_names_the_option_and_no_line_of_a_file(orch: Orch, served: ServedFake) -> None:
+    served.do(lambda service: setattr(service, "_spec", read_as_the_daemon_does))
+    wrong = ("--time", "10", "--name", "A b", "--label", "team=" + "x" * 300, "--set", "retry.max_restarts=-1")
+    done = orch("run", *wrong, "--", "python", "train.py")
+    assert (done.code, done.out) == (2, "")
+    first, *lines, last = done.err.splitlines()
+    assert first == "orch: this command line has 4 errors"
+    assert {line.strip().partition(": ")[0] for line in lines} == {
+        "--time",
+        "--name",
+        "--label",
+        "--set retry.max_restarts",
+    }
+    assert not any("orch run>" in line for line in lines)
+    assert last.endswith("`orch help run` describes each option")
+    assert orch("run", "--time", "10m", "--", "python", "train.py").code == 0
 
 
 def test_run_without_a_command(orch: Orch) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,11 @@ class FakeSession:
 
     def jobs(self, *, states: tuple[str, ...]) -> Any:
         assert "RUNNING" in states
-        job = JobView(
+        return type("Jobs", (), {"jobs": (self.job("digits"),)})
+
+    def job(self, ref: str) -> JobView:
+        assert ref == "digits"
+        return JobView(
             id="digits-k3f9q2",
             name="digits",
             user="u",
@@ -161,7 +165,6 @@ class FakeSession:
             balance=self.view,
             findings=self.findings,
         )
-        return type("Jobs", (), {"jobs": (job,)})
 
 
 def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +173,23 @@ def test_the_daemons_rows_are_taken_where_it_serves_them(monkeypatch: pytest.Mon
     seen = gpu_rows.gpu_summary(FakeSession(), lambda: pytest.fail("not read here"))  # type: ignore[arg-type]  # a fake
     assert (seen.rows, seen.daemon) == ((row,), True)
     assert seen.jobs[0].id == "digits-k3f9q2"
+
+
+def test_the_gpus_of_one_job(monkeypatch: pytest.MonkeyPatch, orch: Orch) -> None:
+    mine = replace(gpu_row(gpu_info(), "node1", full_sample()), job_id="digits-k3f9q2", rank=1)
+    rows = [mine, replace(mine, job_id="other-aaaaaa", node="node2"), replace(mine, job_id=None, node="node3")]
+    monkeypatch.setattr(
+        "orchestrator.api.transport.wire.call", lambda *_, **__: {"gpus": [row.to_json() for row in rows]}
+    )
+    monkeypatch.setattr("orchestrator.cli.commands.gpu.Session", FakeSession)
+    shown = orch("gpus", "--job", "digits")
+    assert shown.code == 0, shown.err
+    assert [name for name in ("node1", "node2", "node3") if name in shown.out] == ["node1"]
+    rows.clear()
+    assert "digits holds no GPU now; `orch report digits`" in orch("gpus", "--job", "digits").out
+    done = orch("gpus", "--job", "digits", "--simulate-gpus", "2")
+    assert done.code == 2
+    assert "leave out --job or --simulate-gpus" in done.err
 
 
 def test_a_daemon_that_answers_nonsense_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.sentences.base import figure
+from orchestrator.figures import figure
 
 
 @pytest.mark.parametrize(
