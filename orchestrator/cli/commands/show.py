@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from orchestrator.api.spec_views import GitView, SpecDiff, SpecView
 
 LABEL_WIDTH = 14
+MOST_FILES = 20
+"""So many changed files are listed: the values above them stay in view."""
+
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
@@ -97,10 +100,10 @@ def _diff_lines(found: SpecDiff) -> Iterator[str]:
     width = max((len(value.key) for value in found.values), default=0)
     for value in found.values:
         yield clean(f"{value.key.ljust(width)}  {_value(value.before)} -> {_value(value.after)}")
-    for file in found.files:
+    for file in found.files[:MOST_FILES]:
         yield f"{SIGNS.get(file.change, '?')} {clean(file.path)}"
-    if found.more_files:
-        yield f"and {found.more_files} more files"
+    if left := max(0, len(found.files) - MOST_FILES) + found.more_files:
+        yield f"and {left} more {'file' if left == 1 else 'files'}; --json lists up to 200"
     if found.files_unknown:
         yield f"files: {clean(found.files_unknown)}"
 
