@@ -128,7 +128,7 @@ def main() -> None:
     costs: dict[int, list[Cost]] = {RANKS: [], FEWER: []}
     for number in range(-2, arguments.pairs):
         for ranks in costs if number % 2 == 0 else reversed(costs):
-            cost = _life(ranks)
+            cost = life(ranks)
             if number >= 0:
                 costs[ranks].append(cost)
     wide = [cost.seconds for cost in costs[RANKS]]
@@ -150,7 +150,7 @@ def main() -> None:
     report(found, arguments.json)
 
 
-def _life(ranks: int) -> Cost:
+def life(ranks: int) -> Cost:
     """One job of so many ranks from its submission to its end."""
     gc.collect()  # what the life before has left is not this one's to look through
     slices, home = Slices(), Path(tempfile.mkdtemp(prefix="orch-gang-scale-"))
