@@ -93,15 +93,16 @@ class SnapshotPersister:
         interval_seconds: float = INTERVAL_SECONDS,
         on_persisted: Callable[[CheckpointInfo], None] | None = None,
         pace: Pace | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         pace = pace or Pace()
-        self._rank = rank
+        self._rank, self._clock = rank, clock
         self._directory = UnmappedDirectory(snapshot_dir)
         self._pages = PersisterPages(self._directory, rank)
-        self._record = PersisterRecord(self._pages, pace, on_persisted)
+        self._record = PersisterRecord(self._pages, pace, clock=clock, on_persisted=on_persisted)
         self._pending = PendingSnapshots(self._directory, rank, pages=self._pages, record=self._record)
         self._storage = SnapshotStorage(lambda meta, lease: settings.repository(meta, rank=rank, lease=lease))
-        self._rounds = Rounds(self._directory, self._storage, pace, interval_seconds=interval_seconds)
+        self._rounds = Rounds(self._directory, self._storage, pace, clock=clock, interval_seconds=interval_seconds)
         self._lock = threading.Lock()  # one write at a time, from whichever thread
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -147,13 +148,13 @@ class SnapshotPersister:
 
         On ranks other than 0 this waits for rank 0's persister to choose it. Storage errors appear in ``status``.
         """
-        deadline = time.monotonic() + timeout_seconds
+        deadline = self._clock() + timeout_seconds
         while True:
             with self._lock:
                 self._step(flushing=True)
                 if self._is_flushed():
                     return True
-                if time.monotonic() >= deadline:
+                if self._clock() >= deadline:
                     self._record.late(self._pending.steps(), timeout_seconds)
                     return False
             time.sleep(0.0 if self._pending else POLL_SECONDS)
@@ -205,7 +206,7 @@ class SnapshotPersister:
             return False
 
     def _persist(self, meta: SnapshotMeta, slot: FileSlot) -> bool:
-        started, word = time.monotonic(), identity(meta.version)
+        started, word = self._clock(), identity(meta.version)
         try:
             with self._directory.storing(self._rank) as alone:
                 if not alone:
@@ -220,7 +221,7 @@ class SnapshotPersister:
         except (CheckpointError, OSError) as error:
             self._record.failed(f"snapshot of step {meta.step} not stored: {error}", failure_kind(error))
             return False
-        seconds = time.monotonic() - started
+        seconds = self._clock() - started
         self._storage.done = word
         slot.mark_stored(word)
         self._rounds.wrote(started, seconds)

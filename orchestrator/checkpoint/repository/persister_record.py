@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 
 
 class PersisterRecord:
-    """Keeps ``status``, and reports a storage that fails to the rank."""
+    """Keeps ``status``, and reports a storage that fails to the rank. ``clock`` gives seconds that never go backwards."""
 
     def __init__(
-        self, pages: PersisterPages, pace: Pace, on_persisted: Callable[[CheckpointInfo], None] | None
+        self,
+        pages: PersisterPages,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        on_persisted: Callable[[CheckpointInfo], None] | None,
     ) -> None:
         self.status = PersisterStatus()
-        self._pages, self._pace, self._on_persisted = pages, pace, on_persisted
+        self._pages, self._pace, self._clock, self._on_persisted = pages, pace, clock, on_persisted
         self._retry_at = 0.0
 
     def is_waiting(self) -> bool:
         """Whether a write failed so recently that it is not tried again yet."""
-        return time.monotonic() < self._retry_at
+        return self._clock() < self._retry_at
 
     def succeeded(self, meta: SnapshotMeta, info: CheckpointInfo | None, seconds: float) -> None:
         """Record a write; ``info`` is the checkpoint, if this write made it complete."""
@@ -53,7 +58,7 @@ class PersisterRecord:
 
     def failed(self, message: str, kind: str) -> None:
         """Record a failure, and do not try again at once."""
-        self._retry_at = time.monotonic() + self._pace.retry_seconds
+        self._retry_at = self._clock() + self._pace.retry_seconds
         self._pages.fail(failing=True)
         before = self.status
         self.status = dataclasses.replace(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.snapshots.file import held, identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.checkpoint.repository.pace import Pace
     from orchestrator.checkpoint.repository.snapshot_storage import SnapshotStorage
     from orchestrator.checkpoint.snapshots.file import SnapshotMeta
@@ -18,19 +19,25 @@ Found = list[tuple["SnapshotMeta", "FileSlot"]]
 
 
 class Rounds:
-    """When rank 0's persister begins and ends them. Times are of the monotonic clock."""
+    """When rank 0's persister begins and ends them. ``clock`` gives seconds that never go backwards."""
 
     def __init__(
-        self, directory: UnmappedDirectory, storage: SnapshotStorage, pace: Pace, *, interval_seconds: float
+        self,
+        directory: UnmappedDirectory,
+        storage: SnapshotStorage,
+        pace: Pace,
+        *,
+        clock: Callable[[], float],
+        interval_seconds: float,
     ) -> None:
         self._directory, self._storage, self._pace = directory, storage, pace
-        self._interval = interval_seconds
+        self._clock, self._interval = clock, interval_seconds
         self._not_before = 0.0
         self._since = 0.0
 
     def is_due(self) -> bool:
         """Whether the next round may begin."""
-        return time.monotonic() >= self._not_before
+        return self._clock() >= self._not_before
 
     def wrote(self, started: float, seconds: float) -> None:
         """Delay the next round so that writes take no more than their share of the time."""
@@ -38,7 +45,7 @@ class Rounds:
 
     def coordinate(self, hold: HeldVersion, mine: Found, *, flushing: bool) -> None:
         """End a finished round, and begin the next one when it is due. ``mine`` are the snapshots of rank 0."""
-        now = time.monotonic()
+        now = self._clock()
         word = hold.get()
         if word and not flushing:
             if now - self._since < self._pace.patience_seconds and not self._is_over(word, mine):
