@@ -200,7 +200,7 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
 
 def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     cluster, exporters, spawn, log = runtime.cluster, runtime.exporters, ground.background.spawn, ground.log
-    known = LoopNodes(loop, ground.quarantine, ground.stop)
+    quarantine, known = ground.quarantine, LoopNodes(loop, ground.quarantine, ground.stop)
     fork_servers = ForkServers(lambda: cluster.nodes.agents, lambda: list(loop.nodes.values()))
 
     async def after_refresh() -> None:
@@ -223,7 +223,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         cluster.nodes,
         cluster.holds,
         jobs=decided_jobs(loop),
-        conditions=lambda: known_conditions(cluster.nodes, exporters, ground.quarantine.quarantined_gpus, driver=False),
+        conditions=lambda: known_conditions(cluster.nodes, exporters, quarantine.quarantined_gpus, driver=False),
         refresh=care.refresh,
         log=log,
     )
@@ -236,14 +236,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         log=log,
     )
     health = NodeHealth(
-        ground.quarantine,
-        ground.store,
-        cluster.ray,
-        cluster.nodes,
-        known,
-        reserve=reserving.reserve,
-        spawn=spawn,
-        log=log,
+        quarantine, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
     gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, live_jobs(loop), JobBalances(), log)
     return Nodes(
@@ -374,7 +367,7 @@ def _service(
     jobs: Jobs,
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
-    queries, health, shutdown = own
+    (queries, health, shutdown), known = own, nodes.known
     settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
     reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live, docs_url=settings.docs_url)
@@ -383,7 +376,7 @@ def _service(
         store,
         settings,
         admission=ground.stop,
-        nodes=nodes.known,
+        nodes=known,
         counter=ground.metering,
         blind_to=queries.blind_to,
         resume_path=reader.checkpoint_path,
@@ -400,9 +393,7 @@ def _service(
         actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
-        node_actions=NodeActions(
-            loop, ground.quarantine, store, nodes.known, reserve=nodes.reserving.reserve, spawn=spawn
-        ),
+        node_actions=NodeActions(loop, ground.quarantine, store, known, reserve=nodes.reserving.reserve, spawn=spawn),
         changes=ground.changes,
         health=health,
         shutdown=shutdown,

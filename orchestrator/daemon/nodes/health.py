@@ -84,7 +84,7 @@ class NodeHealth:
             await self._store.put_places(places)
         except StoreError as error:
             self._quarantine.keep(places)
-            self._log.warning("trust.not_saved", error=str(error))
+            self._log.warning("quarantine.not_saved", error=str(error))
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
