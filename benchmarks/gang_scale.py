@@ -1,11 +1,11 @@
 """What a gang of 1,024 ranks costs the daemon: processor time of its bookkeeping, and the longest slice of its event loop.
 
 The production loop, scheduler, fold and SQLite store take one job from its submission to its end, on the in-memory runtime:
-every rank is placed, launched, up, and ends with 0, and all of them report at the same moment. What each rank would be told on Ray
-(its launch plan) is made, and pickled, once every actor has answered. The time that the simulated nodes take is left out, the store's own threads are counted. Slices are measured in processor time of the loop's thread, so
-that other load on the machine does not lengthen them; a full collection of Python's garbage collector falls into some of them
-and shows in their 99th percentile. ``growth`` is the cost of 1,024 ranks over that of 256, per rank: 1 is
-linear. With ``--ray-ranks N`` a job of that many ranks runs on a real daemon, too, and the daemon's processor time is read.
+every rank is placed, launched, up, and ends with 0, and all of them report at the same moment. The launch plan that each rank
+gets on Ray is made, and pickled, once every actor has answered. The time that the simulated nodes take is left out, the store's
+own threads are counted. Slices are measured in processor time of the loop's thread, so that other load on the machine does not
+lengthen them; a full collection of Python's garbage collector falls into some of them and shows in their 99th percentile.
+``growth`` is the cost of 1,024 ranks over that of 256, per rank: 1 is linear. With ``--ray-ranks N`` a job of that many ranks runs on a real daemon, too, and the daemon's processor time is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVarTuple
 
 import structlog
 
@@ -42,8 +42,11 @@ from orchestrator.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextvars import Context
 
     from orchestrator.core.job.record import Job
+
+Given = TypeVarTuple("Given")
 
 RANKS: Final = 1024
 FEWER: Final = 256
@@ -87,15 +90,19 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._slices = slices
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Given], object], *args: *Given, context: Context | None = None
+    ) -> asyncio.Handle:
         """As asyncio's, timed."""
         return super().call_soon(self._timed, callback, *args, context=context)
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Given], object], *args: *Given, context: Context | None = None
+    ) -> asyncio.Handle:
         """As asyncio's, timed."""
         return super().call_soon_threadsafe(self._timed, callback, *args, context=context)
 
-    def _timed(self, callback: Any, *args: Any) -> None:
+    def _timed(self, callback: Callable[[*Given], object], *args: *Given) -> None:
         began = time.thread_time()
         try:
             callback(*args)
@@ -121,7 +128,7 @@ def main() -> None:
     costs: dict[int, list[Cost]] = {RANKS: [], FEWER: []}
     for number in range(-2, arguments.pairs):
         for ranks in costs if number % 2 == 0 else reversed(costs):
-            cost = _life(ranks)
+            cost = life(ranks)
             if number >= 0:
                 costs[ranks].append(cost)
     wide = [cost.seconds for cost in costs[RANKS]]
@@ -143,7 +150,7 @@ def main() -> None:
     report(found, arguments.json)
 
 
-def _life(ranks: int) -> Cost:
+def life(ranks: int) -> Cost:
     """One job of so many ranks from its submission to its end."""
     gc.collect()  # what the life before has left is not this one's to look through
     slices, home = Slices(), Path(tempfile.mkdtemp(prefix="orch-gang-scale-"))
@@ -198,7 +205,7 @@ async def _planned(job: Job | None, launched: int, home: Path) -> int:
         return launched
     places = Places(
         paths=Paths(home=home, socket=home / "socket"),
-        work_dir=job.work_dir,
+        work_dir=job.submission.work_dir,
         node_dir=home / "node",
         page_dir=home / "pages",
         base_env=dict(os.environ),

@@ -162,14 +162,14 @@ def write(resources: ExitStack) -> Callable[[], object]:
 def exporter_page(_: ExitStack) -> Callable[[], object]:
     """A page of eight GPUs of which each has a new sample."""
     from orchestrator.gpu.exporter.exposition import ExporterStatus, Renderer, compose
-    from orchestrator.gpu.sample import GpuInfo, Sample
+    from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
 
     infos = [
         GpuInfo(
             uuid=f"GPU-{n}",
             index=n,
             ordinal=n,
-            vendor="nvidia",
+            vendor=Vendor.NVIDIA,
             model="H100",
             memory_total_bytes=80 << 30,
             pci_bus_id=f"0000:0{n}:00.0",

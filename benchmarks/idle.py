@@ -7,7 +7,7 @@ the others leave running when idle (nothing for torchrun, a controller daemon fo
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -16,6 +16,14 @@ from benchmarks.measure import parser, report, result
 
 SETTLE_SECONDS = 10.0
 WINDOW_SECONDS = 5.0
+
+
+class _Process(NamedTuple):
+    """What one process of the stack uses."""
+
+    name: str
+    pss_mib: float
+    cpu_percent: float
 
 
 def main() -> None:
@@ -34,17 +42,13 @@ def main() -> None:
             for pid in found:
                 shares[pid].append(100.0 * (_busy(pid) - before[pid]) / WINDOW_SECONDS)
         processes = [
-            {
-                "name": name,
-                "pss_mib": round(_pss(pid) / 2**20, 1),
-                "cpu_percent": round(sum(shares[pid]) / len(shares[pid]), 2),
-            }
+            _Process(name, round(_pss(pid) / 2**20, 1), round(sum(shares[pid]) / len(shares[pid]), 2))
             for pid, name in found.items()
         ]
         more: dict[str, Any] = {
-            "processes": sorted(processes, key=lambda p: -p["pss_mib"]),
-            "total_pss_mib": round(sum(p["pss_mib"] for p in processes), 1),
-            "total_cpu_percent": round(sum(p["cpu_percent"] for p in processes), 2),
+            "processes": [p._asdict() for p in sorted(processes, key=lambda p: -p.pss_mib)],
+            "total_pss_mib": round(sum(p.pss_mib for p in processes), 1),
+            "total_cpu_percent": round(sum(p.cpu_percent for p in processes), 2),
         }
         report(result("idle", "% of a core", "lower", shares[daemon], {}, **more), arguments.json)
     finally:

@@ -40,6 +40,7 @@ from orchestrator.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
 
@@ -55,6 +56,9 @@ class _Nothing:
     """No progress, no counters."""
 
     def of(self, _: JobId) -> JobProgress | None:
+        return None
+
+    def left(self, _: JobId) -> TimeLeft | None:
         return None
 
     async def recall(self, _: object) -> None:

@@ -228,11 +228,13 @@ def _ends(orch: OrchSide, plain: SlurmSide, tuned: SlurmSide, options: Any) -> t
     processor: list[float] = []
 
     def rate(submitting: Clients, queued: Callable[[], int], jobs: int) -> Callable[[], float]:
+        each: int = jobs // options.clients
+
         def run() -> float:
-            began, each = time.perf_counter(), jobs // options.clients
+            began = time.perf_counter()
             submitting.submit(options.clients, each)
             wait_for("the last job ends", lambda: _none_left(queued), END_SECONDS)
-            return each * options.clients / (time.perf_counter() - began)
+            return float(each * options.clients / (time.perf_counter() - began))
 
         return run
 

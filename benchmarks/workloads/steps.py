@@ -13,8 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+SAVE_EVERY = 10  # steps
 
-def main(ledger: str, steps: int, seconds_per_step: float = 0.0, save_every: int = 10) -> None:
+
+def main(ledger: str, steps: int, seconds_per_step: float = 0.0, save_every: int = SAVE_EVERY) -> None:
     """Train; ``ledger`` is the file that gets a line per step and, with ``.pids`` appended, one per process."""
     import torch
     import torch.distributed as dist
@@ -56,4 +58,5 @@ def main(ledger: str, steps: int, seconds_per_step: float = 0.0, save_every: int
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:4]), *map(int, sys.argv[4:5]))
+    _, path, count, *rest = sys.argv
+    main(path, int(count), float(rest[0]) if rest else 0.0, int(rest[1]) if rest[1:] else SAVE_EVERY)

@@ -30,7 +30,7 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
         code = run()
         console.out.flush()
     except OrchError as error:
-        tell(error, console, as_json=as_json)
+        report_error(error, console, as_json=as_json)
         return error.exit_code
     except ModuleNotFoundError as error:
         return _missing(error, console, as_json=as_json)
@@ -44,7 +44,7 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
             return _bug(console)
         _abandon_output()
         full = DiskFullError(f"the answer could not be written: {error.strerror}", hint="free space and ask again")
-        tell(full, console, as_json=as_json)
+        report_error(full, console, as_json=as_json)
         return full.exit_code
     except Exception as error:
         if hasattr(error, "exit_code"):
@@ -58,7 +58,7 @@ def _missing(error: ModuleNotFoundError, console: Console, *, as_json: bool) -> 
     missing = _from_import(error)
     if missing is None:
         return _bug(console)
-    tell(missing, console, as_json=as_json)
+    report_error(missing, console, as_json=as_json)
     return missing.exit_code
 
 
@@ -77,7 +77,7 @@ def _abandon_output() -> None:
     os.close(nowhere)
 
 
-def tell(error: OrchError, console: Console, *, as_json: bool) -> None:
+def report_error(error: OrchError, console: Console, *, as_json: bool) -> None:
     """Print the error for users, with every problem on its own line and the next step last; or as JSON."""
     if as_json:
         import json

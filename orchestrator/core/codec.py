@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_MOST_TOLD = 5
+_MOST_LISTED = 5
 _SIMPLE = (int, float, str, bool)
 
 
@@ -48,8 +48,8 @@ def from_plain(cls: type[T], values: Mapping[str, Any]) -> tuple[T, tuple[str, .
         record = _CONVERTER.structure(values, cls)
     except (ClassValidationError, IterableValidationError) as error:
         found = transform_error(error, format_exception=_reason)
-        more = [f"{len(found) - _MOST_TOLD} more"] if len(found) > _MOST_TOLD else []
-        raise RecordError(f"{cls.__name__}: {'; '.join([*found[:_MOST_TOLD], *more])}") from error
+        more = [f"{len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
+        raise RecordError(f"{cls.__name__}: {'; '.join([*found[:_MOST_LISTED], *more])}") from error
     below: tuple[str, ...] = ()
     for name in _record_lists(cls):  # type: ignore[arg-type]  # a class is hashable
         items = getattr(record, name)

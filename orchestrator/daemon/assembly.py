@@ -106,7 +106,7 @@ class Ground:
     stop: StopRequest
     changes: Changes
     book: ProgressBook = field(default_factory=ProgressBook)
-    trust: NodeQuarantine = field(default_factory=NodeQuarantine)
+    quarantine: NodeQuarantine = field(default_factory=NodeQuarantine)
     pools: Pools = field(default_factory=Pools)
     problems: dict[str, str] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -200,7 +200,7 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
 
 def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
     cluster, exporters, spawn, log = runtime.cluster, runtime.exporters, ground.background.spawn, ground.log
-    known = LoopNodes(loop, ground.trust, ground.stop)
+    quarantine, known = ground.quarantine, LoopNodes(loop, ground.quarantine, ground.stop)
     fork_servers = ForkServers(lambda: cluster.nodes.agents, lambda: list(loop.nodes.values()))
 
     async def after_refresh() -> None:
@@ -223,7 +223,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         cluster.nodes,
         cluster.holds,
         jobs=decided_jobs(loop),
-        conditions=lambda: known_conditions(cluster.nodes, exporters, ground.trust.quarantined_gpus, driver=False),
+        conditions=lambda: known_conditions(cluster.nodes, exporters, quarantine.quarantined_gpus, driver=False),
         refresh=care.refresh,
         log=log,
     )
@@ -236,7 +236,7 @@ def _nodes(ground: Ground, loop: Loop, runtime: Runtime) -> Nodes:
         log=log,
     )
     health = NodeHealth(
-        ground.trust, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
+        quarantine, ground.store, cluster.ray, cluster.nodes, known, reserve=reserving.reserve, spawn=spawn, log=log
     )
     gpus = GpuWatch(cluster.ray, cluster.nodes, exporters, ground.settings.paths, live_jobs(loop), JobBalances(), log)
     return Nodes(
@@ -282,7 +282,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
     known, blind = runtime.cluster.nodes, runtime.files.blind
     table = GpuTable(known, runtime.exporters, live_jobs(loop))
-    queries = NodeQueries(known, loop, ground.trust, runtime.exporters, blind=blind, rows=table.rows)
+    queries = NodeQueries(known, loop, ground.quarantine, runtime.exporters, blind=blind, rows=table.rows)
     health = DaemonHealth(
         loop,
         ground.store,
@@ -302,7 +302,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         hangs=jobs.hangs,
         known=runtime.cluster.nodes,
         exporters=runtime.exporters,
-        trust=ground.trust,
+        quarantine=ground.quarantine,
     )
     readiness = readiness_of(health.not_ready, ground.store.answers, health.loop_turns)
     return Parts(
@@ -343,8 +343,8 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
             ground.store,
             tidying=jobs.tidying,
             intake=jobs.intake,
-            trust=ground.trust,
-            history=(ground.metering.observe, ground.trust.observe, loop.shares.observe_idle),
+            quarantine=ground.quarantine,
+            history=(ground.metering.observe, ground.quarantine.observe, loop.shares.observe_idle),
             log=ground.log,
         ),
         runtime=RuntimeSide(runtime.cluster, runtime.gangs, runtime.exporters, nodes.care, nodes.fork_servers),
@@ -367,7 +367,7 @@ def _service(
     jobs: Jobs,
     own: tuple[NodeQueries, DaemonHealth, Shutdown],
 ) -> Service:
-    queries, health, shutdown = own
+    (queries, health, shutdown), known = own, nodes.known
     settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
     reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live, docs_url=settings.docs_url)
@@ -376,7 +376,7 @@ def _service(
         store,
         settings,
         admission=ground.stop,
-        nodes=nodes.known,
+        nodes=known,
         counter=ground.metering,
         blind_to=queries.blind_to,
         resume_path=reader.checkpoint_path,
@@ -393,7 +393,7 @@ def _service(
         actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
         nodes=queries,
-        node_actions=NodeActions(loop, ground.trust, store, nodes.known, reserve=nodes.reserving.reserve, spawn=spawn),
+        node_actions=NodeActions(loop, ground.quarantine, store, known, reserve=nodes.reserving.reserve, spawn=spawn),
         changes=ground.changes,
         health=health,
         shutdown=shutdown,

@@ -31,7 +31,7 @@ class Recovery:
         *,
         tidying: Tidying,
         intake: ProgressIntake,
-        trust: NodeQuarantine,
+        quarantine: NodeQuarantine,
         history: Sequence[Callable[[Job, Event], object]],
         log: FilteringBoundLogger,
     ) -> None:
@@ -39,7 +39,7 @@ class Recovery:
         self._store = store
         self._tidying = tidying
         self._intake = intake
-        self._trust = trust
+        self._quarantine = quarantine
         self._history = history
         self._log = log
 
@@ -48,13 +48,13 @@ class Recovery:
         await self._loop.load()
         await self._tidying.at_start()
         await self._intake.resume()
-        self._trust.restore(await self._store.places())
+        self._quarantine.restore(await self._store.places())
         gc.freeze()  # a long queue is read once and stays: collections need not walk it
         for job_id in list(self._loop.jobs):
             try:
                 async for record, event in every_record(self._store, job_id):
-                    for tell in self._history:
-                        tell(record, event)
+                    for observe in self._history:
+                        observe(record, event)
             except Exception:  # of one job: the others need their daemon
                 self._log.exception("daemon.history_not_replayed", job=job_id)
         self._log.info("daemon.loaded", live_jobs=len(self._loop.jobs))

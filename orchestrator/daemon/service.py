@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.protocol import PAGE
 from orchestrator.daemon.curves.desk import CurveService
 from orchestrator.daemon.nodes.actions import NodeActions, NodeService
+from orchestrator.daemon.requests.inspection import InspectionService
+from orchestrator.daemon.requests.reader import JobQueryService
 from orchestrator.daemon.requests.sessions import SessionService
-from orchestrator.daemon.requests.submissions import Submissions, UploadService
+from orchestrator.daemon.requests.submissions import Submissions, SubmissionService
 from orchestrator.daemon.requests.usage import UsageService
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from orchestrator.api import views as v
-    from orchestrator.api.service import (
-        ActionRequest,
-        Caller,
-        JobFilter,
-        LogQuery,
-        ProfileRequest,
-        SubmitRequest,
-    )
+    from orchestrator.api.service import ActionRequest, Caller
     from orchestrator.core.ids import JobId
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.curves.desk import CurveDesk
@@ -37,7 +31,15 @@ if TYPE_CHECKING:
     from orchestrator.daemon.stopping import Shutdown
 
 
-class Service(UsageService, SessionService, CurveService, UploadService, NodeService):
+class Service(
+    SubmissionService,
+    JobQueryService,
+    InspectionService,
+    UsageService,
+    SessionService,
+    CurveService,
+    NodeService,
+):
     """Implements ``api.service.JobService``."""
 
     def __init__(
@@ -57,13 +59,12 @@ class Service(UsageService, SessionService, CurveService, UploadService, NodeSer
         health: DaemonHealth,
         shutdown: Shutdown,
     ) -> None:
+        SubmissionService.__init__(self, submissions)
+        JobQueryService.__init__(self, reader)
+        InspectionService.__init__(self, inspection)
         UsageService.__init__(self, desks)
         CurveService.__init__(self, curves)
-        UploadService.__init__(self, submissions)
         NodeService.__init__(self, node_actions)
-        self._submissions = submissions
-        self._reader = reader
-        self._inspection = inspection
         self._sessions = sessions
         self._actions = actions
         self._pruning = pruning
@@ -71,48 +72,6 @@ class Service(UsageService, SessionService, CurveService, UploadService, NodeSer
         self._changes = changes
         self._health = health
         self._shutdown = shutdown
-
-    async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
-        """Accept a job; durable once this returns."""
-        return await self._submissions.submit(request, caller)
-
-    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Return what a submission would do; store nothing."""
-        return await self._submissions.plan(request, caller)
-
-    async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
-        """Return the jobs that match the filter, newest first."""
-        return await self._reader.jobs(query)
-
-    async def resolve(self, ref: str) -> JobId:
-        """Return the id that ``ref`` means."""
-        return await self._reader.resolve(ref)
-
-    async def job(self, job_id: JobId) -> v.JobView:
-        """Return one job."""
-        return await self._reader.job(job_id)
-
-    async def events(
-        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
-    ) -> Sequence[v.EventView]:
-        """Return the job's history."""
-        return await self._reader.events(job_id, after, limit=limit, tail=tail)
-
-    def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
-        """Return lines of the job's log."""
-        return self._reader.logs(job_id, query)
-
-    async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
-        """Return the job's checkpoints, newest first."""
-        return await self._reader.checkpoints(job_id, verify=verify)
-
-    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
-        """Return a torch.profiler trace of a running job's next steps."""
-        return await self._inspection.profile(job_id, request)
-
-    async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
-        """Return the stacks of a running job's ranks."""
-        return await self._inspection.stacks(job_id, rank)
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
         """Run a command on a job; durable once this returns."""

@@ -387,7 +387,7 @@ async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Path, ordered: bool) -> None:
     async def case() -> None:
-        host = make_host(tmp_path, told_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else makes a reply
+        host = make_host(tmp_path, sent_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else makes a reply
         await host.prepare(1, None)
         host._fence.called_off = 1 if ordered else 0
         waiting = await told_of(host)

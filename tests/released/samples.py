@@ -6,7 +6,8 @@ import dataclasses
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.checkpoint.repository.persister import PersisterStatus, StoreSettings
+from orchestrator.checkpoint.repository.persister import StoreSettings
+from orchestrator.checkpoint.repository.status import PersisterStatus
 from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen
 from orchestrator.core.events import Exit, MemoryUse
 from orchestrator.core.states import OutOf, StopScope

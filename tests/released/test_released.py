@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoint import CheckpointRepository
-from orchestrator.checkpoint.repository.persister import PersisterStatus
+from orchestrator.checkpoint.repository.status import PersisterStatus
 from orchestrator.core.conformance import repaired
 from orchestrator.core.events import Exit
 from orchestrator.runtime.forkserver import wire

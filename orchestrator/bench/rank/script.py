@@ -103,14 +103,14 @@ def main(arguments: list[str]) -> None:
     """Run the script until its steps are timed; one that ends earlier is reported with its steps."""
     descriptor, limits, kind, target, *args = arguments
 
-    def tell(figures: dict[str, Any]) -> None:
+    def report(figures: dict[str, Any]) -> None:
         with os.fdopen(int(descriptor), "wb") as answer:
             answer.write(json.dumps(figures).encode())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
-    watch = StepWatch(**json.loads(limits), done=tell)
+    watch = StepWatch(**json.loads(limits), done=report)
     watch.install()
     sys.argv = [target, *args]
     if kind == "module":
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> None:
     else:
         sys.path[0] = str(Path(target).resolve().parent)
         runpy.run_path(target, run_name="__main__")
-    tell(watch.figures())
+    report(watch.figures())
 
 
 if __name__ == "__main__":

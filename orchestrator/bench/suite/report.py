@@ -141,7 +141,7 @@ def claim_lines(checked: Sequence[Checked]) -> Iterator[str]:
     for one in checked:
         claim, sign = one.claim, "at least" if one.claim.at_least else "at most"
         text = f"{claim.text} ({claim.note})" if claim.note else claim.text
-        rows.append((text, f"{sign} {claim.value:.3g}", _found(one), _said(one)))
+        rows.append((text, f"{sign} {claim.value:.3g}", _found(one), _result_text(one)))
     yield from table(("Claim", "as a ratio", "measured here", "finding"), rows)
 
 
@@ -153,7 +153,7 @@ def _found(one: Checked) -> str:
     return f"{interval.mean:.2f} ({ends(interval, '.2f')}){where}"
 
 
-def _said(one: Checked) -> str:
+def _result_text(one: Checked) -> str:
     return f"{one.finding.value}: {one.needs}" if one.needs else one.finding.value
 
 

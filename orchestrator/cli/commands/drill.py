@@ -149,7 +149,7 @@ def _campaign(
         drill_seconds=drill_seconds,
         seed=random.randrange(2**32) if seed is None else seed,  # noqa: S311 - repeats a campaign
         much=yes,
-        tell=lambda done: session.console.note(campaign_text.round_line(done)),
+        on_round=lambda done: session.console.note(campaign_text.round_line(done)),
     )
     with ended_in_order():
         report = planned.run()

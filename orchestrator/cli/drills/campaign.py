@@ -29,7 +29,7 @@ MOST_REFUSALS: Final = 3
 
 @dataclass(slots=True, kw_only=True)
 class Campaign:
-    """Runs drills on the jobs with the ids ``jobs``. ``tell`` is called with each finished round."""
+    """Runs drills on the jobs with the ids ``jobs``. ``on_round`` is called with each finished round."""
 
     client: Client
     jobs: Sequence[str]
@@ -38,7 +38,7 @@ class Campaign:
     drill_seconds: float
     seed: int
     much: bool = False
-    tell: Callable[[Round], None] = lambda _: None
+    on_round: Callable[[Round], None] = lambda _: None
     _refusals: dict[tuple[str, Kind], int] = field(default_factory=dict)
 
     def run(self) -> CampaignReport:
@@ -54,7 +54,7 @@ class Campaign:
                 job, kind = choice
                 done = self._round(job, kind, dice.randrange(job.num_workers))
                 report.rounds.append(done)
-                self.tell(done)
+                self.on_round(done)
                 if not done.intact and not done.refused:
                     report.ended_because = "a drill found a defect: what it left is kept as it is"
                     break

@@ -23,8 +23,8 @@ PAUSE_SECONDS: Final = 30.0
 """The minimum in evaluations and saves, whose pace is unknown."""
 LEAST_STEPS: Final = 5
 """This many step times make a pace; before, a job is starting: first steps compile, fill caches and load data."""
-TELL_SECONDS: Final = 60.0
-TELL_PATIENCE: Final = 20.0
+REPORT_SECONDS: Final = 60.0
+REPORT_PATIENCE: Final = 20.0
 TRAINING_PHASES: Final = frozenset({"", "train", "training"})
 
 
@@ -153,11 +153,11 @@ class Heartbeat:
                 return max(PAUSE_SECONDS, self.stopped_after, PATIENCE * self._longest.get(phase, 0.0))
 
     @property
-    def told_after(self) -> float | None:
+    def reported_after(self) -> float | None:
         """Return the seconds after which a job without any such proof is reported, once; None while no pace is known."""
         if self.phase is Phase.STARTUP:
             return None
-        return max(TELL_SECONDS, TELL_PATIENCE * self.longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
+        return max(REPORT_SECONDS, REPORT_PATIENCE * self.longest_step, PATIENCE * self._longest.get(self.phase, 0.0))
 
 
 def phase_of(beat: Beat) -> Phase:

@@ -25,14 +25,14 @@ class GpuRecording:
     def __init__(self, exporters: Exporters, paths: Paths) -> None:
         self._exporters = exporters
         self._paths = paths
-        self._said: dict[str, frozenset[str]] = {}
+        self._recording_of: dict[str, frozenset[str]] = {}
 
     def to_ask(self) -> set[str]:
         """Return GPUs to ask although no job holds them: those that may record, and those never heard of."""
         known = self._exporters.nodes.keys()
-        for uuid in self._said.keys() - known:
-            del self._said[uuid]
-        return {uuid for uuid in known if self._said.get(uuid) != frozenset()}
+        for uuid in self._recording_of.keys() - known:
+            del self._recording_of[uuid]
+        return {uuid for uuid in known if self._recording_of.get(uuid) != frozenset()}
 
     async def settle(self, holding: Iterable[Job], reports: Mapping[str, ExporterReport]) -> None:
         """Make the exporters that reported record what they should and nothing else."""
@@ -46,7 +46,7 @@ class GpuRecording:
                 continue
             jobs = {str(job.id): job for job in wanted.get(uuid, ())}
             # What it is told to record it may record before it reports it, and a short job has ended by then.
-            self._said[uuid] = report.recording | jobs.keys()
+            self._recording_of[uuid] = report.recording | jobs.keys()
             for job_id in jobs.keys() - report.recording:
                 rate = jobs[job_id].spec.telemetry.rate
                 await self._exporters.record(uuid, job_id, self._directory(uuid, jobs[job_id]), rate)

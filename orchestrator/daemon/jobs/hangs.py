@@ -219,7 +219,7 @@ class HangWatch:
         hung = finding.call is Call.HUNG if limit is None else len(after) == len(ranks)
         if hung and due is not None and still >= due:
             await self._hung(job, watched, finding, after)
-        elif heartbeat.told_after is not None and still >= heartbeat.told_after and deep:
+        elif heartbeat.reported_after is not None and still >= heartbeat.reported_after and deep:
             watched.told.add(Call.SLOW)
 
     def _seen(

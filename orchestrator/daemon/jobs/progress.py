@@ -37,7 +37,7 @@ BACKLOG_SECONDS = 0.5
 REMEMBER_RECALLED = 4096
 MOST_NOTES = 100
 """Notes of one kind that one job may cause during the daemon's lifetime."""
-TOLD_AGAIN_FACTOR = 2.0
+REPORTED_AGAIN_FACTOR = 2.0
 """A measured interval between saves is reported again once it has changed by more than this factor."""
 
 
@@ -74,16 +74,16 @@ class JobProgress:
         reported = [(rank, s) for rank, s in sorted(self.ranks.items()) if s.step is not None]
         return reported[0][1] if reported else None
 
-    def paces(self, *, busy_tells: bool = True) -> tuple[Pace, ...]:
+    def paces(self, *, busy_is_work: bool = True) -> tuple[Pace, ...]:
         """Return each rank's time for a step, and its part without waiting; only for ranks that report steps.
 
-        ``busy_tells``: processor time is work. With a real GPU it is not: a thread that waits for one spins.
+        ``busy_is_work``: processor time is work. With a real GPU it is not: a thread that waits for one spins.
         """
         known = {rank: s for rank, s in self.ranks.items() if s.recent_step_seconds}
         return paces(
             {rank: median(s.recent_step_seconds) for rank, s in known.items()},
             {rank: s.metrics for rank, s in known.items()},
-            {rank: s.busy_seconds if busy_tells else None for rank, s in known.items()},
+            {rank: s.busy_seconds if busy_is_work else None for rank, s in known.items()},
         )
 
 
@@ -179,7 +179,7 @@ def _due_paces(job: Job, book: JobProgress, now: float) -> tuple[Pace, ...]:
     if len(book.ranks) < 2 or now - book.ranks_written_at < RANKS_SECONDS:
         return ()
     book.ranks_written_at = now
-    return book.paces(busy_tells=no_real_gpu(job))
+    return book.paces(busy_is_work=no_real_gpu(job))
 
 
 def _recalled(path: Path) -> JobProgress | None:
@@ -274,7 +274,9 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
 def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     """Return the job's interval of automatic saves with its reason: at first, and after a large change."""
     steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
-    if steps is None or (told is not None and told <= TOLD_AGAIN_FACTOR * steps and steps <= TOLD_AGAIN_FACTOR * told):
+    if steps is None or (
+        told is not None and told <= REPORTED_AGAIN_FACTOR * steps and steps <= REPORTED_AGAIN_FACTOR * told
+    ):
         return []
     book.interval_steps = steps
     return [_noted(job, n.SaveInterval(steps=steps, said=snapshot.checkpoint.interval_reason))]
@@ -284,13 +286,13 @@ def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev
     """Return whether saves wait for storage, or were dropped because storage failed."""
     facts = snapshot.checkpoint
     told: list[ev.JobNoted] = []
-    if facts.waited_seconds >= max(BACKLOG_SECONDS, TOLD_AGAIN_FACTOR * book.waited_seconds):
+    if facts.waited_seconds >= max(BACKLOG_SECONDS, REPORTED_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
         told.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
     # While storage fails, a script that saves every second would fill the events: reported are each doubling, and the last.
     more, no_more_now = facts.left_out > book.left_out, facts.left_out == book.left_out_seen
     book.left_out_seen = facts.left_out
-    if more and (no_more_now or facts.left_out >= TOLD_AGAIN_FACTOR * book.left_out):
+    if more and (no_more_now or facts.left_out >= REPORTED_AGAIN_FACTOR * book.left_out):
         book.left_out = facts.left_out
         told.append(_noted(job, n.CheckpointsLeftOut(checkpoints=facts.left_out, step=facts.left_out_step)))
     return told

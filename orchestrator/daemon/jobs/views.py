@@ -137,7 +137,7 @@ def _attempt(attempt: Attempt) -> v.AttemptView:
 
 
 def _paces(job: Job, progress: JobProgress) -> Mapping[int, Pace]:
-    return {pace.rank: pace for pace in progress.paces(busy_tells=no_real_gpu(job))}
+    return {pace.rank: pace for pace in progress.paces(busy_is_work=no_real_gpu(job))}
 
 
 def _rank(job: Job, rank: int, paces: Mapping[int, Pace]) -> v.RankView:

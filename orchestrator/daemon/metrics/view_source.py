@@ -34,7 +34,7 @@ class MetricsViewSource:
         hangs: HangWatch,
         known: NodeRegistry,
         exporters: Exporters,
-        trust: NodeQuarantine,
+        quarantine: NodeQuarantine,
     ) -> None:
         self._metering = metering
         self._loop = loop
@@ -44,18 +44,18 @@ class MetricsViewSource:
         self._hangs = hangs
         self._known = known
         self._exporters = exporters
-        self._trust = trust
+        self._quarantine = quarantine
 
     async def take(self) -> Snapshot:
         """Return the present metrics view."""
         jobs = self._loop.jobs.values()
-        conditions = known_conditions(self._known, self._exporters, self._trust.quarantined_gpus, driver=True)
+        conditions = known_conditions(self._known, self._exporters, self._quarantine.quarantined_gpus, driver=True)
         return self._metering.view(
             live=list(jobs),
             nodes=list(self._loop.nodes.values()),
             finished=await self._store.finished_counts(),
             progress=self._book.all(),
             balances=self._balances.raw,
-            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._trust.cordoned, conditions),
+            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._quarantine.cordoned, conditions),
             hang_suspected=self._hangs.suspected,
         )

@@ -42,7 +42,7 @@ class NodeActions:
     def __init__(
         self,
         loop: Loop,
-        trust: NodeQuarantine,
+        quarantine: NodeQuarantine,
         store: Store,
         nodes: LoopNodes,
         *,
@@ -50,7 +50,7 @@ class NodeActions:
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._loop = loop
-        self._trust = trust
+        self._quarantine = quarantine
         self._store = store
         self._nodes = nodes
         self._reserve = reserve
@@ -60,9 +60,9 @@ class NodeActions:
         """Cordon, drain or uncordon the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
         node = self._find(name)
         if verb is NodeVerb.UNCORDON:
-            self._trust.forgive(node.id)
+            self._quarantine.forgive(node.id)
         else:
-            self._trust.cordon(node.id, node.name, by)
+            self._quarantine.cordon(node.id, node.name, by)
         await self._save(verb)
         self._nodes.mark_again()
         self._spawn(self._reserve())
@@ -97,7 +97,7 @@ class NodeActions:
             raise BadRequestError(f"{node.name} has no label {', '.join(missing)}", hint=_labels(node.labels))
         if len(node.labels.keys() | change.labels.keys()) > MOST_LABELS:
             raise BadRequestError(f"a node has at most {MOST_LABELS} labels")
-        return f"{node.name}: {_labels(self._trust.label(node.id, node.name, change.labels))}"
+        return f"{node.name}: {_labels(self._quarantine.label(node.id, node.name, change.labels))}"
 
     def _reserve_node(self, node: Node, asked: ReservationRequest, by: str) -> str:
         end = asked.start + asked.seconds
@@ -109,7 +109,7 @@ class NodeActions:
         new_id = next(name for n in count(1) if (name := f"r{n}") not in taken)
         one = NodeReservation(id=new_id, start=asked.start, end=end, reason=asked.reason, by=by)
         known = sorted((*node.reservations, one), key=lambda each: (each.start, each.id))
-        self._trust.reserve(node.id, node.name, tuple(known))
+        self._quarantine.reserve(node.id, node.name, tuple(known))
         stays = sum(node.id in job.nodes for job in self._loop.decided.active.values() if job.gang_open)
         runs = f"; {plural(stays, 'job')} there now: what still runs at its start is stopped" if stays else ""
         return f"{node.name} is reserved ({new_id}){runs}"
@@ -125,7 +125,7 @@ class NodeActions:
             raise BadRequestError(f"{node.name} has {plural(len(known), 'reservation')}", hint=hint)
         gone = named or known[0]
         left = tuple(one for one in node.reservations if one.id != gone)
-        self._trust.reserve(node.id, node.name, left)
+        self._quarantine.reserve(node.id, node.name, left)
         return f"reservation {gone} of {node.name} is removed"
 
     def _find(self, name: str) -> Node:
@@ -138,11 +138,11 @@ class NodeActions:
         return found[0]
 
     async def _save(self, what: str) -> None:
-        places = self._trust.unsaved()
+        places = self._quarantine.unsaved()
         try:
             await self._store.put_places(places)
         except StoreError as error:
-            self._trust.keep(places)
+            self._quarantine.keep(places)
             raise DiskFullError(f"{what} holds for now, but could not be written: {error}") from error
 
     async def _drain(self, node: Node, by: str) -> tuple[JobId, ...]:

@@ -25,15 +25,15 @@ TIDY_SECONDS: Final = 60.0
 class LoopNodes:
     """Passes the nodes to the loop, with marks on cordoned and quarantined ones."""
 
-    def __init__(self, loop: Loop, trust: NodeQuarantine, stop: StopRequest) -> None:
+    def __init__(self, loop: Loop, quarantine: NodeQuarantine, stop: StopRequest) -> None:
         self._loop = loop
-        self._trust = trust
+        self._quarantine = quarantine
         self._stop = stop
         self._known = asyncio.Event()
 
     def set(self, nodes: Mapping[str, Node]) -> None:
         """Set the nodes that the cluster reports."""
-        marked = self._trust.mark(nodes)
+        marked = self._quarantine.mark(nodes)
         if self._stop.drains:
             return
         self._loop.set_nodes(marked)

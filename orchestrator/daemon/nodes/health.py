@@ -47,7 +47,7 @@ class NodeHealth:
 
     def __init__(
         self,
-        trust: NodeQuarantine,
+        quarantine: NodeQuarantine,
         store: Store,
         ray: RayConnection,
         registry: NodeRegistry,
@@ -58,7 +58,7 @@ class NodeHealth:
         log: FilteringBoundLogger,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._trust = trust
+        self._quarantine = quarantine
         self._store = store
         self._ray = ray
         self._registry = registry
@@ -70,21 +70,21 @@ class NodeHealth:
 
     def observe(self, job: Job, event: Event) -> None:
         """Handle a written event."""
-        if self._trust.observe(job, event):
+        if self._quarantine.observe(job, event):
             self._log.warning("node.quarantined", job=job.id)
             self._nodes.mark_again()
         self._spawn(self._save())
-        if isinstance(event, GangReleased) and self._trust.quarantined_gpus:
+        if isinstance(event, GangReleased) and self._quarantine.quarantined_gpus:
             self._spawn(self._reserve())
 
     async def _save(self) -> None:
         """Store what changed; after a failure the next round tries again."""
-        places = self._trust.unsaved()
+        places = self._quarantine.unsaved()
         try:
             await self._store.put_places(places)
         except StoreError as error:
-            self._trust.keep(places)
-            self._log.warning("trust.not_saved", error=str(error))
+            self._quarantine.keep(places)
+            self._log.warning("quarantine.not_saved", error=str(error))
 
     async def run(self) -> None:
         """Run rounds until cancelled."""
@@ -94,7 +94,7 @@ class NodeHealth:
 
     async def look(self) -> None:
         """Check nodes that are due, store changes, and keep bad GPUs reserved."""
-        if self._ray.connected and await self._trust.look(self._check):
+        if self._ray.connected and await self._quarantine.look(self._check):
             self._nodes.mark_again()
         await self._save()
         with contextlib.suppress(Exception):  # errors of a restarting Ray: the next round tries again

@@ -31,7 +31,7 @@ class NodeQueries:
         self,
         nodes: NodeRegistry,
         loop: Loop,
-        trust: NodeQuarantine,
+        quarantine: NodeQuarantine,
         exporters: Exporters,
         *,
         blind: Callable[[str, Collection[str]], Awaitable[list[str]]],
@@ -40,13 +40,13 @@ class NodeQueries:
         self._exporters = exporters
         self._nodes = nodes
         self._loop = loop
-        self._trust = trust
+        self._quarantine = quarantine
         self._blind = blind
         self._rows = rows
 
     def views(self) -> list[v.NodeView]:
         """Return every node, by name."""
-        conditions = known_conditions(self._nodes, self._exporters, self._trust.quarantined_gpus, driver=True)
+        conditions = known_conditions(self._nodes, self._exporters, self._quarantine.quarantined_gpus, driver=True)
         views = [
             node_view(
                 node,
@@ -62,7 +62,7 @@ class NodeQueries:
 
     async def gpu_rows(self, max_age_seconds: float) -> Sequence[GpuRow]:
         """Return every GPU of every node, with its holders and with values at most that old."""
-        return await self._rows(self._trust.quarantined_gpus, max_age_seconds)
+        return await self._rows(self._quarantine.quarantined_gpus, max_age_seconds)
 
     def simulated_gpus(self) -> int:
         """Return how many of the cluster's GPUs are simulated."""

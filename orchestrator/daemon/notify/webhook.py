@@ -63,12 +63,12 @@ async def post(
     headers: Mapping[str, str],
     *,
     seconds: float = DEADLINE_SECONDS,
-    trust: ssl.SSLContext | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Send ``body``; return on a 2xx answer within ``seconds``. Raises HookError."""
     try:
         async with asyncio.timeout(seconds):
-            status = await _post(url, body, headers, trust)
+            status = await _post(url, body, headers, tls)
     except TimeoutError:
         raise HookError(f"no answer within {seconds:g} s") from None
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
@@ -78,12 +78,12 @@ async def post(
     raise HookError(f"it answered {status}", final=300 <= status < 500 and status not in (408, 425, 429))
 
 
-async def _post(url: str, body: bytes, headers: Mapping[str, str], trust: ssl.SSLContext | None) -> int:
+async def _post(url: str, body: bytes, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> int:
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     address = await _address(host, port)
-    context = (trust or ssl.create_default_context()) if secure else None
+    context = (tls or ssl.create_default_context()) if secure else None
     reader, writer = await asyncio.open_connection(
         address, port, ssl=context, server_hostname=host if secure else None, limit=_LONGEST_HEAD
     )

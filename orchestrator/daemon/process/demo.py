@@ -135,7 +135,7 @@ def _entrypoint(job_file: Path) -> str:
 def _follow(client: Client, job_id: str, printer: _Printer) -> JobView:
     version: int | None = None
     killed = False
-    told_step = 0
+    shown_step = 0
     deadline = time.monotonic() + DEMO_SECONDS
     while time.monotonic() < deadline:
         version = client.wait_change(version, job_ids=[job_id], timeout_seconds=5.0)
@@ -145,8 +145,8 @@ def _follow(client: Client, job_id: str, printer: _Printer) -> JobView:
         progress = job.progress
         if progress is None or progress.step is None or not progress.total_steps:
             continue
-        if progress.step - told_step >= progress.total_steps // 12:
-            told_step = progress.step
+        if progress.step - shown_step >= progress.total_steps // 12:
+            shown_step = progress.step
             printer.progress(job)
         if not killed and progress.step >= KILL_AT_FRACTION * progress.total_steps and job.state == "RUNNING":
             killed = _kill_one(job, printer)

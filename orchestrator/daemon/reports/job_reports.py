@@ -32,7 +32,7 @@ WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.report.process")
 PATIENCE_SECONDS: Final = 1800.0
 CAUGHT_UP_SECONDS: Final = 86400.0
 MOST_CAUGHT_UP: Final = 200
-MOST_TOLD: Final = 500
+MOST_CHARACTERS: Final = 500
 TERMINAL: Final = frozenset(state.value for state in JobState if state.is_terminal)
 THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
 
@@ -121,7 +121,7 @@ async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
     """Return the end of a process's output, which is read to its end."""
     said = b""
     while stream is not None and (more := await stream.read(65536)):
-        said = (said + more)[-MOST_TOLD:]
+        said = (said + more)[-MOST_CHARACTERS:]
     return said
 
 

@@ -67,3 +67,18 @@ class RankInspection:
         if rank is not None and rank >= job.num_workers:
             raise BadRequestError(f"{job.id} has no rank {rank}", hint=f"0 to {job.num_workers - 1}")
         return job
+
+
+class InspectionService:
+    """The part of the service that inspects running ranks."""
+
+    def __init__(self, inspection: RankInspection) -> None:
+        self._inspection = inspection
+
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """Return a torch.profiler trace of a running job's next steps."""
+        return await self._inspection.profile(job_id, request)
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
+        """Return the stacks of a running job's ranks."""
+        return await self._inspection.stacks(job_id, rank)

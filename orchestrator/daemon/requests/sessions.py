@@ -77,18 +77,18 @@ class _Channel:
 
     async def read(self, seconds: float) -> SessionOutput:
         """Return the output; wait for some for at most ``seconds``."""
-        return await _told(self._session.read(seconds))
+        return await _refusing(self._session.read(seconds))
 
     async def tell(self, message: SessionMessage) -> None:
         """Send a client's message."""
-        await _told(self._session.tell(message))
+        await _refusing(self._session.tell(message))
 
     async def close(self) -> None:
         """End the session."""
         await self._session.close()
 
 
-async def _told(call: Awaitable[Result]) -> Result:
+async def _refusing(call: Awaitable[Result]) -> Result:
     try:
         return await call
     except SessionRefusedError as error:

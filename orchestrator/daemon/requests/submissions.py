@@ -302,19 +302,27 @@ class Submissions:
             )
 
 
-class UploadService:
-    """The part of the service that takes uploads."""
+class SubmissionService:
+    """The part of the service that accepts jobs and their uploads."""
 
     def __init__(self, submissions: Submissions) -> None:
-        self._taker = submissions
+        self._submissions = submissions
+
+    async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
+        """Accept a job; durable once this returns."""
+        return await self._submissions.submit(request, caller)
+
+    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
+        """Return what a submission would do; store nothing."""
+        return await self._submissions.plan(request, caller)
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
         """Which pieces of an upload have to be sent."""
-        return await self._taker.missing_pieces(digests, size_bytes, caller)
+        return await self._submissions.missing_pieces(digests, size_bytes, caller)
 
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
         """Keep a piece of an upload."""
-        await self._taker.put_piece(digest, data, caller)
+        await self._submissions.put_piece(digest, data, caller)
 
 
 def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:

@@ -21,7 +21,7 @@ HANDSHAKE_SECONDS: Final = 10.0
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-def _untold(_error: OSError | None) -> None:
+def _unreported(_error: OSError | None) -> None:
     """No-op default."""
 
 
@@ -40,7 +40,7 @@ class Acceptor:
         *,
         cap: int,
         tls: ssl.SSLContext | None = None,
-        on_pause: Callable[[OSError | None], None] = _untold,
+        on_pause: Callable[[OSError | None], None] = _unreported,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._loop = asyncio.get_running_loop()

@@ -196,8 +196,8 @@ class EventRelay:
         if any(event.kind != "started" for event in reply.events):  # what ended it may be ending the head as well
             await self._check_head()
         if reply.events:  # the rank's end is reported, whatever its progress page says
-            told_events = [moved(usable_event(event), behind) for event in reply.events]
-            events = await self._with_gpu_evidence(gang, rank, told_events)
+            reported_events = [moved(usable_event(event), behind) for event in reply.events]
+            events = await self._with_gpu_evidence(gang, rank, reported_events)
             if facts := facts_of(job, gang, attempt, rank, events):
                 self._post(facts)
             if any(event.kind == "started" for event in events):

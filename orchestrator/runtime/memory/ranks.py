@@ -101,7 +101,7 @@ class MemoryActor:
             return
         self.launched = attempt
         self.process = self.processes.start(self)
-        self.tell(kind="started", pid=self.process.pid)
+        self.report(kind="started", pid=self.process.pid)
 
     def stop(self, attempt: int, deadline: float) -> None:
         """Send SIGTERM now, SIGKILL at wall time ``deadline``."""
@@ -133,7 +133,7 @@ class MemoryActor:
             self.prepare(attempt)
         if self.launched < attempt:
             self.launched = attempt
-            self.tell(kind="gone")
+            self.report(kind="gone")
 
     def _check(self, attempt: int) -> None:
         self._check_alive()
@@ -146,7 +146,7 @@ class MemoryActor:
 
     # -- events
 
-    def tell(self, **fields: Any) -> None:
+    def report(self, **fields: Any) -> None:
         """Number an event and answer the waiting polls."""
         self.add(RankEvent(number=len(self.events) + 1, at=self.agenda.now, **fields))
 
@@ -296,7 +296,7 @@ class Processes:
             if not process.ordered:
                 self.records.setdefault(process.job_id, {})[process.attempt, process.rank] = event
             process.actor.add(event)
-            process.actor.tell(kind="gone")
+            process.actor.report(kind="gone")
         self.on_end(process)
 
 

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Exit
     from orchestrator.runtime.ranks.fence import AttemptFence
 
-TOLD_WITH_END_SECONDS: Final = 0.05
+SENT_WITH_END_SECONDS: Final = 0.05
 
 
 class EventLog:
     """Numbered events. ``masker`` removes secrets from them."""
 
-    def __init__(self, fence: AttemptFence, *, told_with_end_seconds: float = TOLD_WITH_END_SECONDS) -> None:
+    def __init__(self, fence: AttemptFence, *, sent_with_end_seconds: float = SENT_WITH_END_SECONDS) -> None:
         self._fence = fence
-        self._told_with_end_seconds = told_with_end_seconds
+        self._sent_with_end_seconds = sent_with_end_seconds
         self._events: list[RankEvent] = []
         self._news = asyncio.Event()
         self.masker = Masker(())
@@ -37,7 +37,7 @@ class EventLog:
         self._events.append(event)
         if event.kind == "exited" and self._fence.ends_by_order:
             # An ordered end is reported together with the end of its tree, which nearly always follows at once.
-            asyncio.get_running_loop().call_later(self._told_with_end_seconds, self._news.set)
+            asyncio.get_running_loop().call_later(self._sent_with_end_seconds, self._news.set)
         else:
             self._news.set()
 

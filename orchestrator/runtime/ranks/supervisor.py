@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.runtime.forkserver.masking import Masker
-from orchestrator.runtime.ranks.event_log import TOLD_WITH_END_SECONDS, EventLog
+from orchestrator.runtime.ranks.event_log import SENT_WITH_END_SECONDS, EventLog
 from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
 from orchestrator.runtime.ranks.feed import RankFeed
 from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
@@ -64,12 +64,12 @@ class RankSupervisor:
         node_dir: Path,
         start_fork_server: Callable[[RankPlan], Awaitable[None]],
         progress_seconds: float = PROGRESS_SECONDS,
-        told_with_end_seconds: float = TOLD_WITH_END_SECONDS,
+        sent_with_end_seconds: float = SENT_WITH_END_SECONDS,
     ) -> None:
         self._node = _Node(node_dir, start_fork_server)
         self._serial = asyncio.Lock()
         self._fence = AttemptFence(job_id, rank)
-        self._log = EventLog(self._fence, told_with_end_seconds=told_with_end_seconds)
+        self._log = EventLog(self._fence, sent_with_end_seconds=sent_with_end_seconds)
         self._rendezvous = Rendezvous()
         self._progress = RankProgress(seconds=progress_seconds)
         self._checkpoints = RankCheckpoints(self._progress.newest_step)

@@ -58,10 +58,10 @@ class Saver:
         self.schedule: SaveSchedule | None = None
         """Called with the result of a save that arrives after the save has returned."""
         self._guard: OptimizerGuard | None = None
-        self._trust = AsyncCopyPolicy()
+        self._async_copy = AsyncCopyPolicy()
         self._awaited: Future[LateCopy] | None = None
         self._facts = CheckpointFacts()
-        self._telling = threading.Lock()  # the thread that copies the rest of a snapshot reports, too
+        self._publishing = threading.Lock()  # the thread that copies the rest of a snapshot reports, too
         self._warned: set[str] = set()
 
     def save(
@@ -102,16 +102,18 @@ class Saver:
         try:
             loaded = store.load_latest(into)
         finally:
-            self.tell(quarantined=store.quarantined)
+            self.publish(quarantined=store.quarantined)
         if loaded is None and self._environment.resume_from is not None:
             loaded = store.load_path(self._environment.resume_from, into)
         if loaded is not None:
-            self.tell(resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock)
+            self.publish(
+                resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock
+            )
         return loaded
 
-    def tell(self, **changes: Any) -> None:
+    def publish(self, **changes: Any) -> None:
         """Update facts on the page."""
-        with self._telling:
+        with self._publishing:
             self._facts = dataclasses.replace(self._facts, **changes)
             if self.page is not None:
                 self.page.write_facts(self._facts)
@@ -159,12 +161,12 @@ class Saver:
             why = f"{error}; checkpoints go to storage directly, which takes longer"
             self.warn("snapshot", why)
             if self._facts.snapshots_off != why:
-                self.tell(snapshots_off=why)
+                self.publish(snapshots_off=why)
             return False
         self._warned.discard("snapshot")
         if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
-            self.tell(snapshot_bytes=writer.memory_bytes, snapshots_off="")
-        self._tell_backlog(writer)
+            self.publish(snapshot_bytes=writer.memory_bytes, snapshots_off="")
+        self._publish_backlog(writer)
         whole = writer.rest is None
         if self.page is not None:
             self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
@@ -172,13 +174,13 @@ class Saver:
             writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
         return True
 
-    def _tell_backlog(self, writer: SnapshotWriter) -> None:
+    def _publish_backlog(self, writer: SnapshotWriter) -> None:
         """Report that this save waited for storage, or that storage failed and earlier ones were dropped."""
         left_out, writer.left_out = writer.left_out, []
         if not (writer.waited_seconds or left_out):
             return
         facts = self._facts
-        self.tell(
+        self.publish(
             waits=facts.waits + bool(writer.waited_seconds),
             waited_seconds=facts.waited_seconds + writer.waited_seconds,
             left_out=facts.left_out + len(left_out),
@@ -206,7 +208,7 @@ class Saver:
             return None
         if self._guard is None:
             self._guard = OptimizerGuard(self._before_step)
-        return self._trust.window(self._guard.addresses, asked=asked is True)
+        return self._async_copy.window(self._guard.addresses, asked=asked is True)
 
     def _before_step(self) -> None:
         """Finish the deferred copy: an optimizer is about to step."""
@@ -215,7 +217,7 @@ class Saver:
         if self._writer is not None and rehearsed is not None:
             clock = time.perf_counter()
             self._writer.rehearsed = None
-            self._trust.rehearsed(well=rehearsed.is_unchanged())
+            self._async_copy.rehearsed(well=rehearsed.is_unchanged())
             self._waited(time.perf_counter() - clock, cost_seconds=0.0)
 
     def _await_rest(self) -> None:
@@ -235,7 +237,7 @@ class Saver:
 
     def _rest_copied(self, step: int, copied: LateCopy) -> None:
         if copied.failure:
-            self._trust.end()
+            self._async_copy.end()
             self._save_failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
             if self.schedule is not None:
                 self.schedule.lost()
@@ -315,7 +317,7 @@ class Saver:
 
     def _saved(self, info: CheckpointInfo) -> None:
         self._warned.discard("save")
-        self.tell(
+        self.publish(
             saved_step=info.step,
             saved_at=time.time(),
             saved_path=info.path,
@@ -327,7 +329,7 @@ class Saver:
 
     def _save_failed(self, step: int, error: Exception) -> None:
         message = f"checkpoint of step {step} not saved: {error}"
-        self.tell(
+        self.publish(
             failure=message,
             failure_kind=failure_kind(error),
             failed_at=time.time(),

@@ -216,7 +216,7 @@ class Context:
         due = self._schedule.is_due(number)
         choice = self._schedule.choice
         if choice is not None and (before is None or choice.steps != before.steps):
-            self._saver.tell(interval_steps=choice.steps, interval_reason=choice.reason)
+            self._saver.publish(interval_steps=choice.steps, interval_reason=choice.reason)
         return due
 
     def load(self, into: Any = None) -> Checkpoint | None:

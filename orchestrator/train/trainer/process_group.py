@@ -69,7 +69,7 @@ def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
 
     Raises ConfigError with every error; RecoveryTimeoutError when the others do not appear.
     """
-    _tell_environment(config)
+    _log_environment(config)
     ctx = current_context() if ctx is None else ctx
     if config.rank is not None and (ctx.rank, ctx.world_size) != (config.rank, config.world_size):
         problem = f"rank is {config.rank}, but context() was asked before and knows rank {ctx.rank}: ask it afterwards"
@@ -110,7 +110,7 @@ def _wait_for_all(store: Store, rank: int, world_size: int, occasion: str, timeo
         ) from error
 
 
-def _tell_environment(config: MultiGPUConfig) -> None:
+def _log_environment(config: MultiGPUConfig) -> None:
     """Set the environment from the configuration, for torch and `context()`, which read it; they must agree."""
     environment = read_environment(os.environ)
     problems = []

@@ -26,13 +26,13 @@ class Noted:
 
 def test_history_is_told_of_every_live_job() -> None:
     async def run() -> None:
-        store, trust, noted, told = MemoryStore(), NodeQuarantine(), Noted(), list[Any]()
+        store, quarantine, noted, told = MemoryStore(), NodeQuarantine(), Noted(), list[Any]()
         for job_id in ("one-aaaaaa", "two-bbbbbb"):
             await store.submit(submission(make_spec(), job_id=job_id))
         body = {"node": "a", "host": "a", "cordoned_by": "ada", "forgiven_at": 0.0, "avoided": None, "strikes": []}
         await store.put_places([StoredPlace(kind="node", name="a", body=body)])
 
-        def tell(job: Any, event: Any) -> None:
+        def observe(job: Any, event: Any) -> None:
             if job.id == "one-aaaaaa":
                 raise ValueError("a history of another kind")
             told.append((job.id, event.kind))
@@ -43,14 +43,14 @@ def test_history_is_told_of_every_live_job() -> None:
             store,
             tidying=noted,  # type: ignore[arg-type]
             intake=noted,  # type: ignore[arg-type]
-            trust=trust,
-            history=(tell,),
+            quarantine=quarantine,
+            history=(observe,),
             log=LOG,
         )
         await recovery.run()
         assert noted.did == ["tidy", "resume"]
         assert set(rounds.loop.jobs) == {"one-aaaaaa", "two-bbbbbb"}
         assert told == [("two-bbbbbb", "job_submitted")]
-        assert trust.cordoned == {"a"}
+        assert quarantine.cordoned == {"a"}
 
     asyncio.run(run())

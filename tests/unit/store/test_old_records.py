@@ -139,10 +139,10 @@ def test_every_event_of_a_released_job_is_read_again(released_store: SqliteStore
 
 def test_a_released_store_s_cordon_is_known(released_store: SqliteStore, run: Run) -> None:
     places = run(released_store.places())
-    trust = NodeQuarantine(lambda: T0 + 1)
-    trust.restore(places)
-    assert trust.unsaved() == []
-    marked = trust.mark({"a": node("a")})["a"]
+    quarantine = NodeQuarantine(lambda: T0 + 1)
+    quarantine.restore(places)
+    assert quarantine.unsaved() == []
+    marked = quarantine.mark({"a": node("a")})["a"]
     assert (marked.cordoned, marked.quarantined) == (True, Legacy(sentence="r"))
 
 

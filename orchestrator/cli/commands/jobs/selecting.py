@@ -21,7 +21,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.views import TERMINAL_STATES
 from orchestrator.cli.choosing import Choice, chosen_jobs
 from orchestrator.cli.commands.shared import ask, complete_job
-from orchestrator.cli.outcome import tell
+from orchestrator.cli.outcome import report_error
 from orchestrator.cli.session import print_json
 from orchestrator.cli.status_view import LIVE_STATES, note_which
 
@@ -208,7 +208,7 @@ def _try_each(
             replies.append(act(client, ref))
             _print_reply(session, replies[-1], as_json=as_json)
         except OrchError as error:
-            tell(error, session.console, as_json=as_json)
+            report_error(error, session.console, as_json=as_json)
             errors.append(error)
             if isinstance(error, DaemonUnreachableError | DeadlineError):
                 break  # every other job would wait as long for the same answer

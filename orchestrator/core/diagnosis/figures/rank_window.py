@@ -70,7 +70,7 @@ class RankWindow:
         return len(self._samples) >= d.LEAST_STEPS
 
     @property
-    def told_parts(self) -> bool:
+    def has_parts(self) -> bool:
         """Whether the rank reports the parts of its steps."""
         return bool(self._samples) and self._samples[-1].parts_seconds is not None
 

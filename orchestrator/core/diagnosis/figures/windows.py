@@ -167,7 +167,7 @@ class JobWindows:
         windows = {rank.rank: self._rows.ranks.get(rank.rank) or RankWindow() for rank in seen.ranks}
         if not all(window.whole for window in windows.values()):
             return ()
-        parts = all(window.told_parts for window in windows.values())
+        parts = all(window.has_parts for window in windows.values())
         figures = tuple(
             windows[rank.rank].figures(
                 rank, since, parts=parts, busy=seen.certain_work, work=self._work(rank.rank, seen)

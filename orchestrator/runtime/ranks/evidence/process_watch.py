@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOOK_SECONDS: Final = 0.9
-TELL_SECONDS: Final = 5.0
+REPORT_SECONDS: Final = 5.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -39,7 +39,7 @@ class ProcessWatch:
         self.newest = None
         self._seen = ProcessSeen(at=0.0)
         self._grouped_pid = 0
-        self._looked_at = self._told_at = self._clock() - TELL_SECONDS
+        self._looked_at = self._reported_at = self._clock() - REPORT_SECONDS
 
     def look(self, root_pid: int, training_pid: int | None) -> None:
         """Sample the training thread, and less often all processes of the rank, when due."""
@@ -55,8 +55,8 @@ class ProcessWatch:
         locked, asleep = sleep is Sleep.LOCK, fields[0] == "D" or sleep is Sleep.OUTSIDE
         seen = self._seen
         self._seen = replace(seen, looks=seen.looks + 1, asleep=seen.asleep + asleep, locked=seen.locked + locked)
-        if now - self._told_at >= TELL_SECONDS:
-            self._told_at = now
+        if now - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = now
             self._publish(root_pid, pid, now)
 
     def _publish(self, root_pid: int, pid: int, now: float) -> None:

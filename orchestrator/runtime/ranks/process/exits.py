@@ -42,7 +42,7 @@ class ExitTeller:
         self._checkpoints = checkpoints
         self.error: ErrorRaised | None = None
 
-    async def tell(self, event: Exited) -> None:
+    async def report(self, event: Exited) -> None:
         """Report the exit."""
         await self._checkpoints.ended(event.at, well=event.exit_code == 0)
         try:

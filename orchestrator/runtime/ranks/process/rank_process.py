@@ -120,11 +120,11 @@ class RankProcess:
             case ErrorRaised():
                 self._exits.error = event
             case Exited():
-                await self._exits.tell(event)
+                await self._exits.report(event)
             case Gone() | KeeperLost():
                 if not self._log.exited:
                     lost = Exited(exit_code=None, signal=_SIGKILL, cause=None, record_error=None, at=event.at)
-                    await self._exits.tell(lost)
+                    await self._exits.report(lost)
                 if isinstance(event, KeeperLost):
                     await self._end_remains()
                 await self._before_gone()

@@ -123,7 +123,7 @@ class MultiGPUTrainingManager:
             self.fault_tolerance.attach(self.trainer)
             self.progress, self._rank_state = self.fault_tolerance.resume()
             self.fault_tolerance.shares.deal(train)
-        self._reporter.tell_without_effect(own_loader=train.loader is dataset)
+        self._reporter.warn_without_effect(own_loader=train.loader is dataset)
         self._announce(wrapped)
         return wrapped, train.loader, None if validate is None else validate.loader
 

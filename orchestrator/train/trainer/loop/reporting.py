@@ -97,7 +97,7 @@ class Reporter:
         if self._speaks:
             log_event(name, **values)
 
-    def tell_without_effect(self, *, own_loader: bool) -> None:
+    def warn_without_effect(self, *, own_loader: bool) -> None:
         """One line in the log for each setting that does nothing here."""
         config, place = self._settings
         on_cuda = place.device.type == "cuda"

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +22,8 @@ from orchestrator.checkpoint.storage.storage import LocalStorage
 from tests.support import warm
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.checkpoint.faulty import FaultyStorage
+
+PACE = Pace()
 
 
 class HookedStorage(LocalStorage):
@@ -316,13 +317,14 @@ def test_ranks_that_hold_different_steps_begin_anew(write, persist, root):
 
 def test_a_rank_that_never_delivers_is_given_up_for_a_newer_step(write, persist, folder):
     hold = SnapshotDirectory(folder).hold()
-    zero = persist(0)
+    now = 1000.0
+    zero = persist(0, clock=lambda: now)
     for step in (10, 20):
         for rank in (0, 1):
             write(step, rank=rank, world_size=2, gang=True)
         zero.poll()
         assert hold.get() == identity(Version(attempt=1, step=10))
-    zero.pace = replace(zero.pace, patience_seconds=0.0)
+    now += PACE.patience_seconds
     zero.poll()
     assert hold.get() == identity(Version(attempt=1, step=20))
     hold.close()

@@ -10,7 +10,7 @@ from orchestrator.core.diagnosis.heartbeat import (
     FLOOR_SECONDS,
     LONGEST_TICK_SECONDS,
     PAUSE_SECONDS,
-    TELL_SECONDS,
+    REPORT_SECONDS,
     Beat,
     Heartbeat,
     Phase,
@@ -50,7 +50,7 @@ def test_first_steps_are_never_too_long() -> None:
     trace = Trace()
     trace.pass_by(3600.0)
     assert trace.pulse.phase is Phase.STARTUP
-    assert trace.pulse.locked_after is trace.pulse.told_after is None
+    assert trace.pulse.locked_after is trace.pulse.reported_after is None
     assert not trace.pulse.reports
     trace.step(900.0, 20.0, steps=3)  # compiled; a pace needs more steps than these
     assert trace.pulse.phase is Phase.STARTUP
@@ -119,9 +119,9 @@ def test_a_line_of_output_is_a_sign_of_life_of_a_job_that_reports_nothing() -> N
 def test_what_is_told_without_proof_takes_longer_than_the_longest_pause_so_far() -> None:
     trace = Trace()
     trace.step(*[0.1] * 8)
-    assert trace.pulse.told_after == TELL_SECONDS
+    assert trace.pulse.reported_after == REPORT_SECONDS
     trace.step(*[0.1] * 7, 30.0)
-    assert trace.pulse.told_after == 600.0
+    assert trace.pulse.reported_after == 600.0
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 20.0), st.floats(0.0, 0.9)), min_size=6, max_size=40))
@@ -135,7 +135,7 @@ def test_a_healthy_job_is_never_still_for_longer_than_it_may_be(steps: list[tupl
         trace.pass_by(max(seconds, 1.0))
         locked = trace.pulse.locked_after
         assert locked is None or trace.pulse.still_seconds <= locked
-        assert trace.pulse.told_after is None or trace.pulse.still_seconds <= trace.pulse.told_after
+        assert trace.pulse.reported_after is None or trace.pulse.still_seconds <= trace.pulse.reported_after
         durations = (*durations, seconds)[-32:]
         trace.step(*durations)
 

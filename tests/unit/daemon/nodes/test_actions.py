@@ -24,11 +24,11 @@ from tests.unit.daemon.parts import Rounds, Spawned
 
 class World:
     def __init__(self, rounds: Rounds) -> None:
-        self.rounds, self.trust, self.spawned = rounds, NodeQuarantine(), Spawned()
-        nodes = LoopNodes(rounds.loop, self.trust, StopRequest())
+        self.rounds, self.quarantine, self.spawned = rounds, NodeQuarantine(), Spawned()
+        nodes = LoopNodes(rounds.loop, self.quarantine, StopRequest())
         self.reserved = 0
         self.actions = NodeActions(
-            rounds.loop, self.trust, rounds.store, nodes, reserve=self.reserve, spawn=self.spawned
+            rounds.loop, self.quarantine, rounds.store, nodes, reserve=self.reserve, spawn=self.spawned
         )
         nodes.set({"a1": node("a1"), "a2": node("a2")})
 
@@ -91,7 +91,7 @@ def test_a_cordon_that_cannot_be_written_holds_and_says_so() -> None:
         world.rounds.store.put_places = full  # type: ignore[method-assign]
         with pytest.raises(DiskFullError):
             await world.actions.act("a1", NodeVerb.CORDON, "ada")
-        assert [place.name for place in world.trust.unsaved()] == ["a1"]
+        assert [place.name for place in world.quarantine.unsaved()] == ["a1"]
 
     asyncio.run(run())
 
@@ -125,7 +125,7 @@ def test_reservations_are_written_seen_by_the_loop_and_known_to_the_next_daemon(
     async def run() -> None:
         world = World(Rounds())
         now = world.rounds.loop.now()
-        world.trust._clock = world.rounds.loop.now  # the world's own time
+        world.quarantine._clock = world.rounds.loop.now  # the world's own time
         later = ReservationRequest(start=now + 3600, seconds=600, reason="new driver")
         world.rounds.loop.decided = LiveJobs([running(nodes=("a1", "a1"))])
         reply = await world.actions.change("a1", NodeChange(reserve=later), "ada")

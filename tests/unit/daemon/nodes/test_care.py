@@ -15,11 +15,11 @@ from tests.unit.daemon.parts import FakeCluster, Rounds, Spawned
 
 
 def test_nodes_reach_the_loop_with_their_cordons() -> None:
-    rounds, trust, stop = Rounds(), NodeQuarantine(), StopRequest()
-    nodes = LoopNodes(rounds.loop, trust, stop)
+    rounds, quarantine, stop = Rounds(), NodeQuarantine(), StopRequest()
+    nodes = LoopNodes(rounds.loop, quarantine, stop)
     nodes.set({"a": node("a")})
     assert not rounds.loop.nodes["a"].cordoned
-    trust.cordon("a", "a", "ada")
+    quarantine.cordon("a", "a", "ada")
     nodes.mark_again()
     assert rounds.loop.nodes["a"].cordoned
 

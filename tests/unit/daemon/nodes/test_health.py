@@ -28,23 +28,23 @@ class FullDisk(MemoryStore):
 
 def test_what_cannot_be_written_is_written_later() -> None:
     async def run() -> None:
-        store, trust, spawned, reserved = FullDisk(), NodeQuarantine(), Spawned(), list[str]()
+        store, quarantine, spawned, reserved = FullDisk(), NodeQuarantine(), Spawned(), list[str]()
 
         async def reserve() -> None:
             reserved.append("asked")
 
         rounds = Rounds(store)
         health = NodeHealth(
-            trust,
+            quarantine,
             store,
             FakeConnection(),
             FakeRegistry(),
-            LoopNodes(rounds.loop, trust, StopRequest()),
+            LoopNodes(rounds.loop, quarantine, StopRequest()),
             reserve=reserve,
             spawn=spawned,
             log=LOG,
         )
-        trust.cordon("a", "host-a", "ada")
+        quarantine.cordon("a", "host-a", "ada")
         job = running()
         health.observe(job, released(job))
         await spawned.run()
@@ -74,17 +74,17 @@ def test_a_check_says_why_it_did_not_end() -> None:
 
 def test_nodes_are_marked_when_a_check_changes_something() -> None:
     async def run() -> None:
-        store, rounds, trust = MemoryStore(), Rounds(), NodeQuarantine()
-        nodes = LoopNodes(rounds.loop, trust, StopRequest())
+        store, rounds, quarantine = MemoryStore(), Rounds(), NodeQuarantine()
+        nodes = LoopNodes(rounds.loop, quarantine, StopRequest())
         nodes.set({"a": node("a")})
 
         async def look(check: Any) -> bool:
-            trust.cordon("a", "a", "a check")
+            quarantine.cordon("a", "a", "a check")
             return bool(await check("a"))
 
-        trust.look = look  # type: ignore[method-assign]
+        quarantine.look = look  # type: ignore[method-assign]
         health = NodeHealth(
-            trust,
+            quarantine,
             store,
             FakeConnection(),
             FakeRegistry(),

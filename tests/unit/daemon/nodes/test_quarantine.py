@@ -26,18 +26,18 @@ class Cluster:
         self.now = T0
         self.problems: tuple[Fact, ...] = ()
         self.checked: list[str] = []
-        self.trust = NodeQuarantine(lambda: self.now)
+        self.quarantine = NodeQuarantine(lambda: self.now)
 
     def strike(self, times: int, *, first: int = 0) -> bool:
         newly = False
         for number in range(first, first + times):
             job = changed(running(), id=JobId(f"digits-{number:06d}"), seats=())
             event = failed(job, failure=failure(code="gpu_lost", rank=0), at=self.now)
-            newly = self.trust.observe(after(job, event), event) or newly
+            newly = self.quarantine.observe(after(job, event), event) or newly
         return newly
 
     def quarantined(self) -> str:
-        reason = self.trust.mark(PLACES)["a"].quarantined
+        reason = self.quarantine.mark(PLACES)["a"].quarantined
         return "" if reason is None else sentence(reason)
 
     def look(self) -> bool:
@@ -45,7 +45,7 @@ class Cluster:
             self.checked.append(node_id)
             return self.problems
 
-        return asyncio.run(self.trust.look(check))
+        return asyncio.run(self.quarantine.look(check))
 
 
 def test_it_is_avoided_and_shown_with_the_reason() -> None:
@@ -53,7 +53,7 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
     assert not cluster.strike(2)
     assert cluster.quarantined() == ""
     assert cluster.strike(1, first=2)
-    marked = cluster.trust.mark(PLACES)
+    marked = cluster.quarantine.mark(PLACES)
     assert not marked["a"].schedulable
     assert marked["b"].schedulable
     view = node_view(marked["a"], node_report(), [], marked)
@@ -91,7 +91,7 @@ def test_a_bad_one_stays_avoided_with_what_the_check_found() -> None:
 def test_a_person_may_trust_it_at_once() -> None:
     cluster = Cluster()
     cluster.strike(3)
-    cluster.trust.forgive("a")
+    cluster.quarantine.forgive("a")
     assert cluster.quarantined() == ""
 
 
@@ -100,50 +100,50 @@ def restarted(cluster: Cluster) -> NodeQuarantine:
     store = MemoryStore()
 
     async def through() -> list[StoredPlace]:
-        await store.put_places(cluster.trust.unsaved())
+        await store.put_places(cluster.quarantine.unsaved())
         return await store.places()
 
-    trust = NodeQuarantine(lambda: cluster.now)
-    trust.restore(asyncio.run(through()))
-    return trust
+    quarantine = NodeQuarantine(lambda: cluster.now)
+    quarantine.restore(asyncio.run(through()))
+    return quarantine
 
 
 def test_a_restarted_daemon_knows_whom_it_avoids_and_whom_a_person_cordoned() -> None:
     cluster = Cluster()
     cluster.strike(3)
-    cluster.trust.cordon("b", "b", "ann")
-    trust = restarted(cluster)
-    again = trust.mark(nodes(node("a"), node("b"), node("c")))
+    cluster.quarantine.cordon("b", "b", "ann")
+    quarantine = restarted(cluster)
+    again = quarantine.mark(nodes(node("a"), node("b"), node("c")))
     assert isinstance(again["a"].quarantined, RepeatedFailures)
     assert again["b"].cordoned
     assert again["c"].schedulable
-    assert trust.unsaved() == []
-    trust.forgive("b")
-    assert [(p.kind, p.name) for p in trust.unsaved()] == [("node", "b")]
-    assert not trust.mark(PLACES)["b"].cordoned
+    assert quarantine.unsaved() == []
+    quarantine.forgive("b")
+    assert [(p.kind, p.name) for p in quarantine.unsaved()] == [("node", "b")]
+    assert not quarantine.mark(PLACES)["b"].cordoned
 
 
 def test_what_weighs_nothing_any_more_is_forgotten_by_the_next_daemon() -> None:
     cluster = Cluster()
     cluster.strike(1)
-    cluster.trust.cordon("b", "b", "ann")
-    written = cluster.trust.unsaved()
+    cluster.quarantine.cordon("b", "b", "ann")
+    written = cluster.quarantine.unsaved()
     assert {p.name for p in written if p.body is not None} == {"a", "b"}
     cluster.now += 13 * 3600.0
-    trust = NodeQuarantine(lambda: cluster.now)
-    trust.restore(written)
-    assert [(p.name, p.body) for p in trust.unsaved() if p.kind == "node"] == [("a", None)]
-    assert trust.mark(PLACES)["b"].cordoned, "what a person did holds until a person takes it back"
+    quarantine = NodeQuarantine(lambda: cluster.now)
+    quarantine.restore(written)
+    assert [(p.name, p.body) for p in quarantine.unsaved() if p.kind == "node"] == [("a", None)]
+    assert quarantine.mark(PLACES)["b"].cordoned, "what a person did holds until a person takes it back"
 
 
 def test_the_same_failure_read_again_is_one_strike_and_a_forgiven_one_is_none() -> None:
     cluster = Cluster()
     cluster.strike(2)
-    cluster.trust = restarted(cluster)
+    cluster.quarantine = restarted(cluster)
     assert not cluster.strike(2), "as when a restarted daemon reads the events of its live jobs"
     cluster.now += 1
-    cluster.trust.forgive("a")
-    cluster.trust = restarted(cluster)
+    cluster.quarantine.forgive("a")
+    cluster.quarantine = restarted(cluster)
     cluster.now -= 1
     assert not cluster.strike(3)
     assert cluster.quarantined() == ""
@@ -152,15 +152,15 @@ def test_the_same_failure_read_again_is_one_strike_and_a_forgiven_one_is_none() 
 def test_a_node_with_a_new_id_is_known_by_its_name() -> None:
     cluster = Cluster()
     cluster.strike(3)
-    cluster.trust.mark(nodes(node("a", name="host-a"), node("b")))
+    cluster.quarantine.mark(nodes(node("a", name="host-a"), node("b")))
     later = nodes(node("x", name="host-a"), node("b"))
-    assert cluster.trust.mark(later)["x"].quarantined
-    assert {(p.kind, p.name, p.body is None) for p in cluster.trust.unsaved()} == {
+    assert cluster.quarantine.mark(later)["x"].quarantined
+    assert {(p.kind, p.name, p.body is None) for p in cluster.quarantine.unsaved()} == {
         ("node", "a", True),
         ("node", "x", False),
     }
     twice = nodes(node("y", name="host-a"), node("z", name="host-a"))
-    assert not any(n.quarantined for n in cluster.trust.mark(twice).values()), "which of them it is cannot be told"
+    assert not any(n.quarantined for n in cluster.quarantine.mark(twice).values()), "which of them it is cannot be told"
 
 
 def test_a_gpu_that_fails_twice_is_avoided_before_its_node_is() -> None:
@@ -169,25 +169,25 @@ def test_a_gpu_that_fails_twice_is_avoided_before_its_node_is() -> None:
     (gpu,) = job.seats[0].gpu_uuids
     for at in (T0 - 1, T0):
         event = failed(job, failure=failure(code="gpu_ecc", rank=0), at=at)
-        newly = cluster.trust.observe(after(job, event), event)
+        newly = cluster.quarantine.observe(after(job, event), event)
     assert newly
-    assert list(cluster.trust.quarantined_gpus) == [gpu]
+    assert list(cluster.quarantine.quarantined_gpus) == [gpu]
     assert cluster.quarantined() == ""
-    cluster.trust = restarted(cluster)
-    assert list(cluster.trust.quarantined_gpus) == [gpu]
+    cluster.quarantine = restarted(cluster)
+    assert list(cluster.quarantine.quarantined_gpus) == [gpu]
     cluster.now += CHECK_AFTER_SECONDS
     assert cluster.look()
     assert cluster.checked == ["a"], "the check of its node tries every GPU"
-    assert cluster.trust.quarantined_gpus == {}
+    assert cluster.quarantine.quarantined_gpus == {}
 
 
 def test_what_could_not_be_written_is_told_again_and_what_is_old_is_not_kept() -> None:
     cluster = Cluster()
     cluster.strike(1)
-    told = cluster.trust.unsaved()
-    assert cluster.trust.unsaved() == []
-    cluster.trust.keep(told)
-    assert cluster.trust.unsaved() == told
-    cluster.trust.keep(told)
+    told = cluster.quarantine.unsaved()
+    assert cluster.quarantine.unsaved() == []
+    cluster.quarantine.keep(told)
+    assert cluster.quarantine.unsaved() == told
+    cluster.quarantine.keep(told)
     cluster.now += 24 * 3600
-    assert [p.body for p in cluster.trust.unsaved()] == [None]
+    assert [p.body for p in cluster.quarantine.unsaved()] == [None]

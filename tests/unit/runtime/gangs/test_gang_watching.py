@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from orchestrator.checkpoint.repository.persister import PersisterStatus
+from orchestrator.checkpoint.repository.status import PersisterStatus
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import unchecked
 from orchestrator.core.diagnosis.observation import StorageSeen, TerminalSeen

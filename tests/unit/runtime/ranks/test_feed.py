@@ -24,7 +24,7 @@ class World:
 
     def __init__(self) -> None:
         self.fence = AttemptFence("digits-abc234", 0)
-        self.log = EventLog(self.fence, told_with_end_seconds=3600.0)
+        self.log = EventLog(self.fence, sent_with_end_seconds=3600.0)
         self.marks = 0
         self.page = True
         output = SimpleNamespace(lost=None)

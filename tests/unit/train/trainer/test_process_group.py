@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.process_group import _device, _tell_environment
+from orchestrator.train.trainer.process_group import _device, _log_environment
 
 FOUND = torch.device("cuda", 1)
 
@@ -37,7 +37,7 @@ def test_device_ids_choose_the_gpu(settings: dict[str, Any], local_rank: int, ex
 
 def test_ranks_of_the_configuration_are_told_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    _tell_environment(MultiGPUConfig(rank=1, world_size=2, local_rank=1))
+    _log_environment(MultiGPUConfig(rank=1, world_size=2, local_rank=1))
     assert [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")] == ["1", "2", "1"]
 
 
@@ -45,9 +45,9 @@ def test_a_launcher_that_says_something_else_is_believed_by_nobody(monkeypatch: 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match="launcher says WORLD_SIZE=4"):
-        _tell_environment(MultiGPUConfig(rank=0, world_size=2))
+        _log_environment(MultiGPUConfig(rank=0, world_size=2))
 
 
 def test_ranks_that_could_not_meet_are_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="nothing says where rank 0 is"):
-        _tell_environment(MultiGPUConfig(rank=0, world_size=2))
+        _log_environment(MultiGPUConfig(rank=0, world_size=2))

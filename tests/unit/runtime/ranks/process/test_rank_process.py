@@ -33,7 +33,7 @@ class Scene:
             raise said
         return said
 
-    async def tell(self, event: Exited) -> None:
+    async def report(self, event: Exited) -> None:
         if self.exits_fail:
             raise OSError("the log cannot be read")
         self.log.add(
