@@ -17,7 +17,8 @@ _OF_RAY: Final = ("socket:", "anon_inode:", "/proc/")
 """What Ray opens and closes at any time: its connections, and looks at itself."""
 
 _PROC: Final = Path("/proc/self")
-_POOL: Final = "asyncio_"  # threads of asyncio.to_thread: they keep nothing of what they ran
+_POOL: Final = ("asyncio_", "uvloop_")
+"""Threads of ``asyncio.to_thread``, which keep nothing of what they ran; Ray's actors have uvloop where it is installed."""
 
 
 @dataclass(frozen=True, slots=True)
