@@ -18,7 +18,7 @@ from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.reuse.origin import origin_of
 from orchestrator.runtime.gangs.reuse.parked_gangs import PARKED_SECONDS
-from orchestrator.runtime.gangs.reuse.served_actor import served
+from orchestrator.runtime.gangs.reuse.served_actor import handle_of, served
 from orchestrator.runtime.names import gang_name, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.ranks.runtime_env import for_ray
@@ -89,7 +89,8 @@ class RayRankActors:
         if not self._parked.may_park(job):
             return False
         try:
-            left = ray.get([actor.retire.remote() for actor in actors], timeout=PARK_SECONDS)
+            user = gang_name(job.id, job.gang)
+            left = ray.get([handle_of(actor).retire.remote(user) for actor in actors], timeout=PARK_SECONDS)
             if any(left):
                 log.info("gang.not_parked", job=job.id, left=left)
                 return False
@@ -156,7 +157,7 @@ class RayRankActors:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from orchestrator.runtime.ranks.actor import RankActor
+        from orchestrator.runtime.ranks.rank_actor import RankActor
 
         bundle, epoch = _bundle(job), self._ray.epoch
         self._parked.created(job)

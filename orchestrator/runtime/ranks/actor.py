@@ -1,4 +1,4 @@
-"""The Ray actor around a rank's supervisor: adds what Ray knows (GPU ids, the node), and the lease on the cluster.
+"""What a rank's actor does for a gang: adds to the supervisor what Ray knows (GPU ids, the node), and the lease on the cluster.
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
 its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice. The only node of an
@@ -13,14 +13,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from orchestrator.runtime.forkserver import linux
-from orchestrator.runtime.names import gang_name
 from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.ray_nodes import is_alive
-from orchestrator.runtime.ranks.fence import StaleAttemptError
-from orchestrator.runtime.ranks.footprint import Footprint
 from orchestrator.runtime.ranks.runtime_env import inside
 from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.client import start_fork_server
@@ -36,7 +32,6 @@ if TYPE_CHECKING:
 
 LEASE_SECONDS: Final = 10.0
 FENCE_SECONDS: Final = LEASE_SECONDS + 4.0  # the lease, plus the longest check and its call
-RETIRED_SECONDS: Final = 60.0  # the daemon removes parked gangs much earlier; one that died cannot
 _LEASE_CHECK_SECONDS: Final = 2.0
 
 
@@ -65,69 +60,21 @@ def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str,
     return first.address, first.port
 
 
-class RankActor:
-    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused.
+class RankService:
+    """One rank of a gang, as its actor serves it. Every method is idempotent; calls that name an older attempt are refused.
 
     ``attempt`` is the one that the actor is created for: it needs no order to prepare for it. ``leased``: its node can be cut
-    off from the cluster. ``retire`` and ``take`` pass the actor on to the next gang of the same shape; from then on ``serve`` refuses
-    calls for the gang before, and nothing of its job is left here.
+    off from the cluster.
     """
 
-    def __init__(
-        self,
-        *,
-        job_id: str,
-        gang: int,
-        rank: int,
-        node_dir: str,
-        attempt: int,
-        leased: bool,
-    ) -> None:
+    def __init__(self, *, job_id: str, rank: int, node_dir: Path, attempt: int, leased: bool) -> None:
+        self._made_for = attempt
         self._leased = leased
-        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
-        self._rank, self._node_dir = rank, Path(node_dir)
-        self._clean = Footprint.now()
-        self._umask: int | None = None
-        self._lease: asyncio.Task[None] | None = None
-        self._retirement: asyncio.TimerHandle | None = None
-        self._begin(job_id, gang, attempt)
-
-    def _begin(self, job_id: str, gang: int, attempt: int) -> None:
-        self._user, self._made_for = gang_name(job_id, gang), attempt
+        self._rank = rank
         self._supervisor = RankSupervisor(
-            job_id=job_id, rank=self._rank, node_dir=self._node_dir, start_fork_server=_start_fork_server
+            job_id=job_id, rank=rank, node_dir=node_dir, start_fork_server=_start_fork_server
         )
-
-    async def serve(self, user: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method for the gang ``user``. Raises StaleAttemptError where the actor serves another gang by now."""
-        if user != self._user:
-            raise StaleAttemptError(f"this actor of rank {self._rank} serves {self._user or 'no gang'}, not {user}")
-        return await getattr(self, method)(*args, **kwargs)
-
-    async def retire(self) -> tuple[str, ...]:
-        """End the service of the present gang, whose ranks have ended; return what is left of its job.
-
-        Where nothing is, the actor may serve another gang. One that is not taken within RETIRED_SECONDS ends.
-        """
-        self._user = ""
-        left = await self._supervisor.retire()
-        if self._umask is not None:
-            os.umask(self._umask)
-            self._umask = None
-        left += self._clean.grown()
-        if not left:
-            self._retirement = asyncio.get_running_loop().call_later(RETIRED_SECONDS, os._exit, 0)
-        return left
-
-    async def take(self, job_id: str, gang: int, attempt: int) -> None:
-        """Serve this gang from now on. Raises StaleAttemptError where the actor serves another one."""
-        if self._user == gang_name(job_id, gang):
-            return
-        if self._user or self._retirement is None:
-            raise StaleAttemptError(f"this actor of rank {self._rank} serves {self._user or 'no gang any more'}")
-        self._retirement.cancel()
-        self._retirement = None
-        self._begin(job_id, gang, attempt)
+        self._lease: asyncio.Task[None] | None = None
 
     async def hello(self) -> RankGreeting:
         """Return the greeting as soon as the actor exists."""
@@ -156,8 +103,7 @@ class RankActor:
     async def launch(self, plan: RankPlan) -> None:
         """Start the rank's process, once per attempt. This actor writes the job's checkpoints, so it takes the job's umask."""
         if plan.umask is not None:
-            before = os.umask(plan.umask)
-            self._umask = before if self._umask is None else self._umask
+            os.umask(plan.umask)
         await self._supervisor.launch(inside(plan, os.environ, sys.executable))
 
     async def poll(self, attempt: int, cursor: PollCursor, seconds: float) -> PollReply:
@@ -200,6 +146,10 @@ class RankActor:
         """Send a client's message to a session."""
         await self._supervisor.sessions.tell(number, message)
 
+    async def retire(self) -> tuple[str, ...]:
+        """Close everything, for good: the job has ended. Return what cannot be closed."""
+        return await self._supervisor.retire() + (("a lease",) if self._lease else ())
+
     async def _keep_lease(self) -> None:
         import ray
 
@@ -211,15 +161,16 @@ class RankActor:
                     alive = await asyncio.to_thread(is_alive, node_id)
             except Exception:
                 if time.monotonic() - reached > LEASE_SECONDS:
-                    self._end()
+                    _end(self._supervisor)
             else:
                 if not alive:
-                    self._end()
+                    _end(self._supervisor)
                 reached = time.monotonic()
 
-    def _end(self) -> NoReturn:
-        self._supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
-        os._exit(1)
+
+def _end(supervisor: RankSupervisor) -> NoReturn:
+    supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
+    os._exit(1)
 
 
 async def _start_fork_server(plan: RankPlan) -> None:

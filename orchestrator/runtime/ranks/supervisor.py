@@ -196,18 +196,13 @@ class RankSupervisor:
         return await self._checkpoints.flush(seconds, self._log.masker)
 
     async def retire(self) -> tuple[str, ...]:
-        """Close everything, for good: the job has ended. Return what cannot be closed yet."""
+        """Kill every process of the rank and close everything, for good; return what cannot be closed yet."""
         async with self._serial:
             await self._clear()
             self._progress.close()
             await self._checkpoints.close()
             going_on = {"a session": not self.sessions.idle, "a store": self._rendezvous.retiring}
             return tuple(name for name, there in going_on.items() if there)
-
-    async def clear(self) -> None:
-        """Kill every process of the rank; none is left on return."""
-        async with self._serial:
-            await self._clear()
 
     async def _clear(self) -> None:
         if self._process is not None:
