@@ -103,8 +103,15 @@ class OrchSide:
 
     def __init__(self, slots: int) -> None:
         self.orch = contenders.Orch()
-        self.orch.up()
         self.client = self.orch.client
+        try:
+            self._begin(slots)
+        except BaseException:  # also a signal: the daemon and its head would stay
+            self.orch.close()
+            raise
+
+    def _begin(self, slots: int) -> None:
+        self.orch.up()
         home = self.orch.home
         (home / "noop.sh").write_text(SCRIPT)
         self.yaml = home / "job.yaml"
