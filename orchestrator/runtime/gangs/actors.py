@@ -59,18 +59,23 @@ class RayRankActors:
         Raises GangLostError: an actor of a placed gang has ended, a node of the gang has left, or there is no gang.
         """
         found = self._find(job, everywhere=not create)
-        if None not in found:
+        origin = self._parked.serving(job)
+        taken = origin is not None and origin != origin_of(job)
+        # An earlier daemon may have died when it had taken the gang, before the actors knew or that was recorded.
+        if None not in found and (job.seats or not taken or self._tell(job, found)):
             return found
-        rank = found.index(None)
         if job.seats:
-            raise GangLostError(ActorMissing(rank=rank))
+            raise GangLostError(ActorMissing(rank=found.index(None)))
         if not create:
             raise GangLostError(StoppedUnplaced())
         if not set(job.nodes) <= set(self._nodes.agents):
             # Ray would wait for the node for ever. On an embedded head's machine locks show when the ranks have ended.
             raise GangLostError(NodeLost(), node_lost=not self._site.embedded)
-        if not any(found) and (taken := self._take(job)):
-            return taken
+        if taken:
+            self.remove(job)
+            found = [None] * job.num_workers
+        if not any(found) and (actors := self._take(job)):
+            return actors
         return self._create(job, found)
 
     def remove(self, job: Job) -> None:
@@ -120,19 +125,34 @@ class RayRankActors:
 
     def _take(self, job: Job) -> list[Any]:
         """Have a parked gang serve the job; empty: there is none."""
+        while (origin := self._parked.take(job)) is not None:
+            actors = self._actors(origin, job)
+            if None not in actors and self._tell(job, actors):
+                return actors
+            self._remove(origin, job.num_workers)
+        return []
+
+    def _tell(self, job: Job, actors: Sequence[Any]) -> bool:
+        """Have actors that have retired, or serve the job already, serve it; return whether all do."""
         import ray
 
-        while (origin := self._parked.take(job)) is not None:
+        try:
+            calls = [handle_of(actor).take.remote(job.id, job.gang, job.attempt_number) for actor in actors]
+            ray.get(calls, timeout=PARK_SECONDS)
+        except Exception as error:  # one has ended, or does not answer
+            log.warning("gang.not_taken", job=job.id, why=str(error).partition("\n")[0])
+            return False
+        return True
+
+    def _actors(self, origin: Origin, job: Job) -> list[Any]:
+        """Return the job's handles of a gang's actors, None for a missing one."""
+        found: list[Any] = []
+        for rank in range(job.num_workers):
             try:
-                actors = [self._actor(origin, rank) for rank in range(job.num_workers)]
-                calls = [a.take.remote(job_id=job.id, gang=job.gang, attempt=job.attempt_number) for a in actors]
-                ray.get(calls, timeout=PARK_SECONDS)
-            except Exception as error:  # it has ended, or does not answer
-                log.warning("gang.not_taken", job=job.id, why=str(error).partition("\n")[0])
-                self._remove(origin, job.num_workers)
-                continue
-            return [served(actor, gang_name(job.id, job.gang)) for actor in actors]
-        return []
+                found.append(served(self._actor(origin, rank), gang_name(job.id, job.gang)))
+            except ValueError:
+                found.append(None)
+        return found
 
     def _actor(self, origin: Origin, rank: int) -> Any:
         """Return Ray's handle. Raises ValueError."""
@@ -143,15 +163,8 @@ class RayRankActors:
     def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
         """Find existing actors, None for missing ones; Ray is not asked for actors that cannot exist yet."""
         origin = self._parked.serving(job)
-        if origin is None or not (everywhere or job.seats or job.attempt_number > 1 or _may_exist(job)):
-            return [None] * job.num_workers
-        found: list[Any] = []
-        for rank in range(job.num_workers):
-            try:
-                found.append(served(self._actor(origin, rank), gang_name(job.id, job.gang)))
-            except ValueError:
-                found.append(None)
-        return found
+        known = everywhere or job.seats or job.attempt_number > 1 or _may_exist(job) or origin != origin_of(job)
+        return self._actors(origin, job) if origin is not None and known else [None] * job.num_workers
 
     def _create(self, job: Job, found: list[Any]) -> list[Any]:
         import ray

@@ -80,10 +80,10 @@ class ParkedGangs:
         """Whether the job's gang may serve another job after it."""
         if self._directory is None or shape_of(job) is None or not is_spotless(job):
             return False
+        origin = self.serving(job)
         with self._lock:
             ranks = sum(len(parked.shape.nodes) for parked in self._parked.values())
-            own = self._serving.get(origin_of(job), origin_of(job)) in self._own
-            return own and ranks + job.num_workers <= MOST_RANKS
+            return origin in self._own and ranks + job.num_workers <= MOST_RANKS
 
     def park(self, job: Job) -> None:
         """Keep the job's gang for another job. Raises OSError; the gang then still serves this one."""
