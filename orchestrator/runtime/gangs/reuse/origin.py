@@ -31,8 +31,9 @@ class Origin(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a gang's placement group reserves, and where. One gang can take the place of another of the same shape."""
+    """What a gang's placement group reserves, where, and for which user. A gang can take the place of another of the same shape."""
 
+    uid: int
     nodes: tuple[str, ...]
     cpus: float
     memory: int
@@ -58,7 +59,7 @@ def shape_of(job: Job) -> Shape | None:
         or parts_of(spec.runtime_env)
         or "://" in (spec.checkpoint.storage_path or "")
     )
-    return None if alone else Shape(job.nodes, cpus, memory)
+    return None if alone else Shape(job.submission.uid, job.nodes, cpus, memory)
 
 
 def is_spotless(job: Job) -> bool:

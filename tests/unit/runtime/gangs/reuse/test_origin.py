@@ -26,10 +26,12 @@ def ended(found: Job, exit_code: int = 0) -> Job:
 
 
 def test_a_shape_is_what_is_reserved_and_where() -> None:
-    assert shape_of(job()) == Shape(job().nodes, 1.0, 0)
+    assert shape_of(job()) == Shape(1000, job().nodes, 1.0, 0)
     assert shape_of(job()) == shape_of(job(entrypoint="sh other.sh", env={"A": "1"}))
     assert shape_of(job(cpu=2)) != shape_of(job()) != shape_of(job(memory_bytes=1024))
     assert shape_of(job(workers=2)) != shape_of(job())
+    other = job()
+    assert shape_of(replace(other, submission=replace(other.submission, uid=1001))) != shape_of(job())
 
 
 @pytest.mark.parametrize(
