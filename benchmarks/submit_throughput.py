@@ -5,6 +5,7 @@ munge installed. Slurm is started in a folder of its own, with its defaults and 
 three daemons stay up and the rounds interleave. A client is a process that submits one job after another:
 
 - ``api``: a Python process with ``orchestrator.api.client.Client``, one request for each job;
+- ``api_together``: the same with ``submit_together``: one request for all of its jobs, at most 256 each;
 - ``cli``: a shell that starts ``orch submit job.yaml`` for each job;
 - ``sbatch`` and ``sbatch_tuned``: a shell that starts ``sbatch noop.sh`` for each job.
 
@@ -51,6 +52,17 @@ for _ in range(count):
     assert client.submit_text(text, source=path).created
 """
 
+TOGETHER: Final = """
+import sys
+from orchestrator.api.client import Client
+import orchestrator.api.views
+client, count, path = Client(), int(sys.argv[1]), sys.argv[2]
+text = open(path).read()
+print("ready", flush=True)
+sys.stdin.readline()
+assert all(reply.created for reply in client.submit_together([text] * count, source=path))
+"""
+
 
 class Clients:
     """Processes that each submit ``count`` jobs once told to; ``command`` makes one's command line from the count."""
@@ -91,8 +103,15 @@ class OrchSide:
 
     def __init__(self, slots: int) -> None:
         self.orch = contenders.Orch()
-        self.orch.up()
         self.client = self.orch.client
+        try:
+            self._begin(slots)
+        except BaseException:  # also a signal: the daemon and its head would stay
+            self.orch.close()
+            raise
+
+    def _begin(self, slots: int) -> None:
+        self.orch.up()
         home = self.orch.home
         (home / "noop.sh").write_text(SCRIPT)
         self.yaml = home / "job.yaml"
@@ -104,6 +123,11 @@ class OrchSide:
         environ, program = self.orch.environ, str(contenders.BIN / "orch")
         self.api = Clients(
             lambda count: [sys.executable, "-c", API_CLIENT, str(count), str(self.yaml)],
+            environ,
+            home,
+        )
+        self.together = Clients(
+            lambda count: [sys.executable, "-c", TOGETHER, str(count), str(self.yaml)],
             environ,
             home,
         )
@@ -217,6 +241,7 @@ def _rates(
 
     return {
         "api": rate(orch.api, orch.clear),
+        "api_together": rate(orch.together, orch.clear),
         "cli": rate(orch.cli, orch.clear),
         "sbatch": rate(plain.clients, plain.slurm.clear),
         "sbatch_tuned": rate(tuned.clients, tuned.slurm.clear),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.errors import BadRequestError, NotFoundError
+from orchestrator.api.errors import BadRequestError, NotFoundError, OrchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.session_stream import SessionStream
     from orchestrator.api.usage_views import EstimateQualityView, UsageReport
-    from orchestrator.api.views import ActionReply, NodeActionReply
+    from orchestrator.api.views import ActionReply, NodeActionReply, SubmitReply
 
 USAGE_SECONDS = 600.0
 """Every event of every job of the time is read."""
@@ -217,3 +218,24 @@ def _segment(ref: str) -> str:
     if not ref or ref in {".", ".."} or "/" in ref:
         raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a job's name")
     return f"/{quoted(ref)}"
+
+
+class SubmissionQuestions(SpecQuestions):
+    """Submissions of several jobs at once."""
+
+    _environ: Mapping[str, str]
+
+    def submit_together(
+        self, texts: Sequence[str], *, source: str = "job.yaml", cwd: str | None = None
+    ) -> list[SubmitReply | OrchError]:
+        """Submit several job.yaml given as texts, in few requests; ``cwd`` is as in ``submit_text``.
+
+        Returns what became of each, in their order: an accepted job, or the error for which it was refused. Each accepted job is on disk.
+        """
+        from orchestrator.api.transport import submission
+        from orchestrator.api.views import SubmitReply
+
+        base = cwd or os.getcwd()  # noqa: PTH109 - every command imports this module
+        bodies = [submission.request_body(text, source, environ=self._environ, cwd=base) for text in texts]
+        found = submission.submit_together(self.endpoint, bodies, environ=self._environ)
+        return [each if isinstance(each, OrchError) else SubmitReply.from_json(each) for each in found]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.api.asking import SpecQuestions, job_path, quoted
+from orchestrator.api.asking import SubmissionQuestions, job_path, quoted
 from orchestrator.api.errors import ProtocolMismatchError, error_from_json
 from orchestrator.api.protocol import (
     API_PREFIX,
@@ -54,7 +54,7 @@ SLOW_DEADLINE_SECONDS = 600.0
 """For requests that read or write every byte of something large: verifying checkpoints, pruning, stopping jobs."""
 
 
-class Client(SpecQuestions):
+class Client(SubmissionQuestions):
     """The daemon at ``endpoint``, by default the one that the environment names."""
 
     def __init__(

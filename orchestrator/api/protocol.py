@@ -17,6 +17,8 @@ MAX_SEQUENCE = 2**53
 
 MAX_YAML_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 4 * 1024 * 1024
+MAX_TOGETHER = 256
+"""Submissions in one request."""
 """Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""
 
 MAX_PIECE_BYTES = 2 * 1024 * 1024

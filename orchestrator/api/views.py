@@ -403,6 +403,21 @@ class SubmitReply(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOutcome(View):
+    """The reply to one of several submissions, or the problem document for which it was refused."""
+
+    reply: SubmitReply | None = None
+    problem: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOutcomes(View):
+    """What became of submissions that were sent together, in their order: none depends on another."""
+
+    outcomes: tuple[SubmitOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply(View):
     """What a submission would do. ``starts``: ``now``, ``later`` (queued first, ``reason`` says for what) or ``never``.
 
@@ -487,6 +502,8 @@ NESTED.update(
         NodeList: {"nodes": NodeView},
         NodeView: {"gpus": GpuView, "reservations": ReservationView},
         PlanReply: {"seats": SeatPlan, "left_out": LeftOutView, "combinations": CombinationView},
+        SubmitOutcome: {"reply": SubmitReply},
+        SubmitOutcomes: {"outcomes": SubmitOutcome},
         SubmitReply: {"left_out": LeftOutView},
     }
 )

@@ -22,6 +22,11 @@ def agent_name(node_id: str) -> str:
     return f"agent-{node_id}"
 
 
+def gang_name(job_id: str, gang: int) -> str:
+    """Return a gang's name in orch's own calls and files."""
+    return f"{job_id}-g{gang}"
+
+
 def rank_actor_name(job_id: str, gang: int, rank: int) -> str:
     """Return a rank actor's name."""
     return f"rank-{job_id}-g{gang}-r{rank}"

@@ -341,7 +341,7 @@ def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
         await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
         await asyncio.to_thread(wait_until, "the rank", (tmp_path / "pid").exists)
         await host.launch(make_plan(server, tmp_path))
-        await host.clear()
+        await host.retire()
         await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
         assert len((tmp_path / "pid").read_text().split()) == 1, "one process, whoever asked how often"
 
@@ -358,7 +358,7 @@ def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: Runnin
         assert await host.prepare(2, "127.0.0.1") != first
         await host.launch(make_plan(server, tmp_path, attempt=2))
         await asyncio.to_thread(wait_until, "both", lambda: len(stores(server) - old) == 1 and not stores(server) & old)
-        await host.clear()
+        await host.retire()
         await asyncio.to_thread(wait_until, "the end of the last", lambda: not stores(server))
 
     run(case)

@@ -7,6 +7,7 @@ Long polls and followed logs end when ``closing`` is set, so that the daemon can
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ from orchestrator.api.server.bodies import (
     PruneBody,
     ShutdownBody,
     StacksBody,
+    SubmissionsBody,
     SubmitBody,
     bad_request,
 )
@@ -63,6 +65,8 @@ from orchestrator.api.views import (
     PruneReply,
     ShutdownReply,
     StacksView,
+    SubmitOutcome,
+    SubmitOutcomes,
     SubmitReply,
     View,
 )
@@ -71,8 +75,6 @@ from orchestrator.core.states import JobState
 from orchestrator.store.errors import StoreClosedError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from orchestrator.api.page_links import PageLinks
 
 
@@ -319,6 +321,19 @@ def _add_submission_routes(app: FastAPI, service: JobService) -> None:
         """Accept a job: 201 where it is new, 200 where the key was known or secrets are wanted first."""
         reply = await service.submit(body.request(), caller_of(request))
         return answer(reply, 201 if reply.created else 200)
+
+    @app.post(f"{API_PREFIX}/submissions", response_model=SubmitOutcomes)
+    async def submit_together(body: SubmissionsBody, request: Request) -> Response:
+        """Accept or refuse several jobs, each by itself; what is accepted is written in one transaction or few."""
+        caller = caller_of(request)
+
+        async def outcome_of(each: SubmitBody) -> SubmitOutcome:
+            try:
+                return SubmitOutcome(reply=await service.submit(each.request(), caller))
+            except OrchError as error:
+                return SubmitOutcome(problem=error.to_json())
+
+        return answer(SubmitOutcomes(outcomes=tuple(await asyncio.gather(*map(outcome_of, body.submissions)))))
 
     @app.post(f"{API_PREFIX}/plan", response_model=PlanReply)
     async def plan(body: SubmitBody, request: Request) -> Response:

@@ -11,7 +11,13 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Problem, RequestTooLargeError
-from orchestrator.api.protocol import MAX_ASKED_PIECES, MAX_MANIFEST_BYTES, MAX_PIECE_BYTES, MAX_YAML_BYTES
+from orchestrator.api.protocol import (
+    MAX_ASKED_PIECES,
+    MAX_MANIFEST_BYTES,
+    MAX_PIECE_BYTES,
+    MAX_TOGETHER,
+    MAX_YAML_BYTES,
+)
 from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
 from orchestrator.spec.reader.passing import MOST_VARIABLES
 from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
@@ -88,6 +94,12 @@ class SubmitBody(Body):
             after=tuple(self.after),
             upload=tuple(self.upload),
         )
+
+
+class SubmissionsBody(Body):
+    """Several submissions, each as if it were sent alone."""
+
+    submissions: list[SubmitBody] = Field(min_length=1, max_length=MAX_TOGETHER)
 
 
 class MissingPiecesBody(Body):

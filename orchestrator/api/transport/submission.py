@@ -6,6 +6,7 @@ the secrets that it needs, and only those leave the submitter's environment.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,15 +17,17 @@ from orchestrator.api.errors import (
     DaemonUnreachableError,
     DeadlineError,
     InternalError,
+    OrchError,
     Problem,
     SecretMissingError,
     WorkdirNeededError,
+    error_from_json,
 )
-from orchestrator.api.protocol import API_PREFIX, MAX_YAML_BYTES
+from orchestrator.api.protocol import API_PREFIX, MAX_BODY_BYTES, MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.upload import Uploaded
@@ -34,6 +37,7 @@ DEADLINE_SECONDS = 180.0
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+_MOST_GROUP_BYTES = MAX_BODY_BYTES - 64
 
 
 def new_key() -> str:
@@ -215,6 +219,53 @@ def submit(
     return reply
 
 
+def submit_together(
+    endpoint: Endpoint,
+    bodies: Sequence[dict[str, Any]],
+    *,
+    environ: Mapping[str, str],
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> list[dict[str, Any] | OrchError]:
+    """Send several submissions in few requests, as `submit` sends one. Returns the reply's JSON or the refusal of each, in order.
+
+    Those that need secrets or an upload are sent again alone. Raises what `submit` raises where the daemon cannot be reached.
+    """
+    outcomes: list[dict[str, Any] | OrchError] = []
+    for group in _groups(bodies):
+        deadline = time.monotonic() + deadline_seconds
+        told = _deliver(endpoint, {"submissions": group}, deadline, "/submissions").get("outcomes") or []
+        if len(told) != len(group):
+            raise InternalError(f"the daemon answered {len(told)} of {len(group)} submissions")
+        for body, outcome in zip(group, told, strict=True):
+            reply = outcome.get("reply")
+            refused = None if reply else error_from_json(outcome.get("problem") or {})
+            try:
+                if isinstance(refused, WorkdirNeededError) or (reply and reply.get("needs_secrets")):
+                    reply = submit(endpoint, body, environ=environ, deadline_seconds=deadline_seconds)
+                    refused = None
+            except DaemonUnreachableError:
+                raise
+            except OrchError as error:
+                refused = error
+            outcomes.append(refused or reply)
+    return outcomes
+
+
+def _groups(bodies: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Groups that fit into a request."""
+    group: list[dict[str, Any]] = []
+    size = 0
+    for body in bodies:
+        length = len(json.dumps(body)) + 1
+        if group and (len(group) == MAX_TOGETHER or size + length > _MOST_GROUP_BYTES):
+            yield group
+            group, size = [], 0
+        group.append(body)
+        size += length
+    if group:
+        yield group
+
+
 def plan(
     endpoint: Endpoint, body: dict[str, Any], *, deadline_seconds: float, watch: UploadWatch | None = None
 ) -> dict[str, Any]:
@@ -242,7 +293,7 @@ def _secrets(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]
     return {name: environ[name] for name in names}
 
 
-def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[str, Any]:
+def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float, path: str = "/jobs") -> dict[str, Any]:
     sent = False
     failure: DaemonUnreachableError | DeadlineError
     pause = FIRST_PAUSE_SECONDS
@@ -252,7 +303,7 @@ def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float) -> dict[
             reply = wire.call(
                 endpoint,
                 "POST",
-                f"{API_PREFIX}/jobs",
+                f"{API_PREFIX}{path}",
                 body=body,
                 deadline_seconds=max(0.01, left),
             )

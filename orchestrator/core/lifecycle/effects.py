@@ -48,7 +48,7 @@ class KillRanks:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGang:
-    """Actors and placement group are removed, and confirmed to be gone."""
+    """Actors and placement group are removed or serve the job no more, and no process of the gang is left."""
 
     job_id: JobId
     gang: int

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+    from orchestrator.core.events import Seat
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8
+KNOWN_ACTORS: Final = 1024
 
 
 class IdleWorkers:
-    """Requests idle workers after each placed gang.
+    """Requests idle workers after each placed gang, unless its actors served a gang before, so that it used none.
 
     ``warm`` requests a number of them by node; ``spawn`` runs a background task.
     """
@@ -33,12 +35,22 @@ class IdleWorkers:
         self._spawn = spawn
         self._later_seconds = later_seconds
         self._warmed_for: dict[JobId, int] = {}
+        self._actors: dict[tuple[str, int], None] = {}
 
     def changed(self, job: Job) -> None:
         """Request workers when the job's gang was placed."""
         if job.seats and self._warmed_for.get(job.id) != job.gang:
             self._warmed_for[job.id] = job.gang
-            self._spawn(self._warm_later(job.nodes[:MAX_WARM_WORKERS]))
+            if self._are_new(job.seats):
+                self._spawn(self._warm_later(job.nodes[:MAX_WARM_WORKERS]))
+
+    def _are_new(self, seats: Sequence[Seat]) -> bool:
+        actors = dict.fromkeys((seat.node_id, seat.actor_pid) for seat in seats)
+        new = not actors.keys() <= self._actors.keys()
+        self._actors |= actors
+        for actor in list(self._actors)[:-KNOWN_ACTORS]:
+            del self._actors[actor]
+        return new
 
     def ended(self, job_id: JobId) -> None:
         """Forget the job."""

@@ -7,6 +7,7 @@ import os
 import secrets as random
 import sys
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.spec.search import Combination
 
 
+KNOWN_FILES: Final = 64
+MOST_KNOWN_CHARACTERS: Final = 16 * 1024
+
 TRACKIO_REMOTE: Final = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
 
 
@@ -58,14 +62,9 @@ class Checked:
 
 def check(request: SubmitRequest) -> tuple[Checked, ...]:
     """Parse and check everything that needs no cluster: the job, or each of a matrix. Raises InvalidSpecError with every error."""
+    parse = _known if len(request.yaml) <= MOST_KNOWN_CHARACTERS else _known.__wrapped__
     try:
-        file = parse_jobs(
-            request.yaml,
-            source=request.source,
-            overrides=request.overrides,
-            rules=(trainer_findings,),
-            environ=request.passed,
-        )
+        file = parse(request.yaml, request.source, tuple(request.overrides), tuple(sorted(request.passed.items())))
     except SpecError as error:
         raise invalid_spec(error) from error
     matrix_id = job_id(file.name, random.randbits(64))
@@ -78,6 +77,12 @@ def check(request: SubmitRequest) -> tuple[Checked, ...]:
         replace(_checked(request, spec, _cell(file, combination, matrix_id), interpreters), search=search, notes=notes)
         for combination, spec in file.jobs
     )
+
+
+@lru_cache(KNOWN_FILES)
+def _known(text: str, source: str, overrides: tuple[str, ...], passed: tuple[tuple[str, str], ...]) -> JobFile:
+    """Return what a job file says. A file is often submitted many times: its specs are made once, and so is their stored form."""
+    return parse_jobs(text, source=source, overrides=overrides, rules=(trainer_findings,), environ=dict(passed))
 
 
 def _notes(file: JobFile) -> tuple[str, ...]:

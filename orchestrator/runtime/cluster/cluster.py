@@ -134,7 +134,8 @@ class Cluster:
     async def warm(self, placed: Mapping[str, int] | None = None) -> None:
         """Start idle workers, so that the next gang's actors start at once.
 
-        ``placed`` gives the ranks of a gang by node: as many workers are started, on an existing cluster on those nodes only.
+        ``placed`` gives the ranks of a gang by node: on an existing cluster as many workers are started on those nodes. An embedded
+        head keeps at least as many as it began with: another job may follow at once.
         """
         if not (self._warm_workers and self.ray.connected):
             return
@@ -142,7 +143,7 @@ class Cluster:
             if self._head is None:
                 await self.ray.call(prestart_as_guest, placed or self._warm_workers, self._token)
             elif (raylet := self._head.raylet_pid) is not None:
-                count = sum(placed.values()) if placed else self._warm_workers
+                count = max(sum((placed or {}).values()), self._warm_workers)
                 await self.ray.call(prestart, count, raylet, self._token)
 
     async def check_head(self) -> None:

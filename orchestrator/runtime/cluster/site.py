@@ -51,6 +51,11 @@ class Site:
         return None if self.embedded else self.paths.ray / "nodes.json"
 
     @property
+    def gangs_directory(self) -> Path | None:
+        """Directory that tells which gang serves which job. None: gangs are not kept, as others use the cluster's resources."""
+        return self.paths.ray / "gangs" if self.embedded else None
+
+    @property
     def home_token(self) -> Path:
         """Path of the home's token, in the directory of jobs: only that directory must be shared with other nodes."""
         return self.paths.jobs / ".home-token"

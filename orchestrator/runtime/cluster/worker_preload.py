@@ -5,7 +5,7 @@ It imports what a rank actor needs, which saves 60 ms of every start, and skips 
 
 from __future__ import annotations
 
-import orchestrator.runtime.ranks.actor  # noqa: F401 - imported for Ray's workers to have it
+import orchestrator.runtime.ranks.rank_actor  # noqa: F401 - imported for Ray's workers to have it
 from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
 
 skip_foreign_serializers()

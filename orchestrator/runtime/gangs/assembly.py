@@ -13,6 +13,7 @@ from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.runtime.gangs.orders import RPC_SECONDS, Orders
 from orchestrator.runtime.gangs.rank_rpc import GangCalls
 from orchestrator.runtime.gangs.relay import EventRelay
+from orchestrator.runtime.gangs.reuse.parked_gangs import ParkedGangs
 from orchestrator.runtime.gangs.table import GangTable
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def ray_gangs(
         return nodes.reports
 
     call: Callable[[Callable[[], Any]], Awaitable[Any]] = partial(ray.call, seconds=RPC_SECONDS)
-    table = GangTable(RayRankActors(cluster.site, ray, nodes), call)
+    parked = ParkedGangs(cluster.site.gangs_directory)
+    table = GangTable(RayRankActors(cluster.site, ray, nodes, parked), call)
     orders = Orders(ray, nodes, table, post=post, log=log)
     relay = EventRelay(
         orders,

@@ -78,9 +78,11 @@ class Ender:
         await self._flush(job)
         gang = self._table.known(job.id)
         clean = gang is not None and len(gang.gone) == job.num_workers
+        parked = clean and await self._table.park(job)
         self._table.drop(job.id)
         await self._until_connected()
-        await self._table.remove(job)
+        if not parked:
+            await self._table.remove(job)
         if not clean:
             await self._confirm_gone(job)
         if told := await self._files.finish(job):

@@ -11,6 +11,7 @@ from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import GangLostError, as_lost
 from orchestrator.runtime.gangs.event_mapping import noted
 from orchestrator.runtime.gangs.patience import Patience
+from orchestrator.runtime.gangs.reuse.served_actor import handle_of
 from orchestrator.runtime.nodes.ray_nodes import end_worker
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Orders:
         if place is None or place[0] in self._nodes.silent or gang is None:
             return
         try:
-            await self._ray.call(end_worker, gang.actors[rank], restart=False)
+            await self._ray.call(end_worker, handle_of(gang.actors[rank]), restart=False)
         except Exception as error:  # the actor or the head has ended: the next try notices
             self._log.warning("gang.actor_not_ended", job=job.id, rank=rank, why=str(error).partition("\n")[0])
             return

@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.runtime.gangs.gang import Gang
+from orchestrator.runtime.gangs.reuse.parked_gangs import PARKED_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.ids import JobId
@@ -26,6 +27,14 @@ class RankActors(Protocol):
         """Remove everything of the gang."""
         ...
 
+    def park(self, job: Job, actors: Sequence[Any]) -> bool:
+        """Keep the gang's actors for another job; return whether they are kept."""
+        ...
+
+    def remove_parked(self) -> bool:
+        """Remove gangs that have been kept for long enough; return whether others are kept."""
+        ...
+
 
 class GangTable:
     """The known gangs. ``call`` runs a blocking function with a deadline."""
@@ -35,6 +44,8 @@ class GangTable:
         self._call = call
         self._gangs: dict[JobId, Gang] = {}
         self._calls: dict[JobId, asyncio.Task[Any]] = {}
+        self._some_parked = False
+        self._expiry: asyncio.Task[None] | None = None
 
     def known(self, job_id: JobId) -> Gang | None:
         """Return the gang that was last attached for the job."""
@@ -79,6 +90,27 @@ class GangTable:
         """Remove everything of the gang from Ray."""
         await self._in_order(job.id, lambda: self._actors.remove(job))
 
+    async def park(self, job: Job) -> bool:
+        """Keep the gang's actors in Ray for another job, for some seconds; return whether they are kept."""
+        gang = self.current(job)
+        if gang is None or not await self._in_order(job.id, lambda: self._actors.park(job, gang.actors)):
+            return False
+        self._some_parked = True
+        if self._expiry is None:
+            self._expiry = asyncio.create_task(self._expire(), name="parked-gangs")
+        return True
+
+    async def _expire(self) -> None:
+        """Remove parked gangs that no job takes; end when there are none."""
+        while self._some_parked:
+            self._some_parked = False
+            await asyncio.sleep(PARKED_SECONDS)
+            try:
+                self._some_parked |= await self._call(self._actors.remove_parked)
+            except Exception:  # Ray does not answer, or its head has died, and the gangs with it: the next try tells
+                self._some_parked = True
+        self._expiry = None
+
     def drop(self, job_id: JobId) -> None:
         """Forget the job's gang."""
         gang = self._gangs.pop(job_id, None)
@@ -95,7 +127,8 @@ class GangTable:
 
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
-        tasks = [task for gang in self._gangs.values() for task in gang.watchers] + list(self._calls.values())
+        tasks: list[asyncio.Task[Any]] = [task for gang in self._gangs.values() for task in gang.watchers]
+        tasks += [*self._calls.values(), *([self._expiry] if self._expiry else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The Ray actor around a rank's supervisor: adds what Ray knows (GPU ids, the node), and the lease on the cluster.
+"""What a rank's actor does for a gang: adds to the supervisor what Ray knows (GPU ids, the node), and the lease on the cluster.
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
 its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice. The only node of an
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.ray_nodes import is_alive
 from orchestrator.runtime.ranks.runtime_env import inside
@@ -61,29 +60,19 @@ def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str,
     return first.address, first.port
 
 
-class RankActor:
-    """One rank of a gang. Every method is idempotent; calls that name an older attempt are refused.
+class RankService:
+    """One rank of a gang, as its actor serves it. Every method is idempotent; calls that name an older attempt are refused.
 
     ``attempt`` is the one that the actor is created for: it needs no order to prepare for it. ``leased``: its node can be cut
     off from the cluster.
     """
 
-    def __init__(
-        self,
-        *,
-        job_id: str,
-        gang: int,  # noqa: ARG002 - Ray's tools show it
-        rank: int,
-        node_dir: str,
-        attempt: int,
-        leased: bool,
-    ) -> None:
+    def __init__(self, *, job_id: str, rank: int, node_dir: Path, attempt: int, leased: bool) -> None:
         self._made_for = attempt
         self._leased = leased
-        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._rank = rank
         self._supervisor = RankSupervisor(
-            job_id=job_id, rank=rank, node_dir=Path(node_dir), start_fork_server=_start_fork_server
+            job_id=job_id, rank=rank, node_dir=node_dir, start_fork_server=_start_fork_server
         )
         self._lease: asyncio.Task[None] | None = None
 
@@ -157,6 +146,10 @@ class RankActor:
         """Send a client's message to a session."""
         await self._supervisor.sessions.tell(number, message)
 
+    async def retire(self) -> tuple[str, ...]:
+        """Close everything, for good: the job has ended. Return what cannot be closed."""
+        return await self._supervisor.retire() + (("a lease",) if self._lease else ())
+
     async def _keep_lease(self) -> None:
         import ray
 
@@ -168,15 +161,16 @@ class RankActor:
                     alive = await asyncio.to_thread(is_alive, node_id)
             except Exception:
                 if time.monotonic() - reached > LEASE_SECONDS:
-                    self._end()
+                    _end(self._supervisor)
             else:
                 if not alive:
-                    self._end()
+                    _end(self._supervisor)
                 reached = time.monotonic()
 
-    def _end(self) -> NoReturn:
-        self._supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
-        os._exit(1)
+
+def _end(supervisor: RankSupervisor) -> NoReturn:
+    supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
+    os._exit(1)
 
 
 async def _start_fork_server(plan: RankPlan) -> None:

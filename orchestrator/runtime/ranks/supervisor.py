@@ -195,10 +195,14 @@ class RankSupervisor:
         """Write the newest snapshot to storage; return the result, or None where there are no snapshots."""
         return await self._checkpoints.flush(seconds, self._log.masker)
 
-    async def clear(self) -> None:
-        """Kill every process of the rank; none is left on return."""
+    async def retire(self) -> tuple[str, ...]:
+        """Kill every process of the rank and close everything, for good; return what cannot be closed yet."""
         async with self._serial:
             await self._clear()
+            self._progress.close()
+            await self._checkpoints.close()
+            going_on = {"a session": not self.sessions.idle, "a store": self._rendezvous.retiring}
+            return tuple(name for name, there in going_on.items() if there)
 
     async def _clear(self) -> None:
         if self._process is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -22,14 +23,29 @@ if TYPE_CHECKING:
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 
 
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import os
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
+
+def test_the_example_of_many_jobs_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    monkeypatch.delenv("ORCH_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    _, example = EXAMPLES
+    with serve_fake(tmp_path / "run", owner_uid=os.getuid()) as served:
+        exec(compile(example, "docs/api.md", "exec"), {})
+        jobs = served.do(lambda service: set(service._jobs))
+    assert set(capsys.readouterr().out.split()) == jobs
+    assert len(jobs) == 100
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     monkeypatch.delenv("ORCH_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text("name: digits\nentrypoint: python train.py\n")
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    example, _ = EXAMPLES
 
     def finish(service: FakeService) -> None:
         (job_id,) = list(service._jobs)

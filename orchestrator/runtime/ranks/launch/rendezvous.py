@@ -34,6 +34,8 @@ class Rendezvous:
     def __init__(self) -> None:
         self._listener: socket.socket | None = None
         self._store: Lifeline | None = None
+        self.retiring = False
+        """Whether a store of an earlier attempt was to be closed later."""
 
     @property
     def port(self) -> int | None:
@@ -54,7 +56,7 @@ class Rendezvous:
         """Close the old store a little later: its end takes some ten milliseconds of a core, which the new attempt needs."""
         if self._store is not None:
             asyncio.get_running_loop().call_later(_OLD_STORE_SECONDS, self._store.close)
-            self._store = None
+            self._store, self.retiring = None, True
 
     def close(self) -> None:
         """End the process that serves the socket, and close the socket."""

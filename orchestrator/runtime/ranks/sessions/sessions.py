@@ -80,6 +80,11 @@ class RankSessions:
         """Whether the rank runs on a terminal."""
         return self.terminal is not None and self.terminal.interactive
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is no session and no terminal, not even an ended one that a client may still read."""
+        return not (self._sessions or self._opening or self._ending or self.terminal)
+
     async def open(self, attempt: int, request: SessionRequest) -> int:
         """Open a session and return its number. Raises SessionRefusedError."""
         self._fence.refuse_older(attempt)

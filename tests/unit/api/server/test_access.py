@@ -28,6 +28,9 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", 
 BODIES: dict[str, Any] = {
     "/api/v1/jobs": {"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"},
     "/api/v1/plan": {"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"},
+    "/api/v1/submissions": {
+        "submissions": [{"yaml": "entrypoint: python x.py\n", "idempotency_key": "attack-key", "cwd": "/"}]
+    },
     "/api/v1/prune": {"older_than_seconds": 0},
     "/api/v1/jobs/{ref}/update": {"priority": 99},
 }
@@ -69,7 +72,14 @@ def actions(served: ServedFake, job_id: str) -> list[tuple[str, bytes]]:
             for p in documented
         ]
         reading = path.endswith(("/events", "/logs", "/checkpoints", "/spec", "/files"))
-        everyone_s = {"/api/v1/jobs", "/api/v1/plan", "/api/v1/page/link", "/api/v1/pieces", "/api/v1/pieces/{digest}"}
+        everyone_s = {
+            "/api/v1/jobs",
+            "/api/v1/submissions",
+            "/api/v1/plan",
+            "/api/v1/page/link",
+            "/api/v1/pieces",
+            "/api/v1/pieces/{digest}",
+        }
         if method == "POST" and path in known and not reading and path not in everyone_s:
             found.append((path, body))
     assert len(found) == ACTIONS

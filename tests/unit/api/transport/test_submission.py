@@ -21,9 +21,10 @@ from orchestrator.api.errors import (
     RequestTooLargeError,
     SecretMissingError,
 )
-from orchestrator.api.protocol import MAX_YAML_BYTES
+from orchestrator.api.protocol import MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import submission, wire
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.api.views import SubmitReply
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -97,6 +98,41 @@ def test_when_every_answer_is_lost_the_message_says_that_the_job_may_be_there(
     assert "orch status" in caught.value.hint
     assert type(caught.value) is DaemonUnreachableError
     assert len(Client(served.endpoint).jobs().jobs) == 1
+
+
+def test_submissions_sent_together_are_accepted_or_refused_each_by_itself(served: ServedFake, client: Client) -> None:
+    texts = [JOB, "name: digits\n", JOB + "secrets: [HF_TOKEN]\n", JOB + "secrets: [WANDB_KEY]\n", JOB]
+    first, invalid, secret, missing, last = client.submit_together(texts, source="my.yaml")
+    accepted = [reply.job_id for reply in (first, secret, last) if isinstance(reply, SubmitReply) and reply.created]
+    assert sorted(accepted) == sorted(job.id for job in client.jobs().jobs)
+    assert len(accepted) == 3
+    assert isinstance(invalid, InvalidSpecError)
+    assert invalid.problems[0].render() == "my.yaml:1:1: entrypoint: is missing (write it)"
+    assert isinstance(missing, SecretMissingError)
+    requests = served.do(lambda service: service.requests)
+    assert [request.secrets for request in requests if request.secrets] == [{"HF_TOKEN": "hf-secret"}]
+
+
+def test_a_lost_answer_to_several_submissions_makes_none_twice(served: ServedFake, tmp_path: Path) -> None:
+    with losing_proxy(tmp_path, served.endpoint.socket_path, lose=1) as (endpoint, requests):
+        replies = Client(endpoint).submit_together([JOB, JOB])
+    assert len(requests) == 2
+    jobs = {job.id for job in Client(served.endpoint).jobs().jobs}
+    assert jobs == {reply.job_id for reply in replies if isinstance(reply, SubmitReply) and not reply.created}
+    assert len(jobs) == 2
+
+
+def test_submissions_are_sent_in_as_many_requests_as_their_size_needs(client: Client, served: ServedFake) -> None:
+    large = JOB + "#" * (MAX_YAML_BYTES - len(JOB))
+    replies = client.submit_together([large] * 5 + [JOB] * MAX_TOGETHER)
+    assert all(isinstance(reply, SubmitReply) and reply.created for reply in replies)
+    assert len(served.do(lambda service: service.requests)) == 5 + MAX_TOGETHER
+
+
+def test_an_answer_that_lacks_submissions_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "call", lambda *_, **__: {"outcomes": []})
+    with pytest.raises(InternalError, match="answered 0 of 1"):
+        submission.submit_together(Endpoint(socket_path="/x"), [{}], environ={})
 
 
 def test_an_absent_daemon_is_told_at_once(tmp_path: Path) -> None:

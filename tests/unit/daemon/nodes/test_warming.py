@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.daemon.nodes.fork_servers import ForkServers
-from orchestrator.daemon.nodes.idle_workers import IdleWorkers
+from orchestrator.daemon.nodes.idle_workers import KNOWN_ACTORS, IdleWorkers
 from tests.unit.core.builders import node, running
 from tests.unit.daemon.parts import Spawned
 
@@ -55,13 +55,40 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
         idle.changed(job)
         idle.changed(job)
         await spawned.run()
-        idle.ended(job.id)
-        idle.changed(job)
-        await spawned.run()
-        assert asked == [Counter(job.nodes)] * 2
-        big: Any = SimpleNamespace(id="big", gang=1, seats=(None,) * 12, nodes=("a",) * 7 + ("b",) * 5)
+        assert asked == [Counter(job.nodes)]
+        nodes = ("a",) * 7 + ("b",) * 5
+        seats = tuple(SimpleNamespace(node_id=name, actor_pid=number) for number, name in enumerate(nodes))
+        big: Any = SimpleNamespace(id="big", gang=1, seats=seats, nodes=nodes)
         idle.changed(big)
         await spawned.run()
         assert asked[-1] == {"a": 7, "b": 1}
+
+    asyncio.run(run())
+
+
+def test_a_gang_whose_actors_served_another_has_used_no_worker() -> None:
+    asked: list[Mapping[str, int]] = []
+
+    async def warm(placed: Mapping[str, int]) -> None:
+        asked.append(placed)
+
+    async def run() -> None:
+        spawned = Spawned()
+        idle = IdleWorkers(warm, spawned, later_seconds=0.0)
+
+        async def place(name: str, *pids: int) -> None:
+            seats = tuple(SimpleNamespace(node_id="a", actor_pid=pid) for pid in pids)
+            job: Any = SimpleNamespace(id=name, gang=1, seats=seats, nodes=("a",) * len(pids))
+            idle.changed(job)
+            await spawned.run()
+
+        await place("first", 7, 8)
+        await place("second", 7, 8)
+        assert asked == [{"a": 2}]
+        await place("third", 7, 9)
+        assert asked == [{"a": 2}, {"a": 2}]
+        await place("many", *range(100, 100 + KNOWN_ACTORS))
+        await place("much-later", 7, 8)
+        assert len(asked) == 4, "what was known long ago is forgotten"
 
     asyncio.run(run())

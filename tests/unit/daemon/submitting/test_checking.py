@@ -10,8 +10,8 @@ import pytest
 from orchestrator.analysis.trackers.names import TRACKERS, TrackerPackage, settings_of
 from orchestrator.api.errors import InvalidSpecError
 from orchestrator.api.service import SubmitRequest
-from orchestrator.daemon.submitting.checking import check, check_trackers
-from orchestrator.spec.job import parse_job
+from orchestrator.daemon.submitting.checking import MOST_KNOWN_CHARACTERS, check, check_trackers
+from orchestrator.spec.job import JobSpec, parse_job
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 HERE = {name: TrackerPackage(name=name, packages={"json": name}) for name in TRACKERS}
@@ -68,3 +68,25 @@ def test_pass_as_a_text_is_a_variable_and_that_is_told() -> None:
     env, notes = checked("{pass: HF_HOME}", {})
     assert env == {"pass": "HF_HOME"}
     assert "a list passes variables" in notes[0]
+
+
+def spec_of(text: str, **fields: object) -> JobSpec:
+    (found,) = check(replace(request(), yaml=text, **fields))  # type: ignore[arg-type]  # fields of the request
+    return found.spec
+
+
+def test_a_file_that_is_submitted_again_has_the_spec_of_the_first_time() -> None:
+    text = "name: again\nentrypoint: /bin/true\nworking_dir: null\nenv: {pass: [LR]}\n"
+    first = spec_of(text, passed={"LR": "0.1"})
+    assert spec_of(text, passed={"LR": "0.1"}, idempotency_key="another") is first
+    assert spec_of(text, passed={"LR": "0.2"}).env == {"LR": "0.2"}
+    assert spec_of(text, overrides=("priority=7",)).priority == 7
+    large = f"{text}# {'x' * MOST_KNOWN_CHARACTERS}\n"
+    assert spec_of(large) == spec_of(large)
+    assert spec_of(large) is not spec_of(large), "what is large is not kept"
+
+
+def test_the_errors_of_a_file_are_told_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidSpecError, match="one error"):
+            spec_of("name: again\nentrypoint: /bin/true\nworking_dir: null\npriority: 101\n")

@@ -1,0 +1,65 @@
+"""What this process holds that a job could have left in it: files, terminals, threads, child processes, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_GROWN_BYTES: Final = 64 * 1024 * 1024
+_OF_RAY: Final = ("socket:", "anon_inode:", "/proc/")
+"""What Ray opens and closes at any time: its connections, and looks at itself."""
+
+_PROC: Final = Path("/proc/self")
+_POOL: Final = ("asyncio_", "uvloop_")
+"""Threads of ``asyncio.to_thread``, which keep nothing of what they ran; Ray's actors have uvloop where it is installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What there was at one time."""
+
+    files: frozenset[str]
+    threads: frozenset[str]
+    memory_bytes: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Look at this process."""
+        names = frozenset(thread.name for thread in threading.enumerate() if not thread.name.startswith(_POOL))
+        return cls(frozenset(_open_files()), names, _resident_bytes())
+
+    def grown(self) -> tuple[str, ...]:
+        """Return what the process holds beyond this; empty: nothing."""
+        now = self.now()
+        found = [*sorted(now.files - self.files), *sorted(now.threads - self.threads)]
+        found += [f"process {pid}" for pid in _children()]
+        if now.memory_bytes - self.memory_bytes > MOST_GROWN_BYTES:
+            found.append(f"{now.memory_bytes - self.memory_bytes} bytes")
+        return tuple(found)
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in (_PROC / "fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, as the directory's own
+            target = str(descriptor.readlink())
+            if not target.startswith(_OF_RAY):
+                yield target
+
+
+def _children() -> list[str]:
+    found: list[str] = []
+    for task in (_PROC / "task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += (task / "children").read_text().split()
+    return found
+
+
+def _resident_bytes() -> int:
+    return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

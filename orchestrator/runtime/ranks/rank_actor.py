@@ -1,0 +1,78 @@
+"""The Ray actor of a rank. It serves one gang at a time, and may serve another when nothing of the job is left in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.runtime.forkserver import linux
+from orchestrator.runtime.names import gang_name
+from orchestrator.runtime.ranks.actor import RankService
+from orchestrator.runtime.ranks.fence import StaleAttemptError
+from orchestrator.runtime.ranks.process.footprint import Footprint
+
+RETIRED_SECONDS: Final = 60.0
+"""The daemon takes or removes a gang that it parked much earlier; a daemon that was killed does neither."""
+
+
+class RankActor:
+    """Every call names the gang that it is for: one that arrives late must not reach the job after.
+
+    The gang after has other jobs' ids, but the same rank on the same node, and the same reservation.
+    """
+
+    def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int, leased: bool) -> None:
+        linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
+        self._rank, self._node_dir, self._leased = rank, Path(node_dir), leased
+        self._umask = _umask()
+        self._clean = Footprint.now()
+        self._retirement: asyncio.TimerHandle | None = None
+        self._user = ""
+        self._begin(job_id, gang, attempt)
+
+    def _begin(self, job_id: str, gang: int, attempt: int) -> None:
+        self._user = gang_name(job_id, gang)
+        self._service = RankService(
+            job_id=job_id, rank=self._rank, node_dir=self._node_dir, attempt=attempt, leased=self._leased
+        )
+
+    async def serve(self, user: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of ``RankService`` for the gang ``user``. Raises StaleAttemptError where it serves another one."""
+        self._refuse_others(user)
+        return await getattr(self._service, method)(*args, **kwargs)
+
+    async def retire(self, user: str) -> tuple[str, ...]:
+        """End the service of ``user``, whose ranks have ended; return what is left of its job. Raises StaleAttemptError.
+
+        Where nothing is left, the actor may serve another gang. One that is not taken within RETIRED_SECONDS ends.
+        """
+        self._refuse_others(user)
+        self._user = ""
+        left = await self._service.retire()
+        os.umask(self._umask)
+        left += self._clean.grown()
+        if not left:
+            self._retirement = asyncio.get_running_loop().call_later(RETIRED_SECONDS, os._exit, 0)
+        return left
+
+    async def take(self, job_id: str, gang: int, attempt: int) -> None:
+        """Serve this gang from now on. Raises StaleAttemptError unless the actor has retired and left nothing."""
+        if self._retirement is None:
+            self._refuse_others(gang_name(job_id, gang))
+            return
+        self._retirement.cancel()
+        self._retirement = None
+        self._begin(job_id, gang, attempt)
+
+    def _refuse_others(self, user: str) -> None:
+        if user != self._user:
+            now = self._user or "no gang"
+            raise StaleAttemptError(f"the actor of rank {self._rank} serves {now}, not {user}; nothing was done")
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
