@@ -29,7 +29,7 @@ MARKS: Final = re.compile(r"(<!-- sound:begin -->\n)(.*?)(<!-- sound:end -->)", 
 MANNERS: Final = ("plain", "varied", "evaluates", "saves", "silent", "long start")
 STEPS: Final = (0.5, 1.0, 2.0, 4.0)
 LOOP: Final = "while True: pass"
-LONGEST_END_SECONDS: Final = 180.0
+LONGEST_END_SECONDS: Final = 600.0
 
 
 def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ class World:
         self.processes: dict[int, ProcessSeen] = {}
         self.storage: dict[int, StorageSeen] = {}
         self.terminals: dict[int, TerminalSeen] = {}
+        self.starting: set[str] = set()
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -77,6 +78,7 @@ class World:
                 storage=lambda _: self.storage,
                 terminals=lambda _: self.terminals,
                 missing=lambda: (),
+                is_starting=lambda uuid: uuid in self.starting,
             ),
             jobs=lambda: [self.job],
             post=self.post,
@@ -207,6 +209,30 @@ def test_an_exporter_that_does_not_answer_and_an_xid_are_told_with_their_gpu() -
     assert Xid(gpu_uuid="GPU-b", number=48, at=world.wall) in [
         getattr(one, "fault", None) for one in world.job.findings
     ]
+
+
+def test_an_exporter_that_starts_is_not_silent_and_one_that_never_starts_is() -> None:
+    world = World()
+    del world.reports["GPU-a"]
+    world.starting = {"GPU-a"}
+    world.run(60.0)
+    assert world.open == []
+    world.starting = set()
+    world.run(20.0)
+    assert world.open == [("exporter_silent", 0)]
+
+
+def test_a_silent_exporter_stays_one_while_a_new_daemon_waits_for_its_first_answer() -> None:
+    world = World()
+    del world.reports["GPU-a"]
+    world.run(20.0)
+    world.watch, world.starting = world.daemon(), {"GPU-a"}
+    world.run(60.0)
+    assert world.open == [("exporter_silent", 0)]
+    assert not any(isinstance(event, ev.FindingClosed) for event in world.events)
+    world.reports["GPU-a"] = report("GPU-a")
+    world.run(12.0)
+    assert world.open == []
 
 
 def test_findings_end_with_their_attempt_and_a_restart_loop_does_not() -> None:
