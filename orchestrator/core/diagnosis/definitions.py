@@ -78,6 +78,8 @@ STEADY_GROWTH: Final = 0.7
 """The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
 """Memory that lasts longer is not reported."""
+EXPORTER_SECONDS: Final = 30.0
+"""An exporter that has not answered for this long is stopped or hangs; on a machine with a load of 50 on each processor one may take 20 s."""
 STARTING: Final = 0.5
 """An exporter that starts is no evidence: the finding neither opens nor closes."""
 FOREIGN_BYTES: Final = 2.0 * 2**30
@@ -173,7 +175,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         figure="no answer, half of it during the exporter's start",
         opens_at=1.0,
         closes_at=STARTING,
-        open_seconds=12.0,
+        open_seconds=EXPORTER_SECONDS,
         close_seconds=6.0,
     ),
     f.GpuShared: Definition(
