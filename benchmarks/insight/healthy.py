@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.diagnosis.observation import GpuSeen, SavesSeen, StallSeen, StorageSeen
+from orchestrator.core.diagnosis.observation import SavesSeen, StallSeen, StorageSeen
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 
 if TYPE_CHECKING:
@@ -55,21 +55,6 @@ def _glitches(every: float, **values: Any) -> Any:
         if at % every or not seen.gpus:
             return seen
         return replace(seen, gpus=(replace(seen.gpus[0], **values), *seen.gpus[1:]))
-
-    return hook
-
-
-def _starting(seconds: float) -> Any:
-    """The exporters of a busy machine start one after another."""
-
-    def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-        gpus = [
-            GpuSeen(gpu_uuid=gpu.gpu_uuid, rank=gpu.rank, node=gpu.node, starting=True)
-            if at < seconds * (1 + gpu.rank)
-            else gpu
-            for gpu in seen.gpus
-        ]
-        return replace(seen, gpus=tuple(gpus))
 
     return hook
 
@@ -172,7 +157,6 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "clocks that a person has set": {"hook": _all_gpus(throttle=("clock_setting",))},
     "one sample of heat": {"hook": _glitches(20.0, throttle=("thermal",))},
     "one reading lost": {"hook": _glitches(30.0, silent=True)},
-    "exporters that start late": {"hook": _starting(25.0)},
     "one sample without load": {"hook": _glitches(10.0, utilization=0.0)},
     "falling loss": {"loss": _changing},
     "loss by epoch": {"loss": _by_epoch},
