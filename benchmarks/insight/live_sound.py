@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
@@ -135,16 +136,9 @@ def section(result: Mapping[str, Any]) -> str:
         f" {runs[0]['processors']} processors): {len(found)} {'finding' if len(found) == 1 else 'findings'}.\n"
     )
     first = {one["kind"]: one["said"] for one in reversed(found)}
-    return (
-        text
-        + "".join(f"\n- `{kind}` of {_times(found, kind)}: {said}" for kind, said in first.items())
-        + "\n" * bool(found)
-    )
-
-
-def _times(found: list[dict[str, str]], kind: str) -> str:
-    count = sum(one["kind"] == kind for one in found)
-    return f"{count} {'job' if count == 1 else 'jobs'}"
+    counts = Counter(one["kind"] for one in found)
+    lines = "".join(f"\n- {counts[kind]} `{kind}`, the first: {said}" for kind, said in first.items())
+    return f"{text}{lines}\n" if found else text
 
 
 def main() -> None:
