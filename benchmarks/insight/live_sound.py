@@ -14,7 +14,10 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
+from statistics import median
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks import contenders
@@ -28,8 +31,9 @@ DOCUMENT: Final = ROOT / "docs" / "diagnosis.md"
 MARKS: Final = re.compile(r"(<!-- sound:begin -->\n)(.*?)(<!-- sound:end -->)", re.DOTALL)
 MANNERS: Final = ("plain", "varied", "evaluates", "saves", "silent", "long start")
 STEPS: Final = (0.5, 1.0, 2.0, 4.0)
+LOAD_SECONDS: Final = 30.0
 LOOP: Final = "while True: pass"
-LONGEST_END_SECONDS: Final = 180.0
+LONGEST_END_SECONDS: Final = 600.0
 
 
 def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
@@ -49,19 +53,37 @@ def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
     return made
 
 
+class Loads(Thread):
+    """Notes the machine's load (of the newest minute) until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[float] = []
+        self.ended = Event()
+
+    def run(self) -> None:
+        """Note it every half minute."""
+        while True:
+            self.seen.append(os.getloadavg()[0])
+            if self.ended.wait(LOAD_SECONDS):
+                return
+
+
 def measure(jobs: int, seconds: float, loops: int) -> dict[str, Any]:
     """Run the jobs; return their hours, and what was found of them."""
-    orch, beside = contenders.Orch(), []
+    orch, beside, loads = contenders.Orch(), [], Loads()
     try:
         orch.up(simulate_gpus=8)
+        loads.start()
         beside = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(loops)]
         where = str(contenders.WORKLOAD.parent)
         ids = [str(orch.client.submit_text(json.dumps(one), cwd=where).job_id) for one in specs(jobs, seconds)]
         due = time.monotonic() + seconds + LONGEST_END_SECONDS
         for job_id in ids:
             orch.client.wait(job_id, timeout_seconds=max(1.0, due - time.monotonic()))
-        return _result([_ended(orch, job_id) for job_id in ids], loops)
+        return _result([_ended(orch, job_id) for job_id in ids], loops, loads.seen)
     finally:
+        loads.ended.set()
         for process in beside:
             process.kill()
             process.wait()
@@ -75,7 +97,11 @@ def _ended(orch: contenders.Orch, job_id: str) -> dict[str, Any]:
     except OrchError as error:
         raise RuntimeError(f"the events of {job_id} cannot be read: {error}") from error
     ended = job.ended_at or time.time()
-    found = [event.summary for event in events if event.kind == "finding_opened"]
+    found = [
+        {"job": job.name, "kind": event.body["finding"]["kind"], "said": event.body["sentence"]}
+        for event in events
+        if event.kind == "finding_opened"
+    ]
     return {
         "name": job.name,
         "state": job.state,
@@ -85,15 +111,16 @@ def _ended(orch: contenders.Orch, job_id: str) -> dict[str, Any]:
     }
 
 
-def _result(jobs: list[dict[str, Any]], loops: int) -> dict[str, Any]:
+def _result(jobs: list[dict[str, Any]], loops: int, loads: list[float]) -> dict[str, Any]:
     return {
         "jobs": len(jobs),
         "hours": round(sum(job["hours"] for job in jobs), 3),
         "succeeded": sum(job["state"] == "SUCCEEDED" for job in jobs),
         "others": sorted({f"{job['state']}: {job['reason']}" for job in jobs if job["state"] != "SUCCEEDED"}),
-        "found": [f"{job['name']}: {said}" for job in jobs for said in job["found"]],
+        "found": [one for job in jobs for one in job["found"]],
         "loops": loops,
-        "load": round(os.getloadavg()[1], 1),
+        "load": round(median(loads), 1),
+        "highest_load": round(max(loads), 1),
         "processors": os.cpu_count(),
     }
 
@@ -102,13 +129,16 @@ def section(result: Mapping[str, Any]) -> str:
     """What docs/diagnosis.md shows."""
     runs = result["runs"]
     hours, jobs = sum(run["hours"] for run in runs), sum(run["jobs"] for run in runs)
-    found = [said for run in runs for said in run["found"]]
-    loads = sorted(run["load"] for run in runs)
+    found = [one for run in runs for one in run["found"]]
+    loads, most = sorted(run["load"] for run in runs), max(run["highest_load"] for run in runs)
     text = (
-        f"{jobs} healthy jobs, {hours:.1f} job hours, with {runs[0]['loops']} busy loops beside them (load {loads[0]:g} to {loads[-1]:g} on"
+        f"{jobs} healthy jobs, {hours:.1f} job hours, beside other work (median load {loads[0]:g} to {loads[-1]:g}, at most {most:g}, on"
         f" {runs[0]['processors']} processors): {len(found)} {'finding' if len(found) == 1 else 'findings'}.\n"
     )
-    return text + "".join(f"\n- {said}" for said in found) + ("\n" if found else "")
+    first = {one["kind"]: one["said"] for one in reversed(found)}
+    counts = Counter(one["kind"] for one in found)
+    lines = "".join(f"\n- {counts[kind]} `{kind}`, the first: {said}" for kind, said in first.items())
+    return f"{text}{lines}\n" if found else text
 
 
 def main() -> None:

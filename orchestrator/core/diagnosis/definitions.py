@@ -78,6 +78,10 @@ STEADY_GROWTH: Final = 0.7
 """The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
 """Memory that lasts longer is not reported."""
+EXPORTER_SECONDS: Final = 30.0
+"""An exporter that has not answered for this long is stopped or hangs; on a machine with a load of 50 on each processor one may take 20 s."""
+STARTING: Final = 0.5
+"""An exporter that starts is no evidence: the finding neither opens nor closes."""
 FOREIGN_BYTES: Final = 2.0 * 2**30
 FOREIGN_SHARE: Final = 0.05
 """Memory that no process accounts for: drivers and contexts take up to this, or this share of the GPU's memory."""
@@ -167,7 +171,13 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.WrongWorldSize: _at_once("time that ranks wait for their process group, over 10 s"),
     f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
-    f.ExporterSilent: Definition(figure="no answer", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=6.0),
+    f.ExporterSilent: Definition(
+        figure="no answer, half of it during the exporter's start",
+        opens_at=1.0,
+        closes_at=STARTING,
+        open_seconds=EXPORTER_SECONDS,
+        close_seconds=6.0,
+    ),
     f.GpuShared: Definition(
         figure="processes of no job here", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=20.0
     ),

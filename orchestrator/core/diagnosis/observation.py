@@ -38,6 +38,8 @@ class RankSeen:
 class GpuSeen:
     """A GPU that a rank holds. ``silent``: its exporter does not answer, and the values are of no use.
 
+    ``starting``: its exporter has not answered yet and is within its start time; nothing is known of the GPU.
+
     ``work`` is the share of time in which a simulated GPU's rank worked and did not wait. ``fault`` is what the GPU or its
     driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` tells samples apart.
     ``clock_offset_seconds`` is how far its node's clock seems ahead of the daemon's, less the age of the sample.
@@ -51,6 +53,7 @@ class GpuSeen:
     model: str = ""
     sampled_at: float | None = None
     silent: bool = False
+    starting: bool = False
     utilization: float | None = None
     memory_bytes: float | None = None
     memory_total_bytes: float | None = None

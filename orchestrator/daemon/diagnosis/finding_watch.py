@@ -42,7 +42,7 @@ TICK_SECONDS: Final = 2.0
 class Senses:
     """The daemon's observations of jobs: the newest reports of their GPUs' exporters, progress, stillness.
 
-    ``missing`` are GPUs that their node no longer lists.
+    ``missing`` are GPUs that their node no longer lists, ``is_starting`` says of a GPU whether its exporter starts.
     """
 
     reports: Callable[[], Mapping[str, ExporterReport]]
@@ -52,6 +52,7 @@ class Senses:
     storage: Callable[[Job], Mapping[int, StorageSeen]]
     terminals: Callable[[Job], Mapping[int, TerminalSeen]]
     missing: Callable[[], Collection[str]]
+    is_starting: Callable[[str], bool]
 
 
 def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters, calls: GangCalls) -> Senses:
@@ -64,6 +65,7 @@ def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: E
         storage=calls.storage,
         terminals=calls.terminals,
         missing=lambda: {uuid for _, uuid in exporters.missing()},
+        is_starting=exporters.is_starting,
     )
 
 
@@ -135,6 +137,7 @@ class FindingWatch:
             storage=self._senses.storage(job),
             terminals=self._senses.terminals(job),
             late_seconds=late_seconds,
+            is_starting=self._senses.is_starting,
         )
         changes = self._of(job, now).observe(seen, now, wall)
         attempt = job.attempt_number

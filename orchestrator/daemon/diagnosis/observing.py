@@ -16,7 +16,7 @@ from orchestrator.gpu.balance.balance import load_of
 from orchestrator.gpu.drivers.simulated import is_simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StallSeen, StorageSeen, TerminalSeen
     from orchestrator.core.events import Seat
@@ -46,10 +46,12 @@ def job_seen(
     storage: Mapping[int, StorageSeen] | None = None,
     terminals: Mapping[int, TerminalSeen] | None = None,
     late_seconds: float | None = None,
+    is_starting: Callable[[str], bool] = lambda _: False,
 ) -> JobSeen:
     """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; one without a report does not answer.
 
-    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists.
+    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists, ``is_starting`` says of a GPU
+    whether its exporter starts.
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
     ended = {one.rank for one in job.exits}
@@ -72,7 +74,9 @@ def job_seen(
     return JobSeen(
         ranks=tuple(rank_seen(rank, snapshot, nodes.get(rank, "")) for rank, snapshot in sorted(told.items())),
         gpus=tuple(
-            _gpu_seen(uuid, seat, reports.get(uuid), _own_pids(uuid, holding), missing, (began, now))
+            _without_report(uuid, seat, missing, starting=is_starting(uuid))
+            if (report := reports.get(uuid)) is None
+            else _gpu_seen(uuid, seat, report, _own_pids(uuid, holding), missing, (began, now))
             for seat in job.seats
             for uuid in seat.gpu_uuids
         ),
@@ -105,10 +109,23 @@ def rank_seen(rank: int, told: ProgressSnapshot, node: str = "") -> RankSeen:
     )
 
 
+def _without_report(uuid: str, seat: Seat, missing: Collection[str], *, starting: bool) -> GpuSeen:
+    lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
+    unknown = lost is None
+    return GpuSeen(
+        gpu_uuid=uuid,
+        rank=seat.rank,
+        node=seat.node_name,
+        silent=unknown and not starting,
+        starting=unknown and starting,
+        fault=lost,
+    )
+
+
 def _gpu_seen(
     uuid: str,
     seat: Seat,
-    report: ExporterReport | None,
+    report: ExporterReport,
     own: frozenset[int],
     missing: Collection[str],
     times: tuple[float, float],
@@ -116,8 +133,6 @@ def _gpu_seen(
     """``times`` are the start of the attempt and now, by the daemon's clock."""
     began, now = times
     lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
-    if report is None:
-        return GpuSeen(gpu_uuid=uuid, rank=seat.rank, node=seat.node_name, silent=lost is None, fault=lost)
     status, sample = report.status, report.status.sample
     faults: list[Fact] = [*([lost] if lost else []), *driver_faults(uuid, report)]
     if sample is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.insight import alerts, run
+from benchmarks.insight import alerts, live_sound, run
 from benchmarks.insight.faults import FORMS, Case, cases
 from benchmarks.insight.healthy import HEALTHY
 
@@ -50,3 +50,21 @@ def test_the_document_shows_the_newest_result() -> None:
     assert found[2] == run.section(result), "run: python -m benchmarks.insight.run --write"
     assert result["in_time"] >= 0.95 * result["cases"]
     assert result["healthy"]["kinds"] == len(HEALTHY) >= 40
+
+
+def test_the_document_shows_the_job_hours_of_healthy_jobs_under_a_daemon() -> None:
+    newest = max((run.ROOT / "benchmarks" / "results").glob("*-insight_live_sound.json"))
+    result = json.loads(newest.read_text(encoding="utf-8"))
+    found = live_sound.MARKS.search(live_sound.DOCUMENT.read_text(encoding="utf-8"))
+    assert found is not None
+    assert found[2] == live_sound.section(result), "run: python -m benchmarks.insight.live_sound --write"
+    assert sum(one["hours"] for one in result["runs"]) >= 23.9
+
+
+def test_findings_of_healthy_jobs_are_counted_by_their_kind() -> None:
+    said = [{"job": "a", "kind": "rank_slow", "said": "first"}, {"job": "b", "kind": "rank_slow", "said": "second"}]
+    one = {"jobs": 2, "hours": 1.0, "load": 3.0, "highest_load": 9.0, "processors": 2}
+    text = live_sound.section({"runs": [{**one, "found": said}, {**one, "load": 4.0, "found": []}]})
+    assert "4 healthy jobs, 2.0 job hours" in text
+    assert "(median load 3 to 4, at most 9, on 2 processors): 2 findings." in text
+    assert text.endswith("\n- 2 `rank_slow`, the first: first\n")

@@ -31,16 +31,15 @@ def estimate(samples: Sequence[float]) -> Estimate:
     ordered, cut = sorted(samples), int(TRIMMED * len(samples))
     kept = ordered[cut : len(ordered) - cut]
     value = fmean(kept)
-    winsorized = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
+    ordered[:cut], ordered[len(ordered) - cut :] = kept[:1] * cut, kept[-1:] * cut  # winsorized
     share = len(kept) / len(ordered)
-    error = (1.0 + FEW / len(ordered)) * _deviation(winsorized) / (share * math.sqrt(len(ordered)))
+    error = (1.0 + FEW / len(ordered)) * _deviation(ordered) / (share * math.sqrt(len(ordered)))
     return Estimate(value=value, error=max(error, LEAST_ERROR * abs(value)))
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The sample's standard deviation. That of ``statistics`` is exact, in fractions, and takes twenty times as long."""
-    mean = fmean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    """The sample's standard deviation. That of ``statistics`` is exact, in fractions, and takes a hundred times as long."""
+    return math.dist(values, [fmean(values)] * len(values)) / math.sqrt(len(values) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +51,13 @@ class Difference:
     deviations: float
 
 
+def typical(estimates: Sequence[Estimate]) -> float:
+    """The median of the values."""
+    return median([one.value for one in estimates])
+
+
 def above(one: Estimate, others: Sequence[Estimate]) -> Difference:
     """Compare one with the others' median. A smaller spread than theirs is taken for luck: theirs is used."""
-    usual, spread = median(other.value for other in others), median(other.error for other in others)
+    usual, spread = typical(others), median([other.error for other in others])
     error = math.hypot(max(one.error, spread), 1.25 * spread / math.sqrt(len(others)))
     return Difference(value=one.value, usual=usual, deviations=(one.value - usual) / error if error else 0.0)

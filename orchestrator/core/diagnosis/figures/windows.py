@@ -170,7 +170,11 @@ class JobWindows:
         parts = all(window.has_parts for window in windows.values())
         figures = tuple(
             windows[rank.rank].figures(
-                rank, since, parts=parts, busy=seen.certain_work, work=self._work(rank.rank, seen)
+                rank,
+                since,
+                parts=parts,
+                busy=seen.certain_work,
+                work=self._work(rank.rank, seen) if seen.certain_work else None,
             )
             for rank in seen.ranks
         )
@@ -180,7 +184,7 @@ class JobWindows:
     def _work(self, rank: int, seen: JobSeen) -> float | None:
         """Return the share of time in which the rank worked, from its simulated GPUs."""
         gpus = [gpu.gpu_uuid for gpu in seen.gpus if gpu.rank == rank]
-        shares = [_mean(row.work for _, row in self._rows.gpus.get(uuid, ())) for uuid in gpus]
+        shares = [_mean([row.work for _, row in self._rows.gpus.get(uuid, ())]) for uuid in gpus]
         return max((share for share in shares if share is not None), default=None)
 
     # -- GPUs
@@ -188,15 +192,17 @@ class JobWindows:
     def _gpu_figures(self, gpu: GpuSeen) -> GpuFigures:
         rows = [row for _, row in self._rows.gpus.get(gpu.gpu_uuid, ())]
         whole = len(rows) >= LEAST_SAMPLES and not gpu.silent
-        reasons = {reason for row in rows for reason in row.throttle}
+        reasons = set().union(*[row.throttle for row in rows])
         return GpuFigures(
             newest=gpu,
-            utilization=_mean(row.utilization for row in rows) if whole else None,
-            power_watts=_median(row.power_watts for row in rows) if whole else None,
-            clock_hertz=_median(row.clock_hertz for row in rows if (row.utilization or 0.0) >= BUSY) if whole else None,
+            utilization=_mean([row.utilization for row in rows]) if whole else None,
+            power_watts=_median([row.power_watts for row in rows]) if whole else None,
+            clock_hertz=_median([row.clock_hertz for row in rows if (row.utilization or 0.0) >= BUSY])
+            if whole
+            else None,
             throttle={reason: fmean(reason in row.throttle for row in rows) for reason in reasons} if whole else {},
             growth=self._rows.memory[gpu.gpu_uuid].growth() if gpu.gpu_uuid in self._rows.memory else None,
-            clock_offset_seconds=_nearest(row.clock_offset_seconds for row in rows) if whole else None,
+            clock_offset_seconds=_nearest([row.clock_offset_seconds for row in rows]) if whole else None,
             errors=self._rows.errors[gpu.gpu_uuid].errors() if gpu.gpu_uuid in self._rows.errors else NO_ERRORS,
         )
 

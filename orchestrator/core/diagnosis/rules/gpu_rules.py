@@ -57,8 +57,9 @@ def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
     subject = {"rank": gpu.rank, "gpu_uuid": gpu.gpu_uuid, "node": gpu.node, "confidence": f.Confidence.CERTAIN}
     if gpu.fault is not None:
         yield Suspicion(finding=f.GpuFaulty(**subject, fault=gpu.fault), figure=1.0)  # type: ignore[arg-type]  # the fields of every finding
-    if gpu.silent:
-        yield Suspicion(finding=f.ExporterSilent(**subject), figure=1.0)  # type: ignore[arg-type]  # the same
+    if gpu.silent or gpu.starting:
+        figure = d.STARTING if gpu.starting else 1.0
+        yield Suspicion(finding=f.ExporterSilent(**subject), figure=figure)  # type: ignore[arg-type]  # the same
     if gpu.foreign_pids:
         yield Suspicion(finding=f.GpuShared(**subject, pids=gpu.foreign_pids), figure=1.0)  # type: ignore[arg-type]  # the same
 

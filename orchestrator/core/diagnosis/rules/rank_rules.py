@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.figures.estimate import Estimate, above
+from orchestrator.core.diagnosis.figures.estimate import Estimate, above, typical
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.diagnosis.rules.gpu_rules import WORKING
 from orchestrator.core.diagnosis.rules.save_rules import saves_suspicions
@@ -129,9 +129,10 @@ def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _S
     """Return how much longer than the others a rank takes; None where that is too little of a step to matter."""
     if own is None or not others:
         return None
-    more = above(own, others)
-    if more.usual <= 0.0 or more.value - more.usual < max(LEAST_SECONDS, d.LEAST_STEP_SHARE * step):
+    usual = typical(others)
+    if usual <= 0.0 or own.value - usual < max(LEAST_SECONDS, d.LEAST_STEP_SHARE * step):
         return None
+    more = above(own, others)
     opens = d.DEFINITIONS[f.RankSlow].opens_at - 1.0
     certain = 1.0 + opens * more.deviations / d.CERTAIN_DEVIATIONS
     return _Slower(seconds=more.value, usual_seconds=more.usual, figure=min(more.value / more.usual, certain))

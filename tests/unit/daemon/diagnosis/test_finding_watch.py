@@ -63,6 +63,7 @@ class World:
         self.processes: dict[int, ProcessSeen] = {}
         self.storage: dict[int, StorageSeen] = {}
         self.terminals: dict[int, TerminalSeen] = {}
+        self.starting: set[str] = set()
         self.events: list[ev.Event] = []
         self.notices: list[Any] = []
         self.watch = self.daemon()
@@ -77,6 +78,7 @@ class World:
                 storage=lambda _: self.storage,
                 terminals=lambda _: self.terminals,
                 missing=lambda: (),
+                is_starting=lambda uuid: uuid in self.starting,
             ),
             jobs=lambda: [self.job],
             post=self.post,
@@ -202,18 +204,52 @@ def test_an_exporter_that_does_not_answer_and_an_xid_are_told_with_their_gpu() -
     old = XidCount(code=13, count=1, last_timestamp=1.0)
     new = XidCount(code=48, count=1, last_timestamp=world.wall)
     world.reports["GPU-b"] = report("GPU-b", xids=(old, new))
-    world.run(20.0)
+    world.run(40.0)
     assert sorted(world.open) == [("exporter_silent", 0), ("gpu_fault", 1)]
     assert Xid(gpu_uuid="GPU-b", number=48, at=world.wall) in [
         getattr(one, "fault", None) for one in world.job.findings
     ]
 
 
+def test_an_exporter_that_starts_is_not_silent_and_one_that_never_starts_is() -> None:
+    world = World()
+    del world.reports["GPU-a"]
+    world.starting = {"GPU-a"}
+    world.run(60.0)
+    assert world.open == []
+    world.starting = set()
+    world.run(40.0)
+    assert world.open == [("exporter_silent", 0)]
+
+
+def test_an_exporter_that_a_busy_machine_keeps_waiting_for_half_a_minute_is_not_silent() -> None:
+    world = World()
+    for _ in range(3):
+        del world.reports["GPU-a"]
+        world.run(28.0)
+        world.reports["GPU-a"] = report("GPU-a")
+        world.run(2.0)
+    assert not world.events
+
+
+def test_a_silent_exporter_stays_one_while_a_new_daemon_waits_for_its_first_answer() -> None:
+    world = World()
+    del world.reports["GPU-a"]
+    world.run(40.0)
+    world.watch, world.starting = world.daemon(), {"GPU-a"}
+    world.run(60.0)
+    assert world.open == [("exporter_silent", 0)]
+    assert not any(isinstance(event, ev.FindingClosed) for event in world.events)
+    world.reports["GPU-a"] = report("GPU-a")
+    world.run(12.0)
+    assert world.open == []
+
+
 def test_findings_end_with_their_attempt_and_a_restart_loop_does_not() -> None:
     world = World()
     loop = RestartLoop(restarts=3, seconds=60.0, cause=ExitCode(rank=0, exit_code=1))
     del world.reports["GPU-a"]
-    world.run(20.0)
+    world.run(40.0)
     world.post([ev.FindingOpened(job_id=world.job.id, at=2.0, attempt=1, finding=loop)])
     assert world.open == [("exporter_silent", 0), ("restart_loop", None)]
     late = ev.FindingOpened(job_id=world.job.id, at=2.0, attempt=7, finding=loop)
