@@ -98,6 +98,7 @@ class StopPurpose(StrEnum):
     """Why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
 
     RESIZE = "resize"
+    MOVE = "move"
     PREEMPT = "preempt"
     PAUSE = "pause"
     TIMEOUT = "timeout"
@@ -107,6 +108,11 @@ class StopPurpose(StrEnum):
         """Whether a job that drains for ``other`` now drains for this."""
         order = list(StopPurpose)
         return order.index(self) > order.index(other)
+
+    @property
+    def returns(self) -> bool:
+        """Whether the job continues at once, on another number of ranks or on other nodes, without a wait in the queue."""
+        return self in (StopPurpose.RESIZE, StopPurpose.MOVE)
 
 
 _S = JobState

@@ -305,7 +305,8 @@ def _without_processes(job: Job, at: float) -> Job:
 
 
 def _drained_attempt(phase: Draining) -> AttemptState:
-    return AttemptState.PREEMPTED if phase.stop.purpose is StopPurpose.PREEMPT else AttemptState.ABORTED
+    others = phase.stop.purpose in (StopPurpose.PREEMPT, StopPurpose.MOVE)
+    return AttemptState.PREEMPTED if others else AttemptState.ABORTED
 
 
 @_fold.register

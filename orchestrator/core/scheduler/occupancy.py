@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.scheduler.placement import free_on
-from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.placement import free_on, take
+from orchestrator.core.scheduler.room.holding import Holding, places_of
 from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
@@ -106,7 +106,10 @@ class Occupancy:
 
     @contextmanager
     def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
-        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end."""
+        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end.
+
+        What a job moves to is not free while it is leaving its nodes.
+        """
         if nodes is not self._nodes:
             self._changed |= {
                 i for i, node in nodes.items() if (known := self._nodes.get(i)) is not node and known != node
@@ -128,11 +131,18 @@ class Occupancy:
         both = self._free, self._loose
         for vacancy in both:
             vacancy.begin()
+            self._keep_places(vacancy)
         try:
             yield both
         finally:
             for vacancy in both:
                 vacancy.restore()
+
+    def _keep_places(self, free: Vacancy) -> None:
+        for job in self.holding.moving.values():
+            where = places_of(job)
+            if all(node_id in free for node_id in where):
+                take(job, where, free)
 
     def capacity(self, nodes: Mapping[str, Node]) -> Amounts:
         """Return what the nodes have, added up once while they stay the same."""

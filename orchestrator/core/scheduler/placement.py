@@ -121,6 +121,12 @@ def _topology(free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Topology:
     return free.topology if isinstance(free, Vacancy) else topology_of(nodes.values())
 
 
+def has_room(job: Job, placed: Sequence[str], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
+    """Whether ranks of the job fit on these nodes, one for each entry."""
+    room = _room(job, free, nodes).of
+    return all(room.get(node_id, 0) >= ranks for node_id, ranks in Counter(placed).items())
+
+
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
     """Return the most ranks of the job that ``place`` can place."""
     slots = _room(job, free, nodes)

@@ -42,6 +42,7 @@ _STOPS: Final = {
     StopPurpose.PREEMPT: "making room ({by})",
     StopPurpose.TIMEOUT: "exceeded max_duration",
     StopPurpose.RESIZE: "stopped by {by}",
+    StopPurpose.MOVE: "moving {by}",
 }
 
 
