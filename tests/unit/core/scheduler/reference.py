@@ -554,7 +554,9 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         choose.choice([["ada"], ["ada", "bob", "eve"]]),
         choose.choice([["default"], ["a", "b", "c", "odd"]]),
     )
-    known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
+    scattered = choose.random() < 0.4
+    least = 3 if scattered else 1
+    known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(least, 6)]))
     kinds = [_random_spec(choose, names) for _ in range(choose.randint(1, 4))]
     last: list[Any] = []
     if choose.random() < 0.5:  # a large gang that waits, and small ones that end soon
@@ -565,28 +567,25 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         large = make_spec(workers=choose.choice([4, 6, 8]), queue=names[0], max_duration=limit, name="plain")
         kinds += [*brief, large]
         last = [large, *choose.choices(brief, k=2)]
-    scattered = choose.random() < 0.4
     if scattered:  # small jobs here and there, and a large one that waits for what is free between them
-        kinds = [_random_spec(choose, names, small=True) for _ in range(3)]
-        size = {"gpu": 1, "workers": 4} if choose.random() < 0.5 else {"gpu": choose.choice([2, 4]), "workers": 1}
-        strategy = "STRICT_PACK" if size["gpu"] == 1 else choose.choice(["PACK", "SPREAD", "STRICT_SPREAD"])
-        large = make_spec(queue=names[0], priority=choose.choice([50, 60]), strategy=strategy, **size)
-        last = [large, *last]
+        known, kinds, last = _scattered(choose, names, known)
     jobs: list[Job] = []
-    for number in range(choose.randint(1, 14)):
+    for number in range(2 * len(known) if scattered else choose.randint(1, 14)):
         spec = choose.choice(kinds)
         job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
         before = {i: replace(one, reservations=()) for i, one in known.items()}
         left = all_left(before, [one for one in jobs if one.nodes])
         if scattered:
-            left = {i: left[i] for i in choose.sample(sorted(left), k=min(len(left), choose.randint(1, 2)))}
+            left = {i: left[i] for i in choose.sample(sorted(left), k=min(len(left), choose.choice([1, 1, 1, 2])))}
         spot = place(job, left, known)
-        if spot is not None and choose.random() < (0.9 if scattered else 0.6):
+        if spot is not None and choose.random() < (0.95 if scattered else 0.6):
             limit = job.spec.max_duration
             longest = 990 if limit is None else int(limit.total_seconds()) - 1
-            job = running(job, nodes=spot, at=NOW - choose.randint(1, longest))
-            if choose.random() < 0.5:
+            job = running(job, nodes=spot, at=NOW - choose.randint(longest // 2 if scattered else 1, longest))
+            if choose.random() < (0.9 if scattered else 0.5):
                 job = after(job, checkpoint(job, 5, path="/c", at=NOW - choose.randint(1, 90)))
+        elif scattered and choose.random() < 0.9:
+            continue
         elif choose.random() < 0.1:
             job = changed(job, not_before=NOW + 5)
         elif choose.random() < 0.2:
@@ -598,7 +597,30 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     policy.idle = {job.id: NOW - choose.choice([30, 300, 900]) for job in jobs if job.nodes and choose.random() < 0.2}
     idle, consolidate = choose.choice([None, None, 60.0, 600.0]), choose.random() < 0.5
     policy.sharing = replace(policy.sharing, reclaim_idle=idle, consolidate=consolidate)
+    if scattered and choose.random() < 0.8:
+        policy.sharing = replace(policy.sharing, user_jobs=None, user_gpus=None, reclaim_idle=None, consolidate=True)
     return jobs, known, policy
+
+
+def _scattered(
+    choose: random.Random, names: Sequence[str], known: Mapping[str, Node]
+) -> tuple[dict[str, Node], list[Any], list[Any]]:
+    """Nodes of which most can be used, kinds of small jobs, and a large one."""
+    few = {"reservations": (), "labels": {}, "cordoned": False} if choose.random() < 0.8 else {}
+    found = {
+        i: replace(one, gpus=choose.choice([4.0, 4.0, 5.0]), cpus=64.0, alive=True, shares_home=True, **few)
+        for i, one in known.items()
+    }
+    kinds: list[Any] = [_random_spec(choose, names, small=True) for _ in range(3)]
+    strict = choose.random() < 0.5
+    large = make_spec(
+        queue=names[0],
+        priority=choose.choice([50, 60]),
+        gpu=1 if strict else choose.choice([2, 4]),
+        workers=4 if strict else choose.choice([1, 1, 2]),
+        strategy="STRICT_PACK" if strict else choose.choice(["PACK", "SPREAD", "STRICT_SPREAD"]),
+    )
+    return found, kinds, [large]
 
 
 def _preempted(job: Job, at: float, seconds: float) -> Job:
@@ -651,10 +673,10 @@ def _random_spec(choose: random.Random, names: Sequence[str], *, small: bool = F
         workers=choose.choice([1, 1, 1, 2]) if small else choose.choice([1, 1, 2, 3, 4, 8]),
         gpu=gpu,
         cpu=choose.choice([1, 1, 2, 4]),
-        memory_bytes=choose.choice([None, None, 2**34, 2**37]),
-        gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
+        memory_bytes=None if small else choose.choice([None, None, 2**34, 2**37]),
+        gpu_model=choose.choice([None, None, "H100"]) if gpu and not small else None,
         nodes=choose.choice([(), (), (), ("a",), ("a", "c")]) if not small or choose.random() < 0.2 else (),
-        node_labels=choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
+        node_labels={} if small else choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),
