@@ -35,6 +35,7 @@ class Live:
     shares: tuple[str | None, ...] = ()
     starts: int = 0
     preemptions: int = 0
+    moves: int = 0
     lost: float = 0.0
 
 
@@ -76,7 +77,7 @@ class RunningJobs:
         while self._ends and self._ends[0][0] <= now:
             _, job_id, starts = heappop(self._ends)
             live = self._live.get(job_id)
-            if live is not None and live.starts == starts:  # else it was preempted since
+            if live is not None and live.starts == starts:  # else it was preempted or moved since
                 return live
         return None
 

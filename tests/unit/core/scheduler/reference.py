@@ -359,7 +359,9 @@ def _backfills(
         trial = Answer([], [], {})
         queues = {one.spec.queue for one in waiting}
         _preempt(short[:1], holding, known, trial, policy, queues, [*holding, *placed])
-        until.append(None if trial.stops or trial.moves else _reserved(short[0], holding, found.starts, placed, known, policy))
+        until.append(
+            None if trial.stops or trial.moves else _reserved(short[0], holding, found.starts, placed, known, policy)
+        )
     assert job.spec.max_duration is not None
     began = NOW if job.started_at is None else job.started_at
     ends = max(NOW, began + job.spec.max_duration.total_seconds())
