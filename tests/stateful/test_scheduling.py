@@ -118,7 +118,7 @@ class Scheduling(RuleBasedStateMachine):
         limit=st.sampled_from([None, None, 90.0, 4000.0]),
         name=st.sampled_from(["digits", "words"]),
         preemptible=st.sampled_from([True, True, False]),
-        strategy=st.sampled_from(["PACK", "STRICT_PACK", "STRICT_SPREAD"]),
+        strategy=st.sampled_from(["PACK", "STRICT_PACK"]),
     )
     def submit(self, user: str, queue: int, limit: float | None, **keys: Any) -> None:
         self.submitted += 1

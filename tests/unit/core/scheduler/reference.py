@@ -47,7 +47,7 @@ from tests.unit.core.builders import (
     running,
     stop,
 )
-from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of
+from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of, waits_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

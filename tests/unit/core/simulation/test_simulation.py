@@ -62,11 +62,11 @@ def test_jobs_move_for_one_that_fits_only_then_and_repeat_what_no_checkpoint_cov
         job(46, 60, gpus=4.0),
     ]
     apart, moved = play(*trace, checkpoint_seconds=20), play(*trace, policy="orch-moves", checkpoint_seconds=20)
-    assert [start for at, start, _ in times(apart) if at == 46][0] >= 1000
+    assert next(start for at, start, _ in times(apart) if at == 46) >= 1000
     assert sum(one.moves for one in apart.ran) == 0
     (one,) = (one for one in moved.ran if one.moves)
     assert (one.job.at, one.preemptions, one.lost) == (2, 0, (one.ended_at - one.started_at - 1000) * 1)
-    assert 100 <= [start for at, start, _ in times(moved) if at == 46][0] <= 150
+    assert 100 <= next(start for at, start, _ in times(moved) if at == 46) <= 150
     assert figures_of(moved).to_json()["moves"] == 1
 
 
