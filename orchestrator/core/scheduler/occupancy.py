@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.scheduler.placement import free_on, take
+from orchestrator.core.scheduler.room.closed import closed_nodes
 from orchestrator.core.scheduler.room.holding import Holding, places_of
 from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
@@ -64,6 +65,7 @@ class Occupancy:
         self._on: dict[str, dict[JobId, Job]] = {}
         self._nodes: Mapping[str, Node] = {}
         self._capacity: tuple[Mapping[str, Node], Amounts] | None = None
+        self._closed: tuple[Mapping[str, Node], Sequence[Node]] | None = None
         self._free = Vacancy()
         self._loose = Vacancy()
         self._changed: set[str] = set()
@@ -149,6 +151,12 @@ class Occupancy:
         if self._capacity is None or self._capacity[0] is not nodes:
             self._capacity = nodes, capacity_of(nodes)
         return self._capacity[1]
+
+    def closed(self, nodes: Mapping[str, Node]) -> Sequence[Node]:
+        """Return the nodes that take nothing new, found once while the nodes stay the same."""
+        if self._closed is None or self._closed[0] is not nodes:
+            self._closed = nodes, closed_nodes(nodes.values())
+        return self._closed[1]
 
     def accounts(self, half_life: float, now: float) -> Accounts:
         """Return what each account holds."""

@@ -32,6 +32,7 @@ from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.placement import (
     claim,
     could_ever_fit,
+    holds_rank,
     labels_of,
     missing_nodes,
     rank_size,
@@ -40,6 +41,7 @@ from orchestrator.core.scheduler.placement import (
     take,
 )
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.room.closed import closed_for
 from orchestrator.core.scheduler.room.timetable import Timetable, closed_to, nodes_at
 from orchestrator.core.scheduler.rounds.commands import Commands
 from orchestrator.core.scheduler.rounds.head import Head
@@ -143,6 +145,7 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
             run_times=state.past.run_times,
             loose=loose if limited else None,
             idle=state.idle,
+            closed=jobs.occupancy.closed(nodes),
         )
         schedule(round_, now, commands)
         commands.ask_again(queue.next_overdue())
@@ -259,7 +262,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
     found = ahead.backfilled(job)
     if found is not None:
         return found
-    reason = commands.waiting[job.id] = _why_waiting(job, skips, nodes, closed)
+    reason = commands.waiting[job.id] = _why_waiting(job, skips, round_, closed)
     ahead.falls_short(job)
     keeps = full or ahead.claims(job)
     if keeps and not full:
@@ -313,7 +316,8 @@ def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
     return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
 
 
-def _why_waiting(job: Job, skips: Skips, nodes: Mapping[str, Node], closed: frozenset[str]) -> NotEnoughFree:
+def _why_waiting(job: Job, skips: Skips, round_: Round, closed: frozenset[str]) -> NotEnoughFree:
+    shape = shape_of(job)
     gpus, cpus = _demand(job)
     free_gpus, free_cpus = skips.sums(
         whole=rank_size(job)[1] >= 1
@@ -324,7 +328,8 @@ def _why_waiting(job: Job, skips: Skips, nodes: Mapping[str, Node], closed: froz
         free_gpus=free_gpus,
         free_cpus=free_cpus,
         labels=labels_of(job),
-        reserved=reserved_for(job, nodes, closed) if closed else (),
+        reserved=reserved_for(job, round_.nodes, closed) if closed else (),
+        closed=closed_for(round_.closed, round_.holding.stopping.values(), lambda node: holds_rank(shape, node)),
     )
 
 

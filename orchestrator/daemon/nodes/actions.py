@@ -88,7 +88,8 @@ class NodeActions:
             said = self._label(node, change)
         await self._save(f"the change of {node.name}")
         self._nodes.mark_again()
-        state = node_state(nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id])
+        there = nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id]
+        state = node_state(there, self._loop.jobs.begun.values())
         return v.NodeActionReply(node=node.name, state=state, message=said)
 
     def _label(self, node: Node, change: NodeChange) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node, NodeReservation
 from orchestrator.core.facts.moves import AwaitsMoves, ByConsolidation
+from orchestrator.core.facts.nodes import Closure, NodeClosed
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     AwaitsRoom,
@@ -143,6 +144,16 @@ def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[F
             seconds = expected(job, policy, NOW)
             found.append(NodeReserved(node=one.name, start=first.start, end=first.end, seconds=seconds, begun=begun))
     return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
+
+
+def closed_for(job: Job, known: Mapping[str, Node]) -> tuple[Fact, ...]:
+    """The nodes that are down or cordoned and would suit it."""
+    found = []
+    for one in known.values():
+        whole = Left(one.cpus, one.gpus, one.memory_bytes)
+        if (one.cordoned or not one.alive) and suits(job, one) and whole.holds(job):
+            found.append(NodeClosed(node=one.name, state=Closure.CORDONED if one.alive else Closure.DOWN))
+    return tuple(found)
 
 
 def suits(job: Job, one: Node) -> bool:
@@ -323,6 +334,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
                 free_cpus=free[1],
                 labels=labels,
                 reserved=reserved_for(job, known, policy),
+                closed=closed_for(job, known),
             )
             if shape in full or claim(job, may, known):
                 full.add(shape)
