@@ -8,6 +8,9 @@ from typing import Any
 
 from orchestrator.api.view import NESTED, View
 
+MOST_LABELS = 64
+"""More labels no node has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatPlan(View):

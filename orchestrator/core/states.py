@@ -143,7 +143,7 @@ TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
     (_S.RECOVERING, _S.FAILED): "budget spent",
     (_S.DRAINING, _S.PENDING): "preempted",
     (_S.DRAINING, _S.SUSPENDED): "paused",
-    (_S.DRAINING, _S.STARTING): "resized",
+    (_S.DRAINING, _S.STARTING): "resized or moved",
     (_S.DRAINING, _S.CANCELLED): "cancelled",
     (_S.DRAINING, _S.FAILED): "timed out",
     (_S.DRAINING, _S.SUCCEEDED): "ended by itself",

@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from orchestrator.core.scheduler.placement import free_on, take
 from orchestrator.core.scheduler.room.closed import closed_nodes
 from orchestrator.core.scheduler.room.holding import Holding, places_of
 from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
-from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
+from orchestrator.core.scheduler.use import (
+    MOST_HALVINGS,
+    Account,
+    Amounts,
+    account_of,
+    amounts_of,
+    capacity_of,
+    gang_began,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +30,6 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-
-_MOST_HALVINGS: Final = 100.0
 
 
 @dataclass(slots=True)
@@ -161,7 +167,7 @@ class Occupancy:
     def accounts(self, half_life: float, now: float) -> Accounts:
         """Return what each account holds."""
         known = self._accounts
-        if known is None or known.half_life != half_life or now - known.since > _MOST_HALVINGS * half_life:
+        if known is None or known.half_life != half_life or now - known.since > MOST_HALVINGS * half_life:
             known = self._accounts = Accounts(half_life, now)
             for job in self.jobs.values():
                 known.count(job, 1)

@@ -24,7 +24,7 @@ def _(fact: moves.AwaitsMoves) -> str:
 
 @sentence.register
 def _(fact: moves.Consolidation) -> str:
-    told = "; ".join(f"{job} to {_nodes(names)}" for job, names in zip(fact.jobs, fact.places, strict=True))
+    told = "; ".join(f"{job} to {_nodes(names)}" for job, names in zip(fact.jobs, fact.places, strict=False))
     lost, gained = _hours(fact.lost_gpu_seconds), _hours(fact.gained_gpu_seconds)
     match fact.refusal:
         case MoveRefusal.OFF:

@@ -19,7 +19,7 @@ MOST_NAMED: Final = 16
 
 def closed_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
     """Return the nodes that take nothing new for another reason than a reservation, which has a reason of its own."""
-    return tuple(node for node in nodes if not (node.schedulable or (node.reserved is not None and node.alive)))
+    return tuple(node for node in nodes if not node.schedulable and closure_of(node, ()) is not None)
 
 
 def closure_of(node: Node, jobs: Iterable[Job]) -> Closure | None:
