@@ -110,6 +110,11 @@ class StopPurpose(StrEnum):
         return order.index(self) > order.index(other)
 
     @property
+    def for_another(self) -> bool:
+        """Whether the job stops so that another one can be placed, which is bounded."""
+        return self in (StopPurpose.PREEMPT, StopPurpose.MOVE)
+
+    @property
     def returns(self) -> bool:
         """Whether the job continues at once, on another number of ranks or on other nodes, without a wait in the queue."""
         return self in (StopPurpose.RESIZE, StopPurpose.MOVE)

@@ -305,8 +305,7 @@ def _without_processes(job: Job, at: float) -> Job:
 
 
 def _drained_attempt(phase: Draining) -> AttemptState:
-    others = phase.stop.purpose in (StopPurpose.PREEMPT, StopPurpose.MOVE)
-    return AttemptState.PREEMPTED if others else AttemptState.ABORTED
+    return AttemptState.PREEMPTED if phase.stop.purpose.for_another else AttemptState.ABORTED
 
 
 @_fold.register
