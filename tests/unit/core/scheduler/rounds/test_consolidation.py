@@ -138,6 +138,13 @@ def test_only_the_jobs_move_that_need_to_and_only_to_places_that_are_free_now() 
     assert ask(*none, waits(gpu=2), known=three).events == [], "no place for three ranks"
 
 
+def test_a_cheap_job_stays_where_a_dearer_one_is_enough() -> None:
+    three = nodes(node("a", gpus=4), node("b", gpus=4), node("c", gpus=4))
+    cheap, dear = runs("cheap", "a", 1), runs("dear", "a", 2, saved=60)
+    fixed = [runs("s3", "b", 3, preemptible=False), runs("s4", "c", 2, preemptible=False)]
+    assert moves(ask(cheap, dear, *fixed, waits(gpu=3), known=three)) == {"dear": ("c", "c")}
+
+
 def test_a_gang_for_one_node_gets_one() -> None:
     commands = ask(runs("x", "a"), runs("y", "b", saved=9), waits(gpu=1, workers=4, strategy="STRICT_PACK"))
     assert moves(commands) == {"x": ("b", "b")}
