@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - the routes read the annotations
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.api.view import NESTED, View
+
+MOST_LABELS = 64
+"""More labels no node has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,7 @@ class OutlookView(View):
 
     ``ahead`` are the jobs before it in the order, ``rule`` says why the last of these is: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``, ``arrival``.
     ``holders`` have to end first; with ``starts_at`` None these are jobs of which nothing is known. ``stops`` would be preempted for it.
+    ``moves`` says which jobs would move to other nodes for it, and what that costs and gains, or why none does; ``consolidation`` is the same as a fact.
     """
 
     starts_at: float | None = None
@@ -95,6 +100,8 @@ class OutlookView(View):
     stops: tuple[HolderView, ...] = ()
     starts: Mapping[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    moves: str = ""
+    consolidation: dict[str, Any] | None = None
 
 
 NESTED[OutlookView] = {"holders": HolderView, "stops": HolderView}

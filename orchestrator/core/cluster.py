@@ -58,7 +58,7 @@ class Node:
         )
 
 
-_EPSILON: Final = 1e-9  # sums of fractions
+EPSILON: Final = 1e-9  # sums of fractions
 _OTHERS: Final = "used by others"
 
 
@@ -81,13 +81,13 @@ class Free:
     def of(cls, node: Node) -> Free:
         """Return what a node has, less what users outside orch hold."""
         gpus = node.gpus - node.other_gpus
-        idle = floor(gpus + _EPSILON)
+        idle = floor(gpus + EPSILON)
         part = gpus - idle
         return cls(
             cpus=node.cpus - node.other_cpus,
             idle_gpus=idle,
             memory_bytes=node.memory_bytes - node.other_memory_bytes,
-            shares={_OTHERS: part} if part > _EPSILON else {},
+            shares={_OTHERS: part} if part > EPSILON else {},
         )
 
     def copy(self) -> Free:
@@ -103,7 +103,7 @@ class Free:
         """Return how many ranks of this size fit; None for any number, for ranks that need nothing."""
         limits = []
         if cpus > 0:
-            limits.append(int((self.cpus + _EPSILON) / cpus))
+            limits.append(int((self.cpus + EPSILON) / cpus))
         if gpus > 0:
             limits.append(self._gpu_room(gpus))
         if memory_bytes > 0:
@@ -113,11 +113,11 @@ class Free:
     def _gpu_room(self, gpus: float) -> int:
         idle = max(0, self.idle_gpus)
         if gpus >= 1:
-            return int((idle + _EPSILON) / gpus)
-        of_shared = sum(int((left + _EPSILON) / gpus) for left in self.shares.values())
+            return int((idle + EPSILON) / gpus)
+        of_shared = sum(int((left + EPSILON) / gpus) for left in self.shares.values())
         if self.idle_gpus < 0:
-            of_shared = min(of_shared, max(0, int((self.gpus + _EPSILON) / gpus)))
-        return of_shared + idle * int(1 / gpus + _EPSILON)
+            of_shared = min(of_shared, max(0, int((self.gpus + EPSILON) / gpus)))
+        return of_shared + idle * int(1 / gpus + EPSILON)
 
     def take(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None = None) -> str | None:
         """Place a rank, on the GPU with the id ``gpu`` if known; return the name of the GPU that it shares."""
@@ -138,19 +138,19 @@ class Free:
 
     def _has(self, gpu: str, gpus: float) -> bool:
         """Whether the GPU has this much left; less where it counts for ranks of a lost gang, which hold nothing there any more."""
-        return self.shares[gpu] >= gpus - _EPSILON if gpu in self.shares else self.idle_gpus > 0
+        return self.shares[gpu] >= gpus - EPSILON if gpu in self.shares else self.idle_gpus > 0
 
     def _probable(self, gpus: float) -> str | None:
         """Return the GPU to assume for a rank: an idle one, else the fullest with space; None where none has."""
         if self.idle_gpus > 0:
             return next(name for n in count() if (name := f"new {n}") not in self.shares)
-        fitting = {name: left for name, left in self.shares.items() if left >= gpus - _EPSILON}
+        fitting = {name: left for name, left in self.shares.items() if left >= gpus - EPSILON}
         return min(fitting, key=fitting.__getitem__, default=None)
 
     def _take_pieces(self, gpus: float) -> None:
         """Take the largest pieces until they cover the rank's share."""
         for name in sorted(self.shares, key=lambda name: (-self.shares[name], name)):
-            if gpus > _EPSILON:
+            if gpus > EPSILON:
                 gpus -= self.shares.pop(name)
 
     def give_back(self, cpus: float, gpus: float, memory_bytes: int, gpu: str | None) -> None:
@@ -161,7 +161,7 @@ class Free:
             self.idle_gpus += round(gpus) if gpus >= 1 else 0
         else:
             self.shares[gpu] = self.shares.get(gpu, 0.0) + gpus  # its rest may have been claimed since
-            if self.shares[gpu] >= 1 - _EPSILON:
+            if self.shares[gpu] >= 1 - EPSILON:
                 del self.shares[gpu]
                 self.idle_gpus += 1
 

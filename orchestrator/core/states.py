@@ -98,6 +98,7 @@ class StopPurpose(StrEnum):
     """Why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
 
     RESIZE = "resize"
+    MOVE = "move"
     PREEMPT = "preempt"
     PAUSE = "pause"
     TIMEOUT = "timeout"
@@ -107,6 +108,16 @@ class StopPurpose(StrEnum):
         """Whether a job that drains for ``other`` now drains for this."""
         order = list(StopPurpose)
         return order.index(self) > order.index(other)
+
+    @property
+    def for_another(self) -> bool:
+        """Whether the job stops so that another one can be placed, which is bounded."""
+        return self in (StopPurpose.PREEMPT, StopPurpose.MOVE)
+
+    @property
+    def returns(self) -> bool:
+        """Whether the job continues at once, on another number of ranks or on other nodes, without a wait in the queue."""
+        return self in (StopPurpose.RESIZE, StopPurpose.MOVE)
 
 
 _S = JobState
@@ -137,7 +148,7 @@ TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
     (_S.RECOVERING, _S.FAILED): "budget spent",
     (_S.DRAINING, _S.PENDING): "preempted",
     (_S.DRAINING, _S.SUSPENDED): "paused",
-    (_S.DRAINING, _S.STARTING): "resized",
+    (_S.DRAINING, _S.STARTING): "resized or moved",
     (_S.DRAINING, _S.CANCELLED): "cancelled",
     (_S.DRAINING, _S.FAILED): "timed out",
     (_S.DRAINING, _S.SUCCEEDED): "ended by itself",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
-from orchestrator.core.scheduler.placement import free_on
+from orchestrator.core.scheduler.placement import left_on
 from orchestrator.daemon.submitting.checking import owner_name
 from orchestrator.runtime.forkserver.cgroups import memory_group
 
@@ -80,7 +80,7 @@ class DaemonHealth:
     async def view(self) -> v.HealthView:
         """Return the whole state."""
         nodes, places = self._loop.nodes.values(), self._endpoints
-        free = free_on(nodes, self._loop.jobs.begun.values())
+        left = left_on((n for n in nodes if n.alive), self._loop.jobs.begun.values())
         counts = await self._store.state_counts()
         return v.HealthView(
             ready=self._ready.is_set() and not self.problems(),
@@ -99,7 +99,7 @@ class DaemonHealth:
             counts={state.value: count for state, count in counts.items()},
             nodes=sum(n.alive for n in nodes),
             gpus_total=sum(n.gpus for n in nodes if n.alive),
-            gpus_free=sum(max(0.0, f.gpus) for f in free.values()),
+            gpus_free=sum(max(0.0, f.gpus) for f in left.values()),
             problems=tuple(self.problems()),
             memory_limits=self._memory_limits,
         )

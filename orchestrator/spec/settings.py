@@ -72,6 +72,8 @@ class Settings:
         one that is expected to need less time, when it would repeat no more than that.
     reclaim_idle: `ORCH_RECLAIM_IDLE`, default none: idle GPUs stay with their job. With a duration, a running job whose GPUs were all idle for so long
         stops when another one needs them; a job's own `reclaim_idle` goes before it.
+    consolidate: `ORCH_CONSOLIDATE`, default no. With yes, running jobs move to other nodes for one that fits only then, where they lose less GPU time
+        than it gains.
     log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
     """
@@ -97,6 +99,7 @@ class Settings:
     docs_url: str = ""
     time_sharing: float | None = None
     reclaim_idle: float | None = None
+    consolidate: bool = False
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -274,6 +277,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "docs_url": ("ORCH_DOCS_URL", _web_address),
     "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
     "reclaim_idle": ("ORCH_RECLAIM_IDLE", _duration(60.0)),
+    "consolidate": ("ORCH_CONSOLIDATE", _yes_or_no),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from markupsafe import Markup
 
 from orchestrator.api.errors import OrchError
+from orchestrator.api.queue_views import OutlookView
 from orchestrator.api.service import JobFilter, LogQuery, Verb
 from orchestrator.core.ids import JobId
 from orchestrator.web import words
@@ -75,10 +76,12 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
         checkpoints = await service.checkpoints(job_id, verify=False)
     except OrchError:  # all else is shown even if the storage does not answer
         checkpoints = ()
+    outlook = await outlook_of(service, job)
     return render_parts(
         "job.html",
         PARTS,
-        starts_at=await expected_start(service, job),
+        starts_at=outlook.starts_at,
+        moves=outlook.moves,
         silent=is_silent(job, now),
         job=job,
         pairs=[(None, one) for one in job.findings],
@@ -91,14 +94,14 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
     )
 
 
-async def expected_start(service: JobService, job: JobView) -> float | None:
-    """Return when a waiting job is expected to start; None for others, and where nothing says."""
+async def outlook_of(service: JobService, job: JobView) -> OutlookView:
+    """Return what lies before a waiting job; nothing for others."""
     if job.state != "PENDING":
-        return None
+        return OutlookView()
     try:
-        return (await service.outlook(JobId(job.id))).starts_at
+        return await service.outlook(JobId(job.id))
     except OrchError:  # it has just started
-        return None
+        return OutlookView()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,11 @@ SCHEDULER: Final = "core/scheduler/scheduler.py"
 PLACEMENT: Final = "core/scheduler/placement.py"
 PREEMPTION: Final = "core/scheduler/preemption.py"
 OCCUPANCY: Final = "core/scheduler/occupancy.py"
+TIMETABLE: Final = "core/scheduler/room/timetable.py"
+CLOSED: Final = "core/scheduler/room/closed.py"
+IDLE: Final = "core/scheduler/rounds/idle.py"
+CONSOLIDATION: Final = "core/scheduler/rounds/consolidation.py"
+ELASTIC: Final = "core/scheduler/elastic.py"
 
 TESTS: Final = {
     "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job", "tests/unit/core/scheduler"),
@@ -290,4 +295,19 @@ MUTANTS: Final = (
     Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, round_.free, nodes)", "full = job is None"),
     Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.gang + 1, nodes=larger", "gang=job.gang, nodes=larger"),
     Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due())", "jobs.next_due()"),
+    # -- labels, reservations, idle GPUs, consolidation
+    Mutant("labels of nodes are not asked for", PLACEMENT, "for key, value in shape.labels):", "for key, value in shape.labels[1:]):"),
+    Mutant("a node is open while it is reserved", TIMETABLE, "if one.start <= at < one.end), None)", "if one.end <= at < one.end), None)"),
+    Mutant("a job starts that still runs when its node is reserved", TIMETABLE, "one.start < end and one.end > start for", "one.start < start and one.end > start for"),
+    Mutant("a job that is not preemptible gives its idle GPUs", IDLE, "return running and job.spec.preemptible and not", "return running and not"),
+    Mutant("an idle job stops before its limit", IDLE, "at = max(since + limit, preemptible_at(job))", "at = max(since, preemptible_at(job))"),
+    Mutant("a job moves that is not preemptible", CONSOLIDATION, "or not job.spec.preemptible or", "or"),
+    Mutant("a job of higher priority moves", CONSOLIDATION, "and job.priority > head.priority:", "and job.priority > 100:"),
+    Mutant("jobs move that lose more than is gained", CONSOLIDATION, "if plan.lost >= gained:", "if plan.lost < 0:"),
+    Mutant("a move waits for no save", CONSOLIDATION, "plan._replace(wait_until=min(saving, default=None), ask", "plan._replace(ask"),
+    Mutant("jobs move that need not", CONSOLIDATION, "                kept.remove(move)\n", "                pass\n"),
+    Mutant("the place of a job that moves is not kept", OCCUPANCY, "            self._keep_places(vacancy)\n", ""),
+    Mutant("a job that moves goes anywhere", ELASTIC, "if (there := places_of(job)) and", "if (there := places_of(job)[:0]) and"),
+    Mutant("a job that has not saved since moves again", CONSOLIDATION, "return not stopped or _has_saved(", "return True or _has_saved("),
+    Mutant("a cordoned node is not named", CLOSED, "for node in nodes if not node.schedulable and", "for node in nodes if not node.alive and"),
 )  # fmt: skip

@@ -20,8 +20,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.findings import GpusUnused
+from orchestrator.core.facts.moves import ByConsolidation
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByUser
-from orchestrator.core.lifecycle.advance import request_resume, request_stop
+from orchestrator.core.lifecycle.advance import is_returning, request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
 from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW, WINDOW_SECONDS
@@ -74,10 +75,17 @@ class Scheduling(RuleBasedStateMachine):
         shared=st.sampled_from([None, 60.0]),
         user_gpus=st.sampled_from([None, None, 5]),
         idle=st.sampled_from([None, 90.0]),
+        consolidate=st.booleans(),
         user_jobs=st.sampled_from([None, None, 3]),
     )
     def begin(
-        self, queues: str, shared: float | None, user_gpus: int | None, user_jobs: int | None, idle: float | None
+        self,
+        queues: str,
+        shared: float | None,
+        user_gpus: int | None,
+        user_jobs: int | None,
+        idle: float | None,
+        consolidate: bool,
     ) -> None:
         self.now = T0
         self.store = MemoryStore()
@@ -90,6 +98,7 @@ class Scheduling(RuleBasedStateMachine):
             user_gpus=user_gpus,
             user_jobs=user_jobs,
             reclaim_idle=idle,
+            consolidate=consolidate,
         )
         self.names = [queue.name for queue in sharing.queues if queue.name != "top"] or ["default"]
         self.book = ShareBook(sharing)
@@ -109,6 +118,7 @@ class Scheduling(RuleBasedStateMachine):
         limit=st.sampled_from([None, None, 90.0, 4000.0]),
         name=st.sampled_from(["digits", "words"]),
         preemptible=st.sampled_from([True, True, False]),
+        strategy=st.sampled_from(["PACK", "STRICT_PACK"]),
     )
     def submit(self, user: str, queue: int, limit: float | None, **keys: Any) -> None:
         self.submitted += 1
@@ -214,6 +224,10 @@ class Scheduling(RuleBasedStateMachine):
             if not commands.events:
                 return
             for event in commands.events:
+                if isinstance(event, ev.StopRequested) and isinstance(event.by, ByConsolidation):
+                    self.a_move_has_a_place_and_pays(self.jobs[event.job_id], event.by)
+                if isinstance(event, ev.JobRequeued) and is_returning(self.jobs[event.job_id]):
+                    self.its_place_is_gone(self.jobs[event.job_id])
                 self.take(event)
                 if isinstance(event, ev.AttemptStarted):
                     job = self.jobs[event.job_id]
@@ -222,6 +236,26 @@ class Scheduling(RuleBasedStateMachine):
                     self.ends_before_a_reservation(self.jobs[event.job_id], event.nodes)
                     self.take(up(job, at=self.now, attempt=job.attempt_number))
         raise AssertionError("decisions do not settle")
+
+    def a_move_has_a_place_and_pays(self, job: Job, by: ByConsolidation) -> None:
+        """Its nodes have room for it now, beside all that run and move; all of the jobs that move for another lose less than it gains."""
+        assert self.book.sharing.consolidate
+        assert job.spec.preemptible
+        assert job.state is JobState.RUNNING
+        assert len(by.nodes) == job.num_workers
+        moving = [one.stop.by for one in self.live() if one.stop is not None]
+        moving = [one for one in moving if isinstance(one, ByConsolidation)]
+        held = Counter(place for one in self.live() for place in one.nodes)
+        held += Counter(place for one in [*moving, by] for place in one.nodes)
+        assert all(self.nodes[i].schedulable and held[i] <= self.nodes[i].gpus for i in by.nodes)
+        assert sum(one.lost_gpu_seconds for one in [*moving, by] if one.job == by.job) < by.gained_gpu_seconds
+
+    def its_place_is_gone(self, job: Job) -> None:
+        """A job that moves waits only where the nodes that were kept for it take nothing new any more."""
+        by = job.stop.by if job.stop is not None else None
+        if isinstance(by, ByConsolidation):
+            closed = [r for i in by.nodes for r in self.nodes[i].reservations if r.end > self.now]
+            assert closed or not all(self.nodes[i].schedulable for i in by.nodes)
 
     def ends_before_a_reservation(self, job: Job, places: Iterable[str]) -> None:
         """What starts on a node is expected to be gone when the node is reserved; a gang that is there already stays."""

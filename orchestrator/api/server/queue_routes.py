@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.api.queue_views import (
+    MOST_LABELS,
     NodeChange,
     OutlookView,
     QueueChange,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from orchestrator.api.view import View
 
 MOST_REFERENCE = 200
-MOST_LABELS = 64
 MOST_VALUE = 255
 MOST_TIME = 253_402_300_799.0  # the year 9999
 MOST_SECONDS = 366 * 86400.0

@@ -11,6 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
+from orchestrator.cli.render.job_detail import LABEL_WIDTH
 from orchestrator.cli.render.units import clock
 from orchestrator.cli.session import Session, print_json
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from orchestrator.api.spec_views import GitView, SpecDiff, SpecView
 
-LABEL_WIDTH = 14
 MOST_FILES = 20
 """So many changed files are listed: the values above them stay in view."""
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli.render.gpu_view import balance_line
 from orchestrator.cli.top.frame import Frame
+from orchestrator.cli.top.past import HISTORY
 from orchestrator.gpu.balance.balance import WINDOW_SECONDS, GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import GpuRow, balance_json
 from orchestrator.gpu.recording.recording import RecordedSample
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.gpu.recording.recording import Recording
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1000.0)
-HISTORY: Final = 240
 SILENT_SECONDS: Final = 5.0
 SILENT_PERIODS: Final = 10.0
 MOST_BALANCED: Final = 240

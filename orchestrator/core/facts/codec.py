@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 from orchestrator.core.codec import use_form
 from orchestrator.core.conformance import misfits
-from orchestrator.core.facts import findings, gangs, gpus, hangs, memory, nodes, notes, rank_ends, reasons, requesters
+from orchestrator.core.facts import (
+    findings,
+    gangs,
+    gpus,
+    hangs,
+    memory,
+    moves,
+    nodes,
+    notes,
+    rank_ends,
+    reasons,
+    requesters,
+)
 from orchestrator.core.facts.fact import Fact, Legacy
 
 if TYPE_CHECKING:
@@ -27,6 +39,7 @@ _MODULES: Final[tuple[ModuleType, ...]] = (
     gpus,
     hangs,
     memory,
+    moves,
     nodes,
     notes,
     rank_ends,

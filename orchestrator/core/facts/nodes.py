@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 from orchestrator.core.facts.fact import Fact
@@ -84,3 +85,22 @@ class CheckFailed(Fact):
     kind: ClassVar[str] = "check_failed"
     seconds: float | None = None
     said: str = ""
+
+
+class Closure(StrEnum):
+    """Why nothing new is placed on a node."""
+
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    QUARANTINED = "quarantined"
+    UNREACHABLE = "unreachable"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClosed(Fact):
+    """The node would suit a job that waits, and takes nothing new."""
+
+    kind: ClassVar[str] = "node_closed"
+    node: str
+    state: Closure

@@ -171,7 +171,7 @@ class NodeReserved(Fact):
 class NotEnoughFree(Fact):
     """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some.
 
-    ``reserved`` are the reservations of nodes that keep it from these.
+    ``reserved`` are the reservations of nodes that keep it from these, ``closed`` nodes that would suit it and take nothing new.
     """
 
     kind: ClassVar[str] = "not_enough_free"
@@ -181,6 +181,7 @@ class NotEnoughFree(Fact):
     free_cpus: float
     labels: tuple[str, ...] = ()
     reserved: tuple[Fact, ...] = ()
+    closed: tuple[Fact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

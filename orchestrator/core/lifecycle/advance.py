@@ -86,16 +86,18 @@ def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) ->
     return [_failed(job, stop_failure(left) if left else failure, failed_at, now)]
 
 
-def is_resizing(job: Job) -> bool:
-    """Whether the job was stopped only to restart on another number of ranks."""
-    return isinstance(job.phase, Draining) and job.phase.stop.purpose is StopPurpose.RESIZE
+def is_returning(job: Job) -> bool:
+    """Whether the job was stopped only to restart on another number of ranks, or on other nodes."""
+    return isinstance(job.phase, Draining) and job.phase.stop.purpose.returns
 
 
 def returns(job: Job, now: float) -> bool:
-    """Whether an elastic job holds nothing any more and continues at once, on as many ranks as fit."""
-    if job.elastic is None or job.gang_open or job.succeeded or job.not_before > now:
+    """Whether a job holds nothing any more and continues at once: where it is moved to, or an elastic one on as many ranks as fit."""
+    if job.gang_open or job.succeeded or job.not_before > now:
         return False
-    return isinstance(job.phase, Replacing) or is_resizing(job)
+    if job.stop is not None and job.stop.purpose is StopPurpose.MOVE:
+        return True
+    return job.elastic is not None and (isinstance(job.phase, Replacing) or is_returning(job))
 
 
 def wants_gang(job: Job, now: float) -> bool:
@@ -202,7 +204,7 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
             limit = job.spec.max_duration
             reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
             return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
-        case StopPurpose.PREEMPT | StopPurpose.RESIZE:
+        case StopPurpose.PREEMPT | StopPurpose.RESIZE | StopPurpose.MOVE:
             # What gave its idle GPUs away would take them back at once: it is the older one most often.
             again = now + by.seconds if isinstance(by, ByIdleReclaim) else 0.0
             not_before = max(job.fenced_until, again)

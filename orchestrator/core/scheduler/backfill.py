@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.core.scheduler.durations import Basis, limit_left
 from orchestrator.core.scheduler.placement import give_back, known_shares, place, take
 from orchestrator.core.scheduler.room.timetable import Timetable
-from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +111,7 @@ def ends(holding: Iterable[Job], now: float, run_times: RunTimes) -> list[tuple[
     """When jobs that hold gangs are expected to let go, in order; those of which nothing is known are left out."""
     found = []
     for job in holding:
-        stop = job.stop if job.stop is not None and job.stop.purpose is not StopPurpose.RESIZE else None
+        stop = job.stop if job.stop is not None and not job.stop.purpose.returns else None
         if job.succeeded or stop is not None:
             found.append((now if stop is None else max(now, stop.deadline), job.submission.sequence, job))
         elif (left := run_times.left(job, now)) is not None:

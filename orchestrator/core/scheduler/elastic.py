@@ -18,8 +18,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.requesters import ByShrinking
-from orchestrator.core.lifecycle.advance import is_resizing
-from orchestrator.core.scheduler.placement import capacity, give_back, known_shares, place, share_unknown, take
+from orchestrator.core.lifecycle.advance import is_returning
+from orchestrator.core.scheduler.placement import (
+    capacity,
+    give_back,
+    has_room,
+    known_shares,
+    place,
+    share_unknown,
+    take,
+)
+from orchestrator.core.scheduler.room.holding import places_of
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
@@ -33,8 +42,10 @@ FRESH_SECONDS = 30.0
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
-    """Return where the job goes before any job gets more than it needs; a resized one gets what it had, if possible."""
-    if is_resizing(job):
+    """Return where the job goes before any job gets more than it needs; a resized one gets what it had, if possible, one that moves the place that is kept for it."""
+    if (there := places_of(job)) and has_room(job, there, free, nodes):
+        return there
+    if is_returning(job):
         found = place(job, free, nodes, ranks=_wanted(job))
         if found is not None:
             return found

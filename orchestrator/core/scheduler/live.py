@@ -19,6 +19,7 @@ from orchestrator.core.scheduler.conditions.release import Conditions
 from orchestrator.core.scheduler.lanes import Kind, Lane, Lines, kind_of, lane_of
 from orchestrator.core.scheduler.occupancy import Occupancy
 from orchestrator.core.scheduler.placement import could_ever_fit
+from orchestrator.core.scheduler.room.holding import moves
 from orchestrator.core.scheduler.room.timetable import plain
 from orchestrator.core.states import JobState
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class LiveJobs(MutableMapping[JobId, Job]):
     """Jobs by id. A record is replaced, never changed; terminal ones are kept until they are deleted, and wait for nothing.
 
-    ``active`` may hold a gang, ``elastic`` are active with a number of ranks that may change, ``conditions`` has those that wait for more than room.
+    ``active`` may hold a gang, ``elastic`` are active with a number of ranks that may change, ``moving`` leave their nodes for others, ``conditions`` has those that wait for more than room.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
@@ -40,6 +41,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
         self.active: dict[JobId, Job] = {}
         self.conditions = Conditions()
         self.elastic: dict[JobId, Job] = {}
+        self.moving: dict[JobId, Job] = {}
         self.lines = Lines()
         self.occupancy = Occupancy()
         self._met: set[JobId] = set()
@@ -72,6 +74,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
             self.conditions.count(job, 1)
         _keep(self.active, job, active)
         _keep(self.elastic, job, active and job.elastic is not None)
+        _keep(self.moving, job, active and moves(job))
         self.conditions.changed(job_id)
         self.occupancy.put(job)
         if active:
@@ -82,7 +85,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
     def __delitem__(self, job_id: JobId) -> None:
         self._take_out(job_id)
         del self._jobs[job_id]
-        for kept in (self.active, self.elastic, self._unseen):
+        for kept in (self.active, self.elastic, self.moving, self._unseen):
             kept.pop(job_id, None)
         self.conditions.changed(job_id)
         self.occupancy.drop(job_id)

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from orchestrator.core.scheduler.placement import free_on
-from orchestrator.core.scheduler.room.holding import Holding
+from orchestrator.core.scheduler.placement import free_on, take
+from orchestrator.core.scheduler.room.closed import closed_nodes
+from orchestrator.core.scheduler.room.holding import Holding, places_of
 from orchestrator.core.scheduler.room.topology import topology_of
 from orchestrator.core.scheduler.room.vacancy import Vacancy
-from orchestrator.core.scheduler.use import Account, Amounts, account_of, amounts_of, capacity_of, gang_began
+from orchestrator.core.scheduler.use import (
+    MOST_HALVINGS,
+    Account,
+    Amounts,
+    account_of,
+    amounts_of,
+    capacity_of,
+    gang_began,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-
-_MOST_HALVINGS: Final = 100.0
 
 
 @dataclass(slots=True)
@@ -64,6 +71,7 @@ class Occupancy:
         self._on: dict[str, dict[JobId, Job]] = {}
         self._nodes: Mapping[str, Node] = {}
         self._capacity: tuple[Mapping[str, Node], Amounts] | None = None
+        self._closed: tuple[Mapping[str, Node], Sequence[Node]] | None = None
         self._free = Vacancy()
         self._loose = Vacancy()
         self._changed: set[str] = set()
@@ -106,7 +114,10 @@ class Occupancy:
 
     @contextmanager
     def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
-        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end."""
+        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end.
+
+        What a job moves to is not free while it is leaving its nodes.
+        """
         if nodes is not self._nodes:
             self._changed |= {
                 i for i, node in nodes.items() if (known := self._nodes.get(i)) is not node and known != node
@@ -128,11 +139,18 @@ class Occupancy:
         both = self._free, self._loose
         for vacancy in both:
             vacancy.begin()
+            self._keep_places(vacancy)
         try:
             yield both
         finally:
             for vacancy in both:
                 vacancy.restore()
+
+    def _keep_places(self, free: Vacancy) -> None:
+        for job in self.holding.moving.values():
+            where = places_of(job)
+            if all(node_id in free for node_id in where):
+                take(job, where, free)
 
     def capacity(self, nodes: Mapping[str, Node]) -> Amounts:
         """Return what the nodes have, added up once while they stay the same."""
@@ -140,10 +158,16 @@ class Occupancy:
             self._capacity = nodes, capacity_of(nodes)
         return self._capacity[1]
 
+    def closed(self, nodes: Mapping[str, Node]) -> Sequence[Node]:
+        """Return the nodes that take nothing new, found once while the nodes stay the same."""
+        if self._closed is None or self._closed[0] is not nodes:
+            self._closed = nodes, closed_nodes(nodes.values())
+        return self._closed[1]
+
     def accounts(self, half_life: float, now: float) -> Accounts:
         """Return what each account holds."""
         known = self._accounts
-        if known is None or known.half_life != half_life or now - known.since > _MOST_HALVINGS * half_life:
+        if known is None or known.half_life != half_life or now - known.since > MOST_HALVINGS * half_life:
             known = self._accounts = Accounts(half_life, now)
             for job in self.jobs.values():
                 known.count(job, 1)

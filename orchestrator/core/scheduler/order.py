@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.lanes import Cursor, arrival, kind_of, lane_of, waiting_of
+from orchestrator.core.scheduler.room.holding import moves
 from orchestrator.core.scheduler.service.levels import AGED, level_of, waiting_since, work_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class WaitingOrder:
     """Iterates over waiting jobs. ``shares`` change while it does: the order goes on from what they are then.
 
     ``others`` wait beside those of the ``lines``, which have learned from ``run_times``. ``started`` says when a lane's jobs last started. ``resized`` are the jobs that
-    were stopped only to be resized. They come first, not to lose what they had, and are in no lane.
+    were stopped only to be resized or moved. They come first, not to lose what they had, and are in no lane; those that move before the others.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class WaitingOrder:
         self._passed: set[tuple[Lane, Kind]] = set()
 
     def __iter__(self) -> Iterator[Job]:
-        yield from sorted(self._resized, key=lambda job: (-job.priority, arrival(job)))
+        yield from sorted(self._resized, key=lambda job: (not moves(job), -job.priority, arrival(job)))
         told = set()
         for job in self._overdue():
             told.add(job.id)

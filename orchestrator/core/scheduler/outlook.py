@@ -16,10 +16,13 @@ from orchestrator.core.errors import CoreError
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.backfill import ends
 from orchestrator.core.scheduler.live import LiveJobs
-from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.placement import free_on, place, rank_size
 from orchestrator.core.scheduler.preemption import make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.room.timetable import nodes_at
+from orchestrator.core.scheduler.room.vacancy import Vacancy
+from orchestrator.core.scheduler.rounds.consolidation import consolidate, moving_for
+from orchestrator.core.scheduler.rounds.round import Round
 from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
 from orchestrator.core.scheduler.service.saves import loss
 from orchestrator.core.states import JobState
@@ -27,11 +30,13 @@ from orchestrator.core.states import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from orchestrator.core.facts.moves import Consolidation
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes, TimeLeft
     from orchestrator.core.scheduler.order import Rule
     from orchestrator.core.scheduler.scheduler import State
+    from orchestrator.core.scheduler.shares import Shares
 
 MOST_DECISIONS: Final = 300
 MOST_WAITING: Final = 300
@@ -61,7 +66,7 @@ class Outlook:
 
     ``starts_at`` is None where the queue says nothing of it, or a job of which nothing is known has to end first. ``ahead`` are the
     jobs before it, ``rule`` why the one just before it is. ``holders`` have to end, the first of them first; ``stops`` would be stopped for it
-    if it were the first to find too little free.
+    if it were the first to find too little free, and ``consolidation`` has what would move, or why nothing, where enough is free in pieces.
     """
 
     starts_at: float | None = None
@@ -69,6 +74,7 @@ class Outlook:
     rule: Rule | None = None
     holders: tuple[Holder, ...] = ()
     stops: tuple[Victim, ...] = ()
+    consolidation: Consolidation | None = None
 
 
 def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
@@ -108,6 +114,7 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
         ahead=tuple(one.id for one in waiting[:place]),
         rule=order.rule(waiting[place - 1], job) if place else None,
         stops=tuple(Victim(one, loss(one, now)[0]) for one in (*room.stop, *room.later)),
+        consolidation=_consolidation(job, jobs, state, shares, now),
     )
     if place >= MOST_WAITING:
         return found
@@ -118,6 +125,18 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
         return replace(found, starts_at=play.starts[job_id], holders=tuple(known))
     unknown = [Holder(one, None, None, None) for one in holding if one.id not in play.known and _has_gpus(one)]
     return replace(found, holders=tuple(unknown))
+
+
+def _consolidation(job: Job, jobs: LiveJobs, state: State, shares: Shares, now: float) -> Consolidation | None:
+    run_times = replace(state.past.run_times, reported={})  # a decision does not know what jobs report
+    nodes = nodes_at(state.nodes, now, run_times)
+    if moving_for(job, jobs.occupancy.holding) or place(job, free_on(nodes.values(), jobs.occupancy.holding), nodes):
+        return None
+    round_ = Round(
+        queue=(), holding=jobs.occupancy.holding, free=Vacancy(), nodes=nodes, shares=shares, run_times=run_times
+    )
+    plan = consolidate(job, round_, now)
+    return None if plan is None else plan.fact(nodes)
 
 
 def _has_gpus(job: Job) -> bool:

@@ -51,7 +51,12 @@ def _shape_of(job: Job) -> Shape:
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
     """Return the free resources of every schedulable node, beside open gangs and other users of the cluster."""
-    free = {n.id: Free.of(n) for n in nodes if n.schedulable}
+    return left_on((n for n in nodes if n.schedulable), jobs)
+
+
+def left_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
+    """Return what is left of every node beside open gangs and other users of the cluster, whether it takes something new or not."""
+    free = {n.id: Free.of(n) for n in nodes}
     # Whole GPUs and known shares come first: the others get what Ray would give them beside these, in any order.
     holding = [job for job in jobs if job.gang_open]
     for job in sorted(holding, key=lambda job: (share_unknown(job), -rank_size(job)[1], job.submission.sequence)):
@@ -119,6 +124,12 @@ def place(
 
 def _topology(free: Mapping[str, Free], nodes: Mapping[str, Node]) -> Topology:
     return free.topology if isinstance(free, Vacancy) else topology_of(nodes.values())
+
+
+def has_room(job: Job, placed: Sequence[str], free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool:
+    """Whether ranks of the job fit on these nodes, one for each entry."""
+    room = _room(job, free, nodes).of
+    return all(room.get(node_id, 0) >= ranks for node_id, ranks in Counter(placed).items())
 
 
 def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> int:
@@ -224,6 +235,11 @@ def suits(shape: Shape, node: Node) -> bool:
     if model is None:
         return True
     return any(model.lower() in known.lower() for known in node.gpu_models)
+
+
+def holds_rank(shape: Shape, node: Node) -> bool:
+    """Whether a node suits ranks of a shape, and holds one if nothing else runs there."""
+    return suits(shape, node) and _slots(shape, _empty(node)) > 0
 
 
 def _slots(shape: Shape, left: Free) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.core.scheduler.placement import free_on, place, share_unknown
 from orchestrator.core.scheduler.room.holding import Holding
 from orchestrator.core.scheduler.service.saves import RECORDED, loss, worth_waiting
-from orchestrator.core.states import AttemptState, JobState, StopPurpose
+from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -83,9 +83,9 @@ def _gives_way(job: Job, rule: Reclaim) -> bool:
 
 
 def ends_anyway(job: Job) -> bool:
-    """Whether what the gang holds becomes free without being asked for; a job that is resized takes it again."""
+    """Whether what the gang holds becomes free without being asked for; a job that is resized or moved takes as much again."""
     if job.stop is not None:
-        return job.stop.purpose is not StopPurpose.RESIZE
+        return not job.stop.purpose.returns
     return job.succeeded or job.state.is_terminal
 
 

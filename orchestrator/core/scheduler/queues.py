@@ -20,7 +20,7 @@ class Sharing:
 
     ``user_jobs`` and ``user_gpus`` bound what runs at once; None is no bound. ``time_sharing`` is how many seconds a running job may
     have to repeat when it stops for one that is expected to need less time; None: none stops for that. ``reclaim_idle`` is how many seconds all GPUs of a
-    running job may be idle while others wait; None: for ever.
+    running job may be idle while others wait; None: for ever. ``consolidate``: jobs move to other nodes to make room.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -30,6 +30,7 @@ class Sharing:
     user_gpus: int | None = None
     time_sharing: float | None = None
     reclaim_idle: float | None = None
+    consolidate: bool = False
 
 
 class QueueTree:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+from orchestrator.core.cluster import EPSILON
 from orchestrator.core.scheduler.placement import rank_size
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.shares import Shares
     from orchestrator.spec.queues import QueueSpec
-
-_EPSILON = 1e-9
 
 
 def fair_shares(shares: Shares, waiting: Collection[str]) -> dict[str, float]:
@@ -54,14 +53,14 @@ def _divide(whole: float, queues: Sequence[QueueSpec], shares: Shares, hungry: C
     if promised > whole:  # more was promised than there is
         return {name: amount * whole / promised for name, amount in fair.items()}
     left = whole - promised
-    open_ = [queue for queue in queues if fair[queue.name] < most[queue.name] - _EPSILON]
-    while left > _EPSILON and open_:
+    open_ = [queue for queue in queues if fair[queue.name] < most[queue.name] - EPSILON]
+    while left > EPSILON and open_:
         weights = sum(queue.weight for queue in open_)
         step = min(left / weights, *((most[q.name] - fair[q.name]) / q.weight for q in open_))
         for queue in open_:
             fair[queue.name] += step * queue.weight
         left -= step * weights
-        open_ = [queue for queue in open_ if fair[queue.name] < most[queue.name] - _EPSILON]
+        open_ = [queue for queue in open_ if fair[queue.name] < most[queue.name] - EPSILON]
     return fair
 
 
@@ -116,7 +115,7 @@ class Reclaim:
         if mine is None or its is None:
             return False
         guaranteed = min(self._shares.tree.guaranteed.get(mine.name, 0), self._fair.get(mine.name, 0.0))
-        if self._shares.held_gpus(mine.name) + self._gpus > guaranteed + _EPSILON:
+        if self._shares.held_gpus(mine.name) + self._gpus > guaranteed + EPSILON:
             return False
         left = self._shares.held_gpus(its.name) - taken.get(its.name, 0.0)
-        return left > self._fair.get(its.name, 0.0) + _EPSILON
+        return left > self._fair.get(its.name, 0.0) + EPSILON

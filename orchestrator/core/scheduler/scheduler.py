@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
-    AwaitsRoom,
     BackingOff,
     DoesNotFit,
     NoNodeWithLabels,
     NoRoom,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByGrowth, ByNodeReservation, ByShrinking
-from orchestrator.core.lifecycle.advance import advance, is_resizing, request_stop, wants_gang
-from orchestrator.core.lifecycle.effects import Effect, desired_effect
+from orchestrator.core.facts.requesters import ByGrowth, ByNodeReservation
+from orchestrator.core.lifecycle.advance import advance, is_returning, request_stop, wants_gang
+from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.conditions.held import fail_fast
 from orchestrator.core.scheduler.lanes import kind_of, lane_of
@@ -33,6 +32,7 @@ from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.placement import (
     claim,
     could_ever_fit,
+    holds_rank,
     labels_of,
     missing_nodes,
     rank_size,
@@ -41,8 +41,11 @@ from orchestrator.core.scheduler.placement import (
     take,
 )
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.room.closed import closed_for
 from orchestrator.core.scheduler.room.timetable import Timetable, closed_to, nodes_at
+from orchestrator.core.scheduler.rounds.commands import Commands
 from orchestrator.core.scheduler.rounds.head import Head
+from orchestrator.core.scheduler.rounds.making_room import make_room_for
 from orchestrator.core.scheduler.rounds.round import Round
 from orchestrator.core.scheduler.shares import Shares
 from orchestrator.core.scheduler.skips import Skips
@@ -75,21 +78,6 @@ class State:
     past: PastUse = field(default_factory=PastUse)
     failed_fast: Mapping[str, JobId] = field(default_factory=dict)
     idle: Mapping[JobId, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True, kw_only=True)
-class Commands:
-    """Events to write, effects that the records want, when to ask again, and why jobs wait."""
-
-    events: list[ev.Event] = field(default_factory=list)
-    effects: list[Effect] = field(default_factory=list)
-    wake_at: float | None = None
-    waiting: Reasons = field(default_factory=Reasons)
-
-    def ask_again(self, at: float | None) -> None:
-        """Ask again no later than ``at``."""
-        if at is not None and (self.wake_at is None or at < self.wake_at):
-            self.wake_at = at
 
 
 def decide(state: State, now: float) -> Commands:
@@ -157,6 +145,7 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
             run_times=state.past.run_times,
             loose=loose if limited else None,
             idle=state.idle,
+            closed=jobs.occupancy.closed(nodes),
         )
         schedule(round_, now, commands)
         commands.ask_again(queue.next_overdue())
@@ -178,9 +167,9 @@ def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> 
 
 def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
     """``released`` are jobs beside the lines that may be considered."""
-    returning = [job for job in jobs.elastic.values() if wants_gang(job, now)]
-    others = [*released, *(job for job in returning if not is_resizing(job))]
-    resized = [job for job in returning if is_resizing(job)]
+    returning = [job for job in {**jobs.elastic, **jobs.moving}.values() if wants_gang(job, now)]
+    others = [*released, *(job for job in returning if not is_returning(job))]
+    resized = [job for job in returning if is_returning(job)]
     run_times = state.past.run_times
     jobs.lines.learn(run_times)
     return WaitingOrder(
@@ -239,33 +228,7 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         )
     commands.ask_again(ahead.ask_again_at())
     if not commands.events:
-        _preempt(ahead, now, commands)
-
-
-def _preempt(ahead: Head, now: float, commands: Commands) -> None:
-    """Have jobs stopped for one that finds too little free, once nothing else changes."""
-    under_way, smaller = ahead.shrinks()
-    if ahead.job is not None and (under_way or smaller):
-        head = ahead.job.id
-        for other, ranks in smaller:
-            shrinks = ByShrinking(job=head, ranks=ranks, instead_of=other.num_workers)
-            commands.events.extend(request_stop(other, StopPurpose.RESIZE, shrinks, now))
-        commands.waiting[head] = AwaitsRoom(jobs=tuple(one.id for one in under_way or [job for job, _ in smaller]))
-        return
-    if ahead.job is not None and (idle := ahead.idle()) is not None:
-        commands.ask_again(idle.ask_again_at)
-        if idle.events:
-            commands.events += idle.events
-            commands.waiting[ahead.job.id] = AwaitsRoom(jobs=idle.jobs)
-            return
-    job, room, by = ahead.stops()
-    commands.ask_again(room.ask_again_at)
-    if job is None or by is None:
-        return
-    for other in room.stop:
-        commands.events.extend(request_stop(other, StopPurpose.PREEMPT, by, now))
-    if stopping := room.stop or room.stopping:
-        commands.waiting[job.id] = AwaitsRoom(jobs=tuple(other.id for other in stopping))
+        make_room_for(ahead, now, commands)
 
 
 def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, commands: Commands) -> tuple[str, ...] | None:
@@ -299,7 +262,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
     found = ahead.backfilled(job)
     if found is not None:
         return found
-    reason = commands.waiting[job.id] = _why_waiting(job, skips, nodes, closed)
+    reason = commands.waiting[job.id] = _why_waiting(job, skips, round_, closed)
     ahead.falls_short(job)
     keeps = full or ahead.claims(job)
     if keeps and not full:
@@ -353,7 +316,8 @@ def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
     return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
 
 
-def _why_waiting(job: Job, skips: Skips, nodes: Mapping[str, Node], closed: frozenset[str]) -> NotEnoughFree:
+def _why_waiting(job: Job, skips: Skips, round_: Round, closed: frozenset[str]) -> NotEnoughFree:
+    shape = shape_of(job)
     gpus, cpus = _demand(job)
     free_gpus, free_cpus = skips.sums(
         whole=rank_size(job)[1] >= 1
@@ -364,7 +328,8 @@ def _why_waiting(job: Job, skips: Skips, nodes: Mapping[str, Node], closed: froz
         free_gpus=free_gpus,
         free_cpus=free_cpus,
         labels=labels_of(job),
-        reserved=reserved_for(job, nodes, closed) if closed else (),
+        reserved=reserved_for(job, round_.nodes, closed) if closed else (),
+        closed=closed_for(round_.closed, round_.holding.stopping.values(), lambda node: holds_rank(shape, node)),
     )
 
 

@@ -15,10 +15,11 @@ from collections import defaultdict
 from math import floor, log
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.cluster import EPSILON
 from orchestrator.core.facts.reasons import QueueAtMaximum, UserAtLimit
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.core.scheduler.queues import QueueTree
-from orchestrator.core.scheduler.use import Amounts, amounts_of, capacity_of, gang_began
+from orchestrator.core.scheduler.use import MOST_HALVINGS, Amounts, amounts_of, capacity_of, gang_began
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.queues import Sharing
     from orchestrator.core.scheduler.use import PastUse
 
-_EPSILON: Final = 1e-9
 _DIGITS: Final = 9
 """Shares that differ by less are equal: the noise of sums must not decide before the order of arrival does."""
-_MOST_HALVINGS: Final = 100.0
 PathKey = tuple[tuple[bool, float], ...]
 
 
@@ -123,7 +122,7 @@ class Shares:
         self._now = now
         halvings = (now - self._since) / self.sharing.half_life
         self._fade = 0.5**halvings
-        if halvings > _MOST_HALVINGS:  # before the numbers of q become too large
+        if halvings > MOST_HALVINGS:  # before the numbers of q become too large
             for balance in (*self._queues.values(), *self._users.values()):
                 balance.mean = [mean * self._fade for mean in balance.mean]
             self._since, self._fade = now, 1.0
@@ -150,13 +149,13 @@ class Shares:
         gpus = rank_size(job)[1] * job.size.least
         for queue in self.tree.path(self.tree.queue_of(job)):
             held = self.held_gpus(queue.name)
-            if gpus > 0 and queue.maximum is not None and held + gpus > queue.maximum + _EPSILON:
+            if gpus > 0 and queue.maximum is not None and held + gpus > queue.maximum + EPSILON:
                 return QueueAtMaximum(queue=queue.name, maximum=queue.maximum, used=held, gpus=gpus)
         user, sharing = job.submission.user, self.sharing
         if sharing.user_jobs is not None and self._user_jobs[user] >= sharing.user_jobs:
             return UserAtLimit(user=user, limit=sharing.user_jobs, used=self._user_jobs[user], gpus=0.0)
         used = self._user_gpus[user]
-        if gpus > 0 and sharing.user_gpus is not None and used + gpus > sharing.user_gpus + _EPSILON:
+        if gpus > 0 and sharing.user_gpus is not None and used + gpus > sharing.user_gpus + EPSILON:
             return UserAtLimit(user=user, limit=sharing.user_gpus, used=used, gpus=gpus)
         return None
 
@@ -173,7 +172,7 @@ class Shares:
         if self.sharing.user_gpus is not None:
             room.append(self.sharing.user_gpus - self._user_gpus[job.submission.user])
         has = len(job.nodes) or job.size.least
-        return min([job.size.most, *(has + max(0, floor(left / gpus + _EPSILON)) for left in room)])
+        return min([job.size.most, *(has + max(0, floor(left / gpus + EPSILON)) for left in room)])
 
     def held_gpus(self, queue: str) -> float:
         """GPUs that jobs of a queue hold, those of the queues below it included."""
@@ -192,7 +191,7 @@ class Shares:
         """The place of a queue: at each level, those under their guarantee first, then the smallest share by weight."""
         return tuple(
             (
-                self.held_gpus(q.name) >= self.tree.guaranteed.get(q.name, 0) - _EPSILON,
+                self.held_gpus(q.name) >= self.tree.guaranteed.get(q.name, 0) - EPSILON,
                 self.queue_share(q.name) / q.weight,
             )
             for q in self.tree.path(queue)

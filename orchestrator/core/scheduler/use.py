@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import log
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core import events as ev
 from orchestrator.core.scheduler.durations import RunTimeHistory, RunTimes
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.attempt import Attempt
     from orchestrator.core.job.record import Job
+
+MOST_HALVINGS: Final = 100.0
+"""Use is counted from a new time after so many half-lives, before weights become too large."""
 
 
 class Amounts(NamedTuple):

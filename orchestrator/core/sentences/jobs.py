@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts import notes, reasons, requesters
+from orchestrator.core.facts.nodes import Closure, NodeClosed
 from orchestrator.core.sentences.base import plural, sentence
 from orchestrator.core.states import EndCondition, StopPurpose
+
+if TYPE_CHECKING:
+    from orchestrator.core.facts.fact import Fact
 
 RAYLET_SILENT: Final = "its raylet does not answer; Ray has not declared it dead yet"
 
@@ -42,6 +46,7 @@ _STOPS: Final = {
     StopPurpose.PREEMPT: "making room ({by})",
     StopPurpose.TIMEOUT: "exceeded max_duration",
     StopPurpose.RESIZE: "stopped by {by}",
+    StopPurpose.MOVE: "moving {by}",
 }
 
 
@@ -152,7 +157,26 @@ def _(fact: reasons.NotEnoughFree) -> str:
     where = f" on nodes with {', '.join(fact.labels)}" if fact.labels else ""
     everywhere = " on all nodes" if fact.labels else ""
     kept = "".join(f"; {sentence(each)}" for each in fact.reserved)
-    return f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}{kept}"
+    return (
+        f"waiting for {_demand(fact.gpus, fact.cpus)}{where}; free now{everywhere}: {free}{_closed(fact.closed)}{kept}"
+    )
+
+
+def _closed(nodes: tuple[Fact, ...]) -> str:
+    """Nodes that would suit and take nothing new, those of one state together."""
+    by_state: dict[Closure, list[str]] = {}
+    for each in nodes:
+        if isinstance(each, NodeClosed):
+            by_state.setdefault(each.state, []).append(each.node)
+    return "".join(
+        f"; {'node' if len(names) == 1 else 'nodes'} {', '.join(names)} {'is' if len(names) == 1 else 'are'} {state.value}"
+        for state, names in by_state.items()
+    )
+
+
+@sentence.register
+def _(fact: NodeClosed) -> str:
+    return f"node {fact.node} is {fact.state.value}"
 
 
 @sentence.register

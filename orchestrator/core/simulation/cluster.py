@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import floor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from orchestrator.core.cluster import Free
+from orchestrator.core.cluster import EPSILON, Free
 from orchestrator.core.scheduler.placement import give_back, take
 from orchestrator.core.scheduler.room.holding import Holding
 from orchestrator.core.scheduler.room.vacancy import Vacancy
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.simulation.trace import TraceJob
-
-_EPSILON: Final = 1e-9
 
 
 @dataclass(slots=True)
@@ -35,12 +33,13 @@ class Live:
     shares: tuple[str | None, ...] = ()
     starts: int = 0
     preemptions: int = 0
+    moves: int = 0
     lost: float = 0.0
 
 
 def kept_seconds(seconds: float, every: float) -> float:
     """Return the part of an attempt that its newest checkpoint covers."""
-    return floor(seconds / every + _EPSILON) * every
+    return floor(seconds / every + EPSILON) * every
 
 
 class RunningJobs:
@@ -76,7 +75,7 @@ class RunningJobs:
         while self._ends and self._ends[0][0] <= now:
             _, job_id, starts = heappop(self._ends)
             live = self._live.get(job_id)
-            if live is not None and live.starts == starts:  # else it was preempted since
+            if live is not None and live.starts == starts:  # else it was preempted or moved since
                 return live
         return None
 
@@ -109,7 +108,7 @@ class Cluster:
     @property
     def full(self) -> bool:
         """Return whether no GPU is idle."""
-        return self.busy >= self.gpus - _EPSILON
+        return self.busy >= self.gpus - EPSILON
 
     def take(self, job: Job, placed: Sequence[str], gpus: float) -> tuple[str | None, ...]:
         """Place a gang; a share of a GPU is taken where it leaves the least."""
@@ -133,11 +132,11 @@ class Cluster:
         self.busy -= gpus * len(job.nodes)
 
     def _fullest(self, node_id: str, gpus: float) -> str | None:
-        fitting = {name: left for name, left in self.free[node_id].shares.items() if left >= gpus - _EPSILON}
+        fitting = {name: left for name, left in self.free[node_id].shares.items() if left >= gpus - EPSILON}
         return min(fitting, key=fitting.__getitem__, default=None)
 
     def _count(self, placed: Sequence[str], sign: int) -> None:
         for node_id in placed if len(placed) == 1 else set(placed):
             left = self.free[node_id].gpus
-            if left < self.nodes[node_id].gpus - _EPSILON:
+            if left < self.nodes[node_id].gpus - EPSILON:
                 self.pieces += sign * left

@@ -1,7 +1,7 @@
 """Discrete events: jobs arrive and end, and after each the production scheduler decides (``scheduler.schedule``).
 
 Free resources and the order of the queue are kept from event to event, so an event costs what it touches and one round
-of placing. Starts take no time, and a preempted job continues from its last checkpoint; checkpoints are
+of placing. Starts take no time, and a preempted or moved job continues from its last checkpoint; checkpoints are
 ``checkpoint_seconds`` apart.
 """
 
@@ -14,12 +14,14 @@ from orchestrator.core import events as ev
 from orchestrator.core.scheduler.live import LiveJobs, Reasons
 from orchestrator.core.scheduler.placement import could_ever_fit
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.scheduler.room.holding import places_of
 from orchestrator.core.scheduler.rounds.round import Round
 from orchestrator.core.scheduler.scheduler import Commands, schedule
 from orchestrator.core.simulation.cluster import Cluster, Live, RunningJobs
 from orchestrator.core.simulation.lines import Waiting
-from orchestrator.core.simulation.records import preempted_record, spec_of, started_record, submitted_record
+from orchestrator.core.simulation.records import spec_of, started_record, stopped_record, submitted_record
 from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob, Usage
+from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +51,11 @@ class Simulation:
         self._trace = sorted(trace, key=lambda job: job.at)
         if policy.time_sharing is not None:
             sharing = replace(sharing, time_sharing=policy.time_sharing)
+        if policy.consolidate:
+            sharing = replace(sharing, consolidate=True)
         several = len({job.priority for job in trace}) > 1
         self._preempts = several or bool(sharing.queues) or sharing.time_sharing is not None
+        self._stops = self._preempts or sharing.consolidate
         self._lines = Waiting(policy, sharing, nodes, self._trace[0].at if self._trace else 0.0)
         self._cluster = Cluster(nodes)
         self._running = RunningJobs(checkpoint_seconds)
@@ -109,20 +114,34 @@ class Simulation:
         del self._live[live.record.id]
         assert live.started_at is not None
         self._ran.append(
-            Ran(job=live.job, started_at=live.started_at, ended_at=now, preemptions=live.preemptions, lost=live.lost)
+            Ran(
+                job=live.job,
+                started_at=live.started_at,
+                ended_at=now,
+                preemptions=live.preemptions,
+                moves=live.moves,
+                lost=live.lost,
+            )
         )
 
     def _decide(self, now: float) -> None:
         self._wake_at = None
         while len(self._lines) and (self._preempts or not self._cluster.full):
             commands = self._round(now)
+            moved: list[Live] = []
             for event in commands.events:
+                live = self._live[event.job_id]
                 if isinstance(event, ev.AttemptStarted):
-                    self._start(self._live[event.job_id], event, now)
+                    self._start(live, event, now)
+                elif isinstance(event, ev.StopRequested) and event.purpose is StopPurpose.MOVE:
+                    self._leave(live, event, now)
+                    moved.append(live)
                 elif isinstance(event, ev.StopRequested):
-                    self._preempt(self._live[event.job_id], event, now)
+                    self._preempt(live, event, now)
+            for live in moved:
+                self._arrive_there(live, now)
             if not commands.events:
-                if self._preempts and commands.wake_at is not None and commands.wake_at > now:
+                if self._stops and commands.wake_at is not None and commands.wake_at > now:
                     self._wake_at = commands.wake_at
                 return
 
@@ -148,21 +167,46 @@ class Simulation:
 
     def _start(self, live: Live, event: ev.AttemptStarted, now: float) -> None:
         self._lines.remove(live.record, live.left)
-        live.shares = self._cluster.take(live.record, event.nodes, live.job.gpus)
         self._lines.started(live.record, now)
+        self._begin(live, event, now)
+
+    def _begin(self, live: Live, event: ev.AttemptStarted, now: float) -> None:
+        live.shares = self._cluster.take(live.record, event.nodes, live.job.gpus)
         live.record = started_record(live.record, event, live.shares)
         self._running.start(live, now)
 
     def _preempt(self, live: Live, event: ev.StopRequested, now: float) -> None:
+        live.preemptions += 1
+        self._lines.ended(live.record, now)
+        self._stop(live, event, now)
+        self._lines.add(live.record, live.left)
+
+    def _leave(self, live: Live, event: ev.StopRequested, now: float) -> None:
+        live.moves += 1
+        self._stop(live, event, now)
+
+    def _arrive_there(self, live: Live, now: float) -> None:
+        """A job that moves continues at once on the nodes that were kept for it."""
+        job = live.record
+        self._begin(
+            live,
+            ev.AttemptStarted(
+                job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=places_of(job)
+            ),
+            now,
+        )
+
+    def _stop(self, live: Live, event: ev.StopRequested, now: float) -> None:
         kept = self._running.kept(live, now)
         live.left -= kept
         live.lost += (now - live.since - kept) * live.job.all_gpus
-        live.preemptions += 1
-        self._release(live, now)
-        live.record = preempted_record(live.record, event)
-        self._lines.add(live.record, live.left)
+        self._vacate(live)
+        live.record = stopped_record(live.record, event)
 
     def _release(self, live: Live, now: float) -> None:
         self._lines.ended(live.record, now)
+        self._vacate(live)
+
+    def _vacate(self, live: Live) -> None:
         self._cluster.give_back(live.record, live.shares, live.job.gpus)
         self._running.drop(live)

@@ -19,7 +19,7 @@ Order = tuple[float, float]
 class Policy:
     """A name, the order of the queue from a job's record and its seconds left, and whether only the first job is offered.
 
-    Without an ``order`` it is the daemon's, with its shares of queues and users, and with ``time_sharing`` where that is set.
+    Without an ``order`` it is the daemon's, with its shares of queues and users, and with ``time_sharing`` and ``consolidate`` where these are set.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Policy:
     order: Callable[[Job, float], Order] | None
     first_only: bool = False
     time_sharing: float | None = None
+    consolidate: bool = False
 
 
 def _arrival(job: Job, _left: float) -> Order:
@@ -49,6 +50,7 @@ POLICIES: Final = {
         Policy(name="shortest", summary="the shortest first, durations known", order=_shortest),
         Policy(name="smallest", summary="the least GPU time first, durations known", order=_smallest),
         Policy(name="orch-shared", summary="as it decides with ORCH_TIME_SHARING=1m", order=None, time_sharing=60.0),
+        Policy(name="orch-moves", summary="as it decides with ORCH_CONSOLIDATE=yes", order=None, consolidate=True),
     )
 }
 BOUND: Final = "srtf"

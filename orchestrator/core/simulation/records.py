@@ -92,8 +92,8 @@ def started_record(job: Job, event: ev.AttemptStarted, shares: Sequence[str | No
     )
 
 
-def preempted_record(job: Job, event: ev.StopRequested) -> Job:
-    """Return the record of a job that stops at once and waits again."""
+def stopped_record(job: Job, event: ev.StopRequested) -> Job:
+    """Return the record of a job that stops at once, and waits again or moves."""
     now = event.at
     record = fold(job, event)
     record = fold(record, ev.AttemptGone(job_id=record.id, at=now, attempt=record.attempt_number))

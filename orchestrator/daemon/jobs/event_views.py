@@ -11,6 +11,7 @@ from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.sentences.base import plural
+from orchestrator.core.states import StopPurpose
 from orchestrator.core.stored.job_record import event_body
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             n = body["steps_lost"]
             lost = f", {n} step{'s' if n > 1 else ''} done again" if n else ""
             return f"first new step {body['step']}{lost}"
+        case "stop_requested" if body["purpose"] == StopPurpose.MOVE.value:
+            return f"moves {body['by']}"
         case "stop_requested":
             return f"{body['purpose']} asked for by {body['by']}"
         case "job_finished":

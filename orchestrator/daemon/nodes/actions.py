@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeError
+from orchestrator.api.queue_views import MOST_LABELS
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.requesters import ByNodeDrain
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
 
-MOST_LABELS: Final = 64
 MOST_RESERVATIONS: Final = 100
 STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCORDON: "READY"}
 
@@ -88,7 +88,8 @@ class NodeActions:
             said = self._label(node, change)
         await self._save(f"the change of {node.name}")
         self._nodes.mark_again()
-        state = node_state(nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id])
+        there = nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id]
+        state = node_state(there, self._loop.jobs.begun.values())
         return v.NodeActionReply(node=node.name, state=state, message=said)
 
     def _label(self, node: Node, change: NodeChange) -> str:

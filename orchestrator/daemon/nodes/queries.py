@@ -52,7 +52,6 @@ class NodeQueries:
                 node,
                 self._nodes.reports.get(node.id),
                 self._loop.jobs.begun.values(),
-                self._loop.nodes,
                 lost=self._nodes.lost_gpus.get(node.id, ()),
                 conditions=conditions,
             )

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.api import views as v
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gpus import GpuState
-from orchestrator.core.scheduler.placement import free_on
+from orchestrator.core.facts.nodes import Closure
+from orchestrator.core.scheduler.placement import left_on
+from orchestrator.core.scheduler.room.closed import closure_of
 from orchestrator.core.sentences import sentence
 from orchestrator.core.sentences.jobs import RAYLET_SILENT
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.facts.gpus import GpuCondition
@@ -25,14 +27,13 @@ def node_view(
     node: Node,
     report: NodeReport | None,
     jobs: Collection[Job],
-    nodes: Mapping[str, Node],
     *,
     lost: Collection[NodeGpu] = (),
     conditions: Mapping[str, GpuCondition] | None = None,
 ) -> v.NodeView:
     """Return the view of one node. ``lost`` are GPUs that it had; ``conditions`` are those of its GPUs, by UUID."""
     known = conditions or {}
-    free = free_on(nodes.values(), jobs).get(node.id)
+    free = left_on((node,), jobs)[node.id] if node.alive else None
     held = {
         uuid: (job.id, seat.rank)
         for job in jobs
@@ -54,7 +55,7 @@ def node_view(
     return v.NodeView(
         id=node.id,
         name=node.name,
-        state=node_state(node),
+        state=node_state(node, jobs),
         reason=_reason(node, report),
         fact=fact_to_dict(node.quarantined) if node.quarantined else None,
         cpus_total=node.cpus,
@@ -86,15 +87,17 @@ def _health(condition: GpuCondition | None) -> dict[str, Any]:
     }
 
 
-def node_state(node: Node) -> str:
-    """Return the state of a node as users see it."""
-    if not (node.alive and node.reachable):
-        return "UNREACHABLE"
-    if node.cordoned:
-        return "CORDONED"
-    if node.reserved is not None:
-        return "RESERVED"
-    return "QUARANTINED" if node.quarantined else "READY"
+def node_state(node: Node, jobs: Iterable[Job]) -> str:
+    """Return the state of a node as users see it; ``jobs`` are those of which some may be moving away."""
+    match closure_of(node, jobs):
+        case Closure.DOWN | Closure.UNREACHABLE:
+            return "UNREACHABLE"
+        case Closure.CORDONED | Closure.DRAINING as closure:
+            return closure.name
+        case closure if node.reserved is not None:
+            return "RESERVED"
+        case closure:
+            return "READY" if closure is None else closure.name
 
 
 def _reason(node: Node, report: NodeReport | None) -> str:

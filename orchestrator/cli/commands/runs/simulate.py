@@ -36,7 +36,7 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="P",
-            help="orch (the daemon's), orch-shared, fifo, shortest, smallest, las, tiresias or srtf.",
+            help="orch (the daemon's), orch-shared, orch-moves, fifo, shortest, smallest, las, tiresias or srtf.",
         ),
     ] = "orch",
     compare: Annotated[str, typer.Option("--compare", metavar="P,P", help="More policies, side by side.")] = "",
@@ -69,7 +69,7 @@ def simulate(
 ) -> int:
     """Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness.
 
-    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m. fifo: by arrival, nothing overtakes.
+    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m, orch-moves with ORCH_CONSOLIDATE=yes. fifo: by arrival, nothing overtakes.
     shortest and smallest know durations and order the queue by them. las and tiresias go by attained service, srtf by remaining time,
     and have what no scheduler has: preemption free, GPUs without nodes.
     """

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from orchestrator.core.facts.moves import ByConsolidation
 from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
@@ -20,12 +21,24 @@ def stops_for_another(job: Job) -> bool:
     return job.stop is not None and job.stop.purpose is StopPurpose.PREEMPT
 
 
+def moves(job: Job) -> bool:
+    """Whether the job leaves its nodes for others."""
+    return job.stop is not None and job.stop.purpose is StopPurpose.MOVE
+
+
+def places_of(job: Job) -> tuple[str, ...]:
+    """Return the nodes that a job moves to, one for each rank; nothing for one that does not move."""
+    by = job.stop.by if job.stop is not None and moves(job) else None
+    return by.nodes if isinstance(by, ByConsolidation) else ()
+
+
 class Holding(Collection["Job"]):
-    """Jobs by id, those among them that stop for others, those that are elastic, and how many there are of each queue and priority."""
+    """Jobs by id, those among them that stop for others, that move, that are elastic, and how many there are of each queue and priority."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_id: dict[JobId, Job] = {}
         self.stopping: dict[JobId, Job] = {}
+        self.moving: dict[JobId, Job] = {}
         self.elastic: dict[JobId, Job] = {}
         self.ranks: Counter[tuple[str, int]] = Counter()
         for job in jobs:
@@ -50,10 +63,12 @@ class Holding(Collection["Job"]):
         self.by_id[job.id] = job
         if job.elastic is not None:
             self.elastic[job.id] = job
+        self.stopping.pop(job.id, None)
+        self.moving.pop(job.id, None)
         if stops_for_another(job):
             self.stopping[job.id] = job
-        else:
-            self.stopping.pop(job.id, None)
+        elif moves(job):
+            self.moving[job.id] = job
 
     def drop(self, job_id: JobId) -> Job | None:
         """Remove a job; return its record."""
@@ -61,6 +76,7 @@ class Holding(Collection["Job"]):
         if job is not None:
             self._count(job, -1)
             self.stopping.pop(job_id, None)
+            self.moving.pop(job_id, None)
             self.elastic.pop(job_id, None)
         return job
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.core.facts.moves import ByConsolidation
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByPreemption, ByTimeSharing
 from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
 from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
+from orchestrator.core.scheduler.rounds.consolidation import Plan, consolidate, moving_for
 from orchestrator.core.scheduler.rounds.idle import Reclaimed, reclaim_idle
 from orchestrator.core.scheduler.rounds.shrinking import shrink, shrinking_for
 from orchestrator.core.scheduler.rounds.time_sharing import share_time
@@ -25,6 +27,8 @@ CLAIMS_AFTER: Final = 10.0
 MOST_SHORT: Final = 32
 """So many jobs that found too little are considered for time sharing in a round."""
 
+_NOT_ASKED: Final = Plan()
+
 
 class Head:
     """The first job of a round that finds too little free (``job``), and with time sharing others behind it.
@@ -39,6 +43,8 @@ class Head:
         self._short: list[Job] = []
         self._round = round_
         self._now = now
+        self.nodes = round_.nodes
+        self._plan: Plan | None = _NOT_ASKED
         self._backfill = None if round_.loose is None else Backfill(round_.loose, round_.nodes)
         self._shared = round_.shares.sharing.time_sharing is not None
         self._served = _served(round_) if self._shared else set()
@@ -80,6 +86,17 @@ class Head:
             return None
         return reclaim_idle(head, round_.holding, round_.idle, round_.nodes, self._now, round_.shares.sharing)
 
+    def moving(self) -> tuple[Job, ...]:
+        """The jobs that are leaving their nodes for the first one."""
+        return () if self.job is None else moving_for(self.job, self._round.holding)
+
+    def moves(self) -> Plan | None:
+        """The jobs that move for the first one, or why none does; None where that would be of no use, or is off."""
+        if self._plan is _NOT_ASKED:
+            on = self.job is not None and self._round.shares.sharing.consolidate
+            self._plan = consolidate(self.job, self._round, self._now) if on and self.job is not None else None
+        return self._plan
+
     def stops(self) -> tuple[Job | None, Room, Fact | None]:
         """Who stops, for which job, and why: for the first one, else for one that is expected to need less time."""
         head = self.job
@@ -108,8 +125,11 @@ class Head:
 
     def _reservation(self, free: Vacancy) -> Reservation | None:
         room, round_ = self.room(), self._round
-        if self.job is None or room.stop or room.stopping:
+        if self.job is None or room.stop or room.stopping or self.moving():
             return None
+        plan = self.moves()
+        if plan is not None and plan.under_way:
+            return None if plan.wait_until is None else Reservation(plan.wait_until)
         found = reservation(self.job, round_.holding, free, round_.nodes, self._now, round_.run_times)
         due = room.ask_again_at
         return Reservation(due) if due is not None and (found is None or due < found.at) else found
@@ -117,5 +137,6 @@ class Head:
 
 def _served(round_: Round) -> set[str]:
     """The jobs for which others are stopping."""
-    by = (job.stop.by for job in round_.holding.stopping.values() if job.stop is not None)
-    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing | ByIdleReclaim)}
+    leaving = (*round_.holding.stopping.values(), *round_.holding.moving.values())
+    by = (job.stop.by for job in leaving if job.stop is not None)
+    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing | ByIdleReclaim | ByConsolidation)}

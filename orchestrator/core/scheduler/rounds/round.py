@@ -10,7 +10,7 @@ from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.service.saves import RECORDED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.ids import JobId
@@ -30,7 +30,7 @@ class Round:
     ``free`` is what is left when the round is over, ``loose`` the same without what it claims: given where jobs may be
     among those that wait that have a ``max_duration``. ``brief``: reasons are wanted only of the first jobs that wait, so
     the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
-    those of jobs that have ended. ``saves`` says when running jobs save, ``idle`` since when all GPUs of running jobs are idle.
+    those of jobs that have ended. ``saves`` says when running jobs save, ``idle`` since when all GPUs of running jobs are idle. ``closed`` are nodes that take nothing new.
     """
 
     queue: Iterable[Job]
@@ -45,3 +45,4 @@ class Round:
     loose: Vacancy | None = None
     saves: Saves = RECORDED
     idle: Mapping[JobId, float] = field(default_factory=dict)
+    closed: Sequence[Node] = ()

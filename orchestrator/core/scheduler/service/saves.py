@@ -62,6 +62,22 @@ def loss(job: Job, now: float, saves: Saves = RECORDED) -> tuple[float, float, i
     return job.num_workers * gpus * seconds, job.num_workers * cpus * seconds, -job.submission.sequence
 
 
+def restart_seconds(job: Job) -> float:
+    """Return the seconds that a job's last start took: to its first step, or until its ranks were up where no step is known."""
+    attempt = job.attempt
+    if attempt is None:
+        return 0.0
+    up = attempt.running_at if attempt.first_step_at is None else attempt.first_step_at
+    return 0.0 if up is None else max(0.0, up - attempt.started_at)
+
+
+def move_loss(job: Job, now: float, saves: Saves = RECORDED) -> tuple[float, float, int]:
+    """Return what a move to other nodes costs at most: as ``loss``, and with the time of a start."""
+    seconds = unsaved_seconds(job, now, saves) + restart_seconds(job)
+    cpus, gpus, _ = rank_size(job)
+    return job.num_workers * gpus * seconds, job.num_workers * cpus * seconds, -job.submission.sequence
+
+
 def worth_waiting(job: Job, now: float, saves: Saves = RECORDED) -> float | None:
     """Return when the job will have saved, where a stop shall wait for that: soon, and sooner than it has gone without."""
     at = saves.next_at(job, now)

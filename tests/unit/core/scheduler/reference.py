@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node, NodeReservation
+from orchestrator.core.facts.moves import AwaitsMoves, ByConsolidation
+from orchestrator.core.facts.nodes import Closure, NodeClosed
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
     AwaitsRoom,
@@ -46,7 +48,7 @@ from tests.unit.core.builders import (
     running,
     stop,
 )
-from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of
+from tests.unit.core.scheduler.reference_sharing import NAMES, NOW, Policy, need, random_policy, ranks_of, waits_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,6 +88,7 @@ class Answer:
     waiting: dict[str, Fact]
     closing: set[str] = field(default_factory=set)
     reclaimed: list[str] = field(default_factory=list)
+    moves: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     backfilled: int = 0
 
 
@@ -141,6 +144,16 @@ def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[F
             seconds = expected(job, policy, NOW)
             found.append(NodeReserved(node=one.name, start=first.start, end=first.end, seconds=seconds, begun=begun))
     return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
+
+
+def closed_for(job: Job, known: Mapping[str, Node]) -> tuple[Fact, ...]:
+    """The nodes that are down or cordoned and would suit it."""
+    found = []
+    for one in known.values():
+        whole = Left(one.cpus, one.gpus, one.memory_bytes)
+        if (one.cordoned or not one.alive) and suits(job, one) and whole.holds(job):
+            found.append(NodeClosed(node=one.name, state=Closure.CORDONED if one.alive else Closure.DOWN))
+    return tuple(found)
 
 
 def suits(job: Job, one: Node) -> bool:
@@ -321,6 +334,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
                 free_cpus=free[1],
                 labels=labels,
                 reserved=reserved_for(job, known, policy),
+                closed=closed_for(job, known),
             )
             if shape in full or claim(job, may, known):
                 full.add(shape)
@@ -357,7 +371,9 @@ def _backfills(
         trial = Answer([], [], {})
         queues = {one.spec.queue for one in waiting}
         _preempt(short[:1], holding, known, trial, policy, queues, [*holding, *placed])
-        until.append(None if trial.stops else _reserved(short[0], holding, found.starts, placed, known, policy))
+        until.append(
+            None if trial.stops or trial.moves else _reserved(short[0], holding, found.starts, placed, known, policy)
+        )
     assert job.spec.max_duration is not None
     began = NOW if job.started_at is None else job.started_at
     ends = max(NOW, began + job.spec.max_duration.total_seconds())
@@ -422,6 +438,10 @@ def _preempt(
             found.reclaimed = [one.id for one in reclaimed]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(found.reclaimed))
             return
+        if moved := moves(job, holding, known, policy):
+            found.moves = moved
+            found.waiting[job.id] = AwaitsMoves(jobs=tuple(job_id for job_id, _ in moved))
+            return
         chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
         for one in chosen[-2::-1]:
             fewer = [other for other in chosen if other is not one]
@@ -429,6 +449,90 @@ def _preempt(
         if chosen and not fits([]):
             found.stops = [one.id for one in chosen]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(one.id for one in chosen))
+
+
+def moves(
+    head: Job, holding: Sequence[Job], known: Mapping[str, Node], policy: Policy
+) -> list[tuple[str, tuple[str, ...]]]:
+    """The jobs that move so that the head fits, and where to, if they lose less than it gains.
+
+    Node by node: each job leaves, the cheapest first, for a place that is free now, until the head has more room; the node that costs
+    the least is the one. Then those stay that need not move.
+    """
+    free = all_left(known, holding)
+    gpus = need(head)[1] * ranks_of(head)
+    if not policy.sharing.consolidate or not gpus or gpus > sum(max(0.0, there.gpus) for there in free.values()):
+        return []
+    if place(head, usable(head, free, known, policy), known) is not None:
+        return []
+    able = [job for job in holding if _moves(job, head, policy) and all(i in free for i in job.nodes)]
+    wanted = ranks_of(head)
+    step = wanted if head.spec.resources.placement_strategy == "STRICT_PACK" else 1
+    chosen: list[tuple[Job, tuple[str, ...]]] = []
+    cleared: list[str] = []
+
+    def room(gone: Sequence[tuple[Job, tuple[str, ...]]]) -> int:
+        after = all_left(known, [job for job in holding if job not in [one for one, _ in gone]])
+        for one, where in gone:
+            for node_id in where:
+                after[node_id].take(one)
+        count = rooms(head, usable(head, after, known, policy), known)
+        strategy = head.spec.resources.placement_strategy
+        return {"STRICT_PACK": max(count.values(), default=0), "STRICT_SPREAD": len(count)}.get(
+            strategy, sum(count.values())
+        )
+
+    def clear(node_id: str) -> list[tuple[Job, tuple[str, ...]]]:
+        found: list[tuple[Job, tuple[str, ...]]] = []
+        for job in sorted((one for one in able if node_id in one.nodes), key=_move_loss):
+            if job in [one for one, _ in chosen]:
+                continue
+            now = all_left(known, holding)
+            for one, where in [*chosen, *found]:
+                for place_id in where:
+                    now[place_id].take(one)
+            now = {i: there for i, there in now.items() if i not in [*cleared, node_id]}
+            spot = place(job, usable(job, now, known, policy), known)
+            if spot is not None:
+                found.append((job, spot))
+                if room([*chosen, *found]) >= max(step, room(chosen) + 1):
+                    return found
+        return []
+
+    while room(chosen) < wanted:
+        open_ = usable(head, free, known, policy)
+        trials = [(clear(i), i) for i in open_ if i not in cleared and suits(head, known[i])]
+        costs = [(_lost(one), len(one), i, one) for one, i in trials if one]
+        if not costs:
+            return []
+        _, _, node_id, best = min(costs, key=lambda entry: entry[:3])
+        chosen += best
+        cleared.append(node_id)
+    for one in sorted(chosen, key=lambda entry: _move_loss(entry[0]), reverse=True):
+        if room([other for other in chosen if other is not one]) >= wanted:
+            chosen.remove(one)
+    starts_at = _reserved(head, holding, [], [], known, policy)
+    gained = gpus * ((NOW if starts_at is None else starts_at) - (waits_since(head) if starts_at is None else NOW))
+    return [(job.id, where) for job, where in chosen] if _lost(chosen)[0] < gained else []
+
+
+def _moves(job: Job, head: Job, policy: Policy) -> bool:
+    same = not policy.sharing.queues or job.spec.queue == head.spec.queue
+    return job.spec.preemptible and not (same and job.priority > head.priority)
+
+
+def _move_loss(job: Job) -> tuple[float, float, int]:
+    """What is to be repeated, and what the start took."""
+    assert job.attempt is not None
+    assert job.attempt.running_at is not None
+    gpus, cpus, age = _loss(job)
+    start = job.attempt.running_at - job.attempt.started_at
+    return gpus + ranks_of(job) * need(job)[1] * start, cpus + ranks_of(job) * need(job)[0] * start, age
+
+
+def _lost(moved: Sequence[tuple[Job, tuple[str, ...]]]) -> tuple[float, float]:
+    losses = [_move_loss(job) for job, _ in moved]
+    return sum(gpus for gpus, _, _ in losses), sum(cpus for _, cpus, _ in losses)
 
 
 def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
@@ -464,7 +568,9 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         choose.choice([["ada"], ["ada", "bob", "eve"]]),
         choose.choice([["default"], ["a", "b", "c", "odd"]]),
     )
-    known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(1, 6)]))
+    scattered = choose.random() < 0.4
+    least = 3 if scattered else 1
+    known = nodes(*(_random_node(choose, name) for name in "abcdef"[: choose.randint(least, 6)]))
     kinds = [_random_spec(choose, names) for _ in range(choose.randint(1, 4))]
     last: list[Any] = []
     if choose.random() < 0.5:  # a large gang that waits, and small ones that end soon
@@ -475,18 +581,25 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         large = make_spec(workers=choose.choice([4, 6, 8]), queue=names[0], max_duration=limit, name="plain")
         kinds += [*brief, large]
         last = [large, *choose.choices(brief, k=2)]
+    if scattered:  # small jobs here and there, and a large one that waits for what is free between them
+        known, kinds, last = _scattered(choose, names, known)
     jobs: list[Job] = []
-    for number in range(choose.randint(1, 14)):
+    for number in range(2 * len(known) if scattered else choose.randint(1, 14)):
         spec = choose.choice(kinds)
         job = pending(spec, sequence=number + 1, job_id=f"job-{number}", user=choose.choice(users))
         before = {i: replace(one, reservations=()) for i, one in known.items()}
-        spot = place(job, all_left(before, [one for one in jobs if one.nodes]), known)
-        if spot is not None and choose.random() < 0.6:
+        left = all_left(before, [one for one in jobs if one.nodes])
+        if scattered:
+            left = {i: left[i] for i in choose.sample(sorted(left), k=min(len(left), choose.choice([1, 1, 1, 2])))}
+        spot = place(job, left, known)
+        if spot is not None and choose.random() < (0.95 if scattered else 0.6):
             limit = job.spec.max_duration
             longest = 990 if limit is None else int(limit.total_seconds()) - 1
-            job = running(job, nodes=spot, at=NOW - choose.randint(1, longest))
-            if choose.random() < 0.5:
+            job = running(job, nodes=spot, at=NOW - choose.randint(longest // 2 if scattered else 1, longest))
+            if choose.random() < (0.9 if scattered else 0.5):
                 job = after(job, checkpoint(job, 5, path="/c", at=NOW - choose.randint(1, 90)))
+        elif scattered and choose.random() < 0.9:
+            continue
         elif choose.random() < 0.1:
             job = changed(job, not_before=NOW + 5)
         elif choose.random() < 0.2:
@@ -496,8 +609,32 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     choose.shuffle(jobs)
     policy = random_policy(choose, users, names, known)
     policy.idle = {job.id: NOW - choose.choice([30, 300, 900]) for job in jobs if job.nodes and choose.random() < 0.2}
-    policy.sharing = replace(policy.sharing, reclaim_idle=choose.choice([None, None, 60.0, 600.0]))
+    idle, consolidate = choose.choice([None, None, 60.0, 600.0]), choose.random() < 0.5
+    policy.sharing = replace(policy.sharing, reclaim_idle=idle, consolidate=consolidate)
+    if scattered and choose.random() < 0.8:
+        policy.sharing = replace(policy.sharing, user_jobs=None, user_gpus=None, reclaim_idle=None, consolidate=True)
     return jobs, known, policy
+
+
+def _scattered(
+    choose: random.Random, names: Sequence[str], known: Mapping[str, Node]
+) -> tuple[dict[str, Node], list[Any], list[Any]]:
+    """Nodes of which most can be used, kinds of small jobs, and a large one."""
+    few = {"reservations": (), "labels": {}, "cordoned": False} if choose.random() < 0.8 else {}
+    found = {
+        i: replace(one, gpus=choose.choice([4.0, 4.0, 5.0]), cpus=64.0, alive=True, shares_home=True, **few)
+        for i, one in known.items()
+    }
+    kinds: list[Any] = [_random_spec(choose, names, small=True) for _ in range(3)]
+    strict = choose.random() < 0.5
+    large = make_spec(
+        queue=names[0],
+        priority=choose.choice([50, 60]),
+        gpu=1 if strict else choose.choice([2, 4]),
+        workers=4 if strict else choose.choice([1, 1, 2]),
+        strategy="STRICT_PACK" if strict else choose.choice(["PACK", "SPREAD", "STRICT_SPREAD"]),
+    )
+    return found, kinds, [large]
 
 
 def _preempted(job: Job, at: float, seconds: float) -> Job:
@@ -543,17 +680,17 @@ def _random_labels(choose: random.Random) -> dict[str, str]:
     return found
 
 
-def _random_spec(choose: random.Random, names: Sequence[str]) -> object:
-    gpu = choose.choice([0, 1, 1, 1, 2])
+def _random_spec(choose: random.Random, names: Sequence[str], *, small: bool = False) -> object:
+    gpu = choose.choice([1, 1, 1, 2]) if small else choose.choice([0, 1, 1, 1, 2])
     return make_spec(
         name=choose.choice(NAMES),
-        workers=choose.choice([1, 1, 2, 3, 4, 8]),
+        workers=choose.choice([1, 1, 1, 2]) if small else choose.choice([1, 1, 2, 3, 4, 8]),
         gpu=gpu,
         cpu=choose.choice([1, 1, 2, 4]),
-        memory_bytes=choose.choice([None, None, 2**34, 2**37]),
-        gpu_model=choose.choice([None, None, "H100"]) if gpu else None,
-        nodes=choose.choice([(), (), (), ("a",), ("a", "c")]),
-        node_labels=choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
+        memory_bytes=None if small else choose.choice([None, None, 2**34, 2**37]),
+        gpu_model=choose.choice([None, None, "H100"]) if gpu and not small else None,
+        nodes=choose.choice([(), (), (), ("a",), ("a", "c")]) if not small or choose.random() < 0.2 else (),
+        node_labels={} if small else choose.choice([{}, {}, {}, {}, {"disk": "nvme"}, {"disk": "tape"}]),
         strategy=choose.choice(["PACK", "PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]),
         priority=choose.choice([50, 50, 60]),
         queue=choose.choice(names),
@@ -580,10 +717,18 @@ def same(seed: int) -> bool:
     stops = [e.job_id for e in asked if isinstance(e.by, ByPreemption)]
     closing = {e.job_id for e in asked if isinstance(e.by, ByNodeReservation)}
     reclaimed = [e.job_id for e in asked if isinstance(e.by, ByIdleReclaim)]
-    known_kinds = len(stops) + len(closing) + len(reclaimed) == len(asked)
+    moved = [(e.job_id, e.by.nodes) for e in asked if isinstance(e.by, ByConsolidation)]
+    known_kinds = len(stops) + len(closing) + len(reclaimed) + len(moved) == len(asked)
     whole = len(starts) + len(asked) == len(commands.events) and known_kinds
-    found = (starts, stops, closing, reclaimed, commands.waiting)
-    return whole and found == (wanted.starts, wanted.stops, wanted.closing, wanted.reclaimed, wanted.waiting)
+    found = (starts, stops, closing, reclaimed, moved, commands.waiting)
+    return whole and found == (
+        wanted.starts,
+        wanted.stops,
+        wanted.closing,
+        wanted.reclaimed,
+        wanted.moves,
+        wanted.waiting,
+    )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
     assert sum(one.backfilled for one in found) >= 3
     assert any(one.closing for one in found)
     assert any(one.reclaimed for one in found)
+    assert any(one.moves for one in found)
     assert any(isinstance(fact, NotEnoughFree) and fact.reserved for one in found for fact in one.waiting.values())
     kinds = {type(reason).__name__ for one in found for reason in one.waiting.values()}
     limits = {"QueueAtMaximum", "UserAtLimit"}
@@ -33,6 +34,7 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
         "AwaitsNodes",
         "BackingOff",
         "AwaitsRoom",
+        "AwaitsMoves",
         *limits,
     }
 

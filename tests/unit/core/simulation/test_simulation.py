@@ -53,6 +53,23 @@ def test_fifo_lets_nothing_overtake_and_shortest_does() -> None:
     assert times(play(*trace, policy="shortest"))[2] == (2, 2, 12)
 
 
+def test_jobs_move_for_one_that_fits_only_then_and_repeat_what_no_checkpoint_covers() -> None:
+    trace = [
+        job(0, 100, 3),
+        job(1, 1000, gpus=3.0),
+        job(2, 1000, gpus=1.0),
+        job(45, 50, gpus=2.0),
+        job(46, 60, gpus=4.0),
+    ]
+    apart, moved = play(*trace, checkpoint_seconds=20), play(*trace, policy="orch-moves", checkpoint_seconds=20)
+    assert next(start for at, start, _ in times(apart) if at == 46) >= 1000
+    assert sum(one.moves for one in apart.ran) == 0
+    (one,) = (one for one in moved.ran if one.moves)
+    assert (one.job.at, one.preemptions, one.lost) == (2, 0, (one.ended_at - one.started_at - 1000) * 1)
+    assert 100 <= next(start for at, start, _ in times(moved) if at == 46) <= 150
+    assert figures_of(moved).to_json()["moves"] == 1
+
+
 def test_a_preempted_job_repeats_what_no_checkpoint_covers() -> None:
     outcome = play(job(0, 100, 8, priority=10), job(35, 20, 8, priority=90))
     assert times(outcome) == [(0, 0, 125), (35, 35, 55)]

@@ -56,7 +56,7 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
     marked = cluster.quarantine.mark(PLACES)
     assert not marked["a"].schedulable
     assert marked["b"].schedulable
-    view = node_view(marked["a"], node_report(), [], marked)
+    view = node_view(marked["a"], node_report(), [])
     assert view.state == "QUARANTINED"
     assert view.reason.startswith(
         "3 failures began here, the last: digits-000000, rank 0: its GPU went away; its health"

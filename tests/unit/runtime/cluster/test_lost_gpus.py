@@ -25,7 +25,7 @@ def test_a_lost_and_a_bad_gpu_are_shown_with_the_reason() -> None:
     place = nodes(node("a"))
     held = {"G2": Legacy(sentence="2 failures began here")}
     conditions = gpu_conditions(["G0", "G1", "G2"], lost={"G1"}, quarantined=held, reports={})
-    view = node_view(place["a"], left, [], place, lost=lost, conditions=conditions)
+    view = node_view(place["a"], left, [], lost=lost, conditions=conditions)
     assert [(g.uuid, g.healthy, g.condition, g.problem) for g in view.gpus] == [
         ("G0", True, "ok", ""),
         ("G1", False, "lost", "the driver no longer has this GPU; reset it or restart the node"),
