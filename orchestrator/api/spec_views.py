@@ -1,4 +1,4 @@
-"""What a job runs, and in what two jobs differ, as the API answers it. Only the standard library is imported."""
+"""What a job runs, in what two jobs differ, and where their ranks stand, as the API answers it. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -88,4 +88,43 @@ class SpecDiff(View):
     files_unknown: str = ""
 
 
-NESTED.update({SpecView: {"git": GitView}, SpecDiff: {"values": ValueChange, "files": FileChange}})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadView(View):
+    """One Python thread; ``frames`` as ``function (file:line)``, the innermost first."""
+
+    name: str
+    frames: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStacksView(View):
+    """One rank's processes at this moment: ``state`` is the kernel's letter, ``waits_in`` the kernel's name for where.
+
+    ``threads`` begins with the training thread; ``problem`` says why there are none.
+    """
+
+    rank: int
+    pid: int | None = None
+    state: str = ""
+    cpu_seconds: float = 0.0
+    waits_in: str = ""
+    threads: tuple[ThreadView, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksView(View):
+    """Where each rank of a job stands."""
+
+    job_id: str
+    ranks: tuple[RankStacksView, ...]
+
+
+NESTED.update(
+    {
+        SpecView: {"git": GitView},
+        SpecDiff: {"values": ValueChange, "files": FileChange},
+        StacksView: {"ranks": RankStacksView},
+        RankStacksView: {"threads": ThreadView},
+    }
+)

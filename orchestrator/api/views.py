@@ -16,6 +16,9 @@ from orchestrator.api.queue_views import NodeActionReply as NodeActionReply  # n
 from orchestrator.api.queue_views import ReservationView as ReservationView  # noqa: PLC0414
 from orchestrator.api.queue_views import SeatPlan as SeatPlan  # noqa: PLC0414  # readers of views import it from here
 from orchestrator.api.spec_views import LeftOutView as LeftOutView  # noqa: PLC0414
+from orchestrator.api.spec_views import RankStacksView as RankStacksView  # noqa: PLC0414
+from orchestrator.api.spec_views import StacksView as StacksView  # noqa: PLC0414
+from orchestrator.api.spec_views import ThreadView as ThreadView  # noqa: PLC0414
 from orchestrator.api.view import NESTED
 from orchestrator.api.view import View as View  # noqa: PLC0414  # readers of views import it from here
 
@@ -70,38 +73,6 @@ class FindingView(View):
     advice: str = ""
     runbook: str = ""
     fact: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadView(View):
-    """One Python thread; ``frames`` as ``function (file:line)``, the innermost first."""
-
-    name: str
-    frames: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStacksView(View):
-    """One rank's processes at this moment: ``state`` is the kernel's letter, ``waits_in`` the kernel's name for where.
-
-    ``threads`` begins with the training thread; ``problem`` says why there are none.
-    """
-
-    rank: int
-    pid: int | None = None
-    state: str = ""
-    cpu_seconds: float = 0.0
-    waits_in: str = ""
-    threads: tuple[ThreadView, ...] = ()
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StacksView(View):
-    """Where each rank of a job stands."""
-
-    job_id: str
-    ranks: tuple[RankStacksView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,8 +465,6 @@ NESTED.update(
             "trackers": TrackerView,
             "matrix": MatrixCellView,
         },
-        StacksView: {"ranks": RankStacksView},
-        RankStacksView: {"threads": ThreadView},
         JobList: {"jobs": JobView},
         EventList: {"events": EventView},
         CheckpointList: {"checkpoints": CheckpointView},

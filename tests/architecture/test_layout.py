@@ -44,7 +44,13 @@ def name_of(path: Path) -> str:
 
 def test_the_package_has_the_rooms_of_the_plan() -> None:
     assert {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"} == PACKAGES
-    assert {p.name for p in PACKAGE.glob("*.py")} == {"__init__.py", "catalogue.py", "parts.py", "private_files.py"}
+    assert {p.name for p in PACKAGE.glob("*.py")} == {
+        "__init__.py",
+        "catalogue.py",
+        "figures.py",
+        "parts.py",
+        "private_files.py",
+    }
 
 
 def faults_of(path: Path) -> Iterator[str]:

@@ -27,19 +27,21 @@ class Footprint:
 
     files: frozenset[str]
     threads: frozenset[str]
+    processes: frozenset[str]
     memory_bytes: int
 
     @classmethod
     def now(cls) -> Self:
         """Look at this process."""
         names = frozenset(thread.name for thread in threading.enumerate() if not thread.name.startswith(_POOL))
-        return cls(frozenset(_open_files()), names, _resident_bytes())
+        children = frozenset(f"process {pid}" for pid in _children())
+        return cls(frozenset(_open_files()), names, children, _resident_bytes())
 
     def grown(self) -> tuple[str, ...]:
         """Return what the process holds beyond this; empty: nothing."""
         now = self.now()
-        found = [*sorted(now.files - self.files), *sorted(now.threads - self.threads)]
-        found += [f"process {pid}" for pid in _children()]
+        pairs = ((now.files, self.files), (now.threads, self.threads), (now.processes, self.processes))
+        found = [name for later, earlier in pairs for name in sorted(later - earlier)]
         if now.memory_bytes - self.memory_bytes > MOST_GROWN_BYTES:
             found.append(f"{now.memory_bytes - self.memory_bytes} bytes")
         return tuple(found)
