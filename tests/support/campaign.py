@@ -32,7 +32,7 @@ from orchestrator.store.sql.queries import Reader
 from orchestrator.store.sql.schema import connect
 from tests.support.ledger import SCRIPT, TINY, Ledger, job_spec
 from tests.support.processes import of_cwd
-from tests.support.stack import PATIENCE_SECONDS, Stack
+from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
 T = TypeVar("T")
 LIVE_ATTEMPTS = (AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING)
@@ -205,12 +205,28 @@ print(json.dumps(groups + [name for name in list_named_actors() if name.startswi
 
 
 def left_in_ray(stack: Stack) -> list[str]:
-    """Return placement groups and rank actors that are in Ray although no job is alive."""
+    """Return placement groups and rank actors that stay in Ray although no job is alive.
+
+    Those of a job that ended well stay for some seconds, to serve the next one.
+    """
+    names: list[str] = []
+
+    def none_are_left() -> bool:
+        names[:] = _names_in_ray(stack)
+        return not names
+
+    with contextlib.suppress(AssertionError):
+        wait_until("nothing is left in Ray", none_are_left, interval=2.0)
+    return [f"{name} is left in Ray" for name in names]
+
+
+def _names_in_ray(stack: Stack) -> list[str]:
     environ = {**stack.environ, **ray_environment(stack.settings.paths.ray / "token")}
     command = [sys.executable, "-c", _LEFT, stack.client.health().ray_address, namespace(stack.home)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
-    return [f"{name} is left in Ray" for name in json.loads(done.stdout.splitlines()[-1])]
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 class RecordWatch:
