@@ -68,7 +68,7 @@ class Occupancy:
 
     def __init__(self) -> None:
         self.holding = Holding()
-        self._on: dict[str, dict[JobId, Job]] = {}
+        self._on: dict[str, dict[JobId, None]] = {}
         self._nodes: Mapping[str, Node] = {}
         self._capacity: tuple[Mapping[str, Node], Amounts] | None = None
         self._closed: tuple[Mapping[str, Node], Sequence[Node]] | None = None
@@ -88,15 +88,13 @@ class Occupancy:
         if before is not None:
             if before.held is job.held and before.attempts is job.attempts:
                 self.holding.put(job)
-                for node_id in job.nodes:
-                    self._on[node_id][job.id] = job
                 return
             self.drop(job.id)
         if not job.gang_open:
             return
         self.holding.put(job)
         for node_id in job.nodes:
-            self._on.setdefault(node_id, {})[job.id] = job
+            self._on.setdefault(node_id, {})[job.id] = None
         self._changed.update(job.nodes)
         if self._accounts is not None:
             self._accounts.count(job, 1)
@@ -127,9 +125,12 @@ class Occupancy:
                 self._loose.drop(gone)
             self._nodes = nodes
             self._free.topology = self._loose.topology = topology_of(nodes.values())
-        for node_id in self._changed & nodes.keys():
-            left = free_on((nodes[node_id],), self._on.get(node_id, {}).values()).get(node_id)
-            if left is None:
+        changed = self._changed & nodes.keys()
+        there = {job_id for node_id in changed for job_id in self._on.get(node_id, ())}
+        # All at once: a gang of many nodes is gone through once.
+        free = free_on((nodes[node_id] for node_id in changed), (self.jobs[job_id] for job_id in there))
+        for node_id in changed:
+            if (left := free.get(node_id)) is None:
                 self._free.drop(node_id)
                 self._loose.drop(node_id)
             else:
