@@ -68,6 +68,25 @@ def calls(work: Callable[[], object]) -> int:
     return counts["call"] + counts["c_call"]
 
 
+def lines(work: Callable[[], object]) -> int:
+    """How many lines of Python ``work`` runs in this thread, those of loops that call nothing too."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    with collector_rests():
+        sys.settrace(trace)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+    return count
+
+
 def calls_of_c(work: Callable[[], object]) -> Counter[str]:
     """The functions of C that ``work`` calls in this thread, by their full names (``posix.fsync``)."""
     counts: Counter[str] = Counter()
