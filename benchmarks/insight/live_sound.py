@@ -131,8 +131,9 @@ def section(result: Mapping[str, Any]) -> str:
     hours, jobs = sum(run["hours"] for run in runs), sum(run["jobs"] for run in runs)
     found = [one for run in runs for one in run["found"]]
     loads, most = sorted(run["load"] for run in runs), max(run["highest_load"] for run in runs)
+    median_text = f"{loads[0]:g}" if loads[0] == loads[-1] else f"{loads[0]:g} to {loads[-1]:g}"
     text = (
-        f"{jobs} healthy jobs, {hours:.1f} job hours, beside other work (median load {loads[0]:g} to {loads[-1]:g}, at most {most:g}, on"
+        f"{jobs} healthy jobs, {hours:.1f} job hours, beside other work (median load {median_text}, at most {most:g}, on"
         f" {runs[0]['processors']} processors): {len(found)} {'finding' if len(found) == 1 else 'findings'}.\n"
     )
     first = {one["kind"]: one["said"] for one in reversed(found)}
