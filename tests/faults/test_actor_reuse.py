@@ -62,6 +62,30 @@ def follow_until_taken(stack: Stack, folder: Path) -> tuple[str, str]:
     raise AssertionError(f"{MOST_PAIRS} times a job had actors of its own right behind another")
 
 
+def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]:
+    """Run pairs of jobs as above; the second runs until the file that is returned exists, and is running now."""
+    for number in range(MOST_PAIRS):
+        first = run(stack, folder, f"first{number}", "pass")
+        end = folder / f"end{number}"
+        second = submit(stack, folder, f"second{number}", WAIT, str(end))
+        wait_until("it runs", Path(f"{end}.up").exists)
+        stack.wait_state(second, "RUNNING")
+        if actor_pids(stack, second) == actor_pids(stack, first):
+            return first, second, end
+        end.touch()
+        stack.wait(second)
+    raise AssertionError(f"{MOST_PAIRS} times a job had actors of its own right behind another")
+
+
+def run_until_parked(stack: Stack, folder: Path) -> str:
+    """Run jobs until the gang of one is parked, and return that job."""
+    for number in range(MOST_PAIRS):
+        job_id = run(stack, folder, f"first{number}", "pass")
+        if f"{job_id}-g1.parked" in links(stack):
+            return job_id
+    raise AssertionError(f"{MOST_PAIRS} times a gang was not parked")
+
+
 def test_the_next_job_has_the_actors_and_nothing_of_the_job_before(breakable: Stack, tmp_path: Path) -> None:
     first, second = follow_until_taken(breakable, tmp_path)
     for rank in (0, 1):
@@ -91,12 +115,8 @@ def test_a_job_that_finds_no_room_beside_a_parked_gang_gets_it(breakable: Stack,
 
 
 def test_a_daemon_that_is_killed_finds_the_job_that_runs_on_reused_actors(breakable: Stack, tmp_path: Path) -> None:
-    stack, end = breakable, tmp_path / "end"
-    first = run(stack, tmp_path, "first", "pass")
-    second = submit(stack, tmp_path, "second", WAIT, str(end))
-    wait_until("it runs", Path(f"{end}.up").exists)
-    stack.wait_state(second, "RUNNING")
-    assert actor_pids(stack, second) == actor_pids(stack, first)
+    stack = breakable
+    first, second, end = waiting_on_taken_actors(stack, tmp_path)
     stack.kill_daemon()
     stack.up()
     assert stack.job(second).state == "RUNNING"
@@ -109,10 +129,9 @@ def test_a_daemon_that_is_killed_finds_the_job_that_runs_on_reused_actors(breaka
 
 
 def test_what_a_killed_daemon_parked_is_removed_and_not_taken(breakable: Stack, tmp_path: Path) -> None:
-    first = run(breakable, tmp_path, "first", "pass")
+    first = run_until_parked(breakable, tmp_path)
     breakable.kill_daemon()
     breakable.up()
-    assert f"{first}-g1.parked" in links(breakable)
     second = run(breakable, tmp_path, "second", "pass")
     assert actor_pids(breakable, second) != actor_pids(breakable, first)
     all_gone("the parked actor", actor_pids(breakable, first))
@@ -127,10 +146,8 @@ def test_a_parked_actor_that_was_killed_costs_no_attempt(breakable: Stack, tmp_p
 
 
 def test_a_reused_actor_that_is_killed_loses_its_job_and_no_other(breakable: Stack, tmp_path: Path) -> None:
-    stack, end = breakable, tmp_path / "end"
-    first = run(stack, tmp_path, "first", "pass")
-    second = submit(stack, tmp_path, "second", WAIT, str(end))
-    wait_until("it runs", Path(f"{end}.up").exists)
+    stack = breakable
+    first, second, end = waiting_on_taken_actors(stack, tmp_path)
     os.kill(actor_pids(stack, first)[0], signal.SIGKILL)
     wait_until("it runs again", lambda: Path(f"{end}.up").read_text() == "1\n2\n")
     end.touch()

@@ -162,7 +162,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def tell_of_jobs(world: World) -> Seen:
     seen, watched, stack = Seen(), world.watched, world.stack
     slow = world.submit("slow", "--busy 0.4 --slow-rank 1", ranks=2)
-    even = world.submit("even", "--busy 0.25 --save", ranks=2)
+    # nothing keeps a starved job from saving for four seconds: its own interval allows it a minute
+    even = world.submit("even", "--busy 0.25 --save", ranks=2, more="checkpoint: {interval: 20s}")
     world.submit("stale", "", more="checkpoint: {interval: 1s}")
     stack.wait_step(slow, 1)
     waits = world.submit("waits", "", ranks=2, queue="night")
