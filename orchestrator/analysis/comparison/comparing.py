@@ -59,7 +59,10 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure of two runs: ``difference`` is the second's less the baseline's, ``relative`` that as a share of the baseline."""
+    """One figure of two runs: ``difference`` is the second's less the baseline's, ``relative`` that as a share of the baseline.
+
+    ``lower_share`` and ``higher_share``: in which shares of the parts, from 0 to 1, the second is lower and higher.
+    """
 
     measure: Measure
     baseline: float
@@ -69,6 +72,8 @@ class Row:
     outcome: Outcome
     aligned_by: Align | None = None
     parts: int = 0
+    lower_share: float = 0.0
+    higher_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +182,8 @@ def _row(measure: Measure, first: Line, second: Line, align: Align) -> Row | Non
     if not usable.any():
         return None
     baseline, (mean, deviations) = _ratio(one[0][usable], one[1][usable]), _ratio(other[0][usable], other[1][usable])
+    apart = other[0][usable] / other[1][usable] - one[0][usable] / one[1][usable]
+    rounding = ROUNDING * max(abs(mean), abs(baseline[0]))
     difference = _interval(mean - baseline[0], deviations - baseline[1], scale=max(abs(mean), abs(baseline[0])))
     relative = None
     if measure.relative and baseline[0] > 0:
@@ -191,6 +198,8 @@ def _row(measure: Measure, first: Line, second: Line, align: Align) -> Row | Non
         outcome=_outcome(relative or difference),
         aligned_by=align,
         parts=int(usable.sum()),
+        lower_share=float((apart < -rounding).mean()),
+        higher_share=float((apart > rounding).mean()),
     )
 
 

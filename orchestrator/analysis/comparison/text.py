@@ -19,6 +19,9 @@ CAUTION: Final = (
     "Of twenty figures without a difference, one shows one by chance."
 )
 
+NEARLY_ALL: Final = 0.95
+"""Of a difference without a result, one in at least this share of the parts is told: one slow movement, or two curves that keep apart."""
+
 
 def comparison_text(comparison: Comparison) -> str:
     """The whole comparison."""
@@ -80,9 +83,17 @@ def sentence(row: Row, letter: str) -> str:
         return f"{letter} {measure.verb} {amount} {word} {measure.noun}, but these are too few readings to tell that from chance"
     if row.outcome is Outcome.NONE_SHOWN:
         extent = " to ".join(figure(factor * bound, 2, "+") for bound in (interval.low, interval.high))
-        return f"no difference in {measure.noun} that these data show ({extent}{unit})"
+        return f"no difference in {measure.noun} that these data show ({extent}{unit}){_one_sided(row, letter)}"
     low, high = sorted((abs(factor * interval.low), abs(factor * interval.high)))
     return f"{letter} {measure.verb} {amount} {word} {measure.noun} ({_digits(low)} to {_digits(high)})"
+
+
+def _one_sided(row: Row, letter: str) -> str:
+    """Return what a comparison of more runs would have to confirm: an interval is wide where neighbouring differences are alike."""
+    share, word = max((row.lower_share, row.measure.lower), (row.higher_share, row.measure.higher))
+    if share < NEARLY_ALL:
+        return ""
+    return f"; {letter} {row.measure.verb} {word} {row.measure.noun} in {figure(100 * share, 3)} % of the stretch: compare more runs of each"
 
 
 def _digits(value: float) -> str:

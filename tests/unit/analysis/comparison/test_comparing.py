@@ -86,6 +86,26 @@ def test_a_loss_is_compared_at_equal_steps_and_at_equal_time() -> None:
     assert row(found, "joules_per_sample").baseline == pytest.approx(100 / 320, rel=0.01)
 
 
+def test_curves_that_keep_apart_are_told_also_without_a_result() -> None:
+    """Losses that fall from far apart to close together differ by one slow movement, which one pair of runs cannot tell from chance."""
+
+    def falling(steps: float, seed: int) -> Run:
+        noise = np.random.default_rng(seed).normal(size=60)
+        rows = [
+            progress_row(at, 10 * at, {"loss": 0.5 + 2.0 * np.exp(-at / steps) + 0.01 * noise[at]}) for at in range(60)
+        ]
+        return run(gpu(seconds=60), name=f"run-{seed}", progress=progress_of(rows))
+
+    by_step = row(compare([falling(30.0, 1), falling(40.0, 2)]), "loss_at_equal_steps")
+    assert by_step.outcome is Outcome.NONE_SHOWN
+    assert by_step.higher_share > 0.95
+    assert by_step.lower_share < 0.05
+    assert "; B has higher loss at equal steps in " in sentence(by_step, "B")
+    assert sentence(by_step, "B").endswith("compare more runs of each")
+    alike = row(compare([falling(30.0, 1), falling(30.0, 2)]), "loss_at_equal_steps")
+    assert sentence(alike, "B").endswith(")")
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3])
 @pytest.mark.parametrize("every", [5, 6])
 def test_one_loss_curve_read_at_other_steps_shows_no_difference(offset: int, every: int) -> None:
