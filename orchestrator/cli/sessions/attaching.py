@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, RefusedError
+from orchestrator.api.transport import following
 from orchestrator.api.transport.wire import ConnectionLostError
 from orchestrator.cli.console import clean
 from orchestrator.cli.sessions import terminal as sessions
 
 if TYPE_CHECKING:
+    from orchestrator.api.views import JobView
     from orchestrator.cli.session import Session
+
+SETTLE_SECONDS: Final = 20.0
+"""How long the end of a rank may take to show in its job. The other ranks of a gang may run on for longer."""
 
 
 def attach_to(session: Session, job_id: str, rank: int) -> int:
@@ -39,7 +45,16 @@ def attach_to(session: Session, job_id: str, rank: int) -> int:
 
 
 def _ended(session: Session, job_id: str) -> int:
-    """Say why the rank of a job ended that was killed, or whose end was not told; return an exit code for it."""
-    job = session.client().job(job_id)
+    """Print why the rank of a job ended that was killed, or whose end was not reported; return an exit code for it."""
+    job = _settled(session, job_id)
     session.console.print_error(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
     return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED
+
+
+def _settled(session: Session, job_id: str) -> JobView:
+    """Return the job once it does not run any more: a session may end before the job's record has the end of its rank."""
+    client, deadline = session.client(), time.monotonic() + SETTLE_SECONDS
+    readings = following.watch(
+        client, lambda: client.job(job_id), job_ids=[job_id], patience=session.patience(), deadline=deadline
+    )
+    return next(job for job in readings if job.state != "RUNNING" or time.monotonic() >= deadline)

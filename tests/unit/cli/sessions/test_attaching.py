@@ -13,6 +13,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.fakes.sessions import FAIL
 from orchestrator.cli.session import Session
+from orchestrator.cli.sessions import attaching
 from orchestrator.runtime.ranks.sessions.messages import AttachRequest
 from tests.support.stack import wait_until
 
@@ -55,6 +56,32 @@ def test_only_a_running_job_is_attached_to(orch: Orch, served: ServedFake, typed
     done = orch("attach", "digits")
     assert (done.code, "does not run" in done.err) == (5, True)
     assert orch("attach", "nothing").code == 3
+
+
+@pytest.mark.parametrize(("end", "code"), [({"state": "SUCCEEDED"}, 0), ({"state": "FAILED", "exit_code": 3}, 3)])
+def test_a_rank_whose_end_the_job_does_not_show_yet_is_waited_for(
+    orch: Orch, served: ServedFake, typed: int, monkeypatch: pytest.MonkeyPatch, end: dict[str, Any], code: int
+) -> None:
+    class EndsLate(Client):
+        """The session ends first; the job's end is recorded after the second look at it."""
+
+        looks = 0
+
+        def wait_change(self, *args: Any, **keys: Any) -> int:
+            EndsLate.looks += 1
+            if EndsLate.looks == 2:
+                served.do(lambda service: [service.set(job_id, **end) for job_id in service._jobs])
+            return super().wait_change(*args, **keys)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RefusedError("the rank has ended")
+
+    monkeypatch.setattr(attaching.sessions, "carry", refused)
+    monkeypatch.setattr(Session, "client", lambda self: EndsLate(self.endpoint, environ=self.environ))
+    served.do(lambda service: service.add("digits", state="RUNNING", uid=os.getuid()))
+    done = orch("attach", "digits")
+    assert (done.code, f" is {end['state']}" in done.err) == (code, True), done.err
+    assert EndsLate.looks >= 2
 
 
 def test_an_interactive_job_is_submitted_waited_for_and_attached_to(
