@@ -177,10 +177,10 @@ class UploadBar:
 
         if self._bar is not None:
             self._bar.end()
-        told = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
+        text = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
         if uploaded.sent_bytes < uploaded.size_bytes:
-            told += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
-        self._session.console.note(told)
+            text += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
+        self._session.console.note(text)
         if uploaded.left_out is not None:
             found = uploaded.left_out
             more = "at least " if found.more else ""

@@ -86,14 +86,14 @@ def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple
 
 def _trackers(console: Console, job: JobView) -> list[str]:
     """Where each tracker has the job, how much of it, and what is wrong."""
-    told = []
+    lines = []
     for tracker in job.trackers:
         waiting = f", {tracker.waiting} on their way" if tracker.waiting else ""
         points = f" ({tracker.points} point{'' if tracker.points == 1 else 's'}{waiting})"
-        told.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
+        lines.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
         if tracker.problem:
-            told.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
-    return told
+            lines.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
+    return lines
 
 
 def _workers(job: JobView) -> str:
