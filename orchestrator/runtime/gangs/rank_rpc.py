@@ -115,7 +115,7 @@ class GangSession:
         output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
         return output
 
-    async def tell(self, message: SessionMessage) -> None:
+    async def send(self, message: SessionMessage) -> None:
         """Send a client's message; return when it was taken: input only as fast as the command reads it."""
         seconds = None if isinstance(message, Input) else RPC_SECONDS
         await self._ask(seconds, self._actor.tell_session, self._number, message)

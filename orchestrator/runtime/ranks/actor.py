@@ -144,7 +144,7 @@ class RankService:
 
     async def tell_session(self, number: int, message: SessionMessage) -> None:
         """Send a client's message to a session."""
-        await self._supervisor.sessions.tell(number, message)
+        await self._supervisor.sessions.send(number, message)
 
     async def retire(self) -> tuple[str, ...]:
         """Close everything, for good: the job has ended. Return what cannot be closed."""
