@@ -420,9 +420,9 @@ class Keeper:
             "memory": self._memory,
         }
         trouble = None
-        for said in (self._error, _shortened(self._error)):  # a full disk may have room for a short one
+        for error_text in (self._error, _shortened(self._error)):  # a full disk may have room for a short one
             try:
-                _write_durably(self._spawn.exit_record, json.dumps({**record, "error": said}).encode("ascii"))
+                _write_durably(self._spawn.exit_record, json.dumps({**record, "error": error_text}).encode("ascii"))
             except OSError as error:
                 trouble = f"{errno.errorcode.get(error.errno or 0, '?')}: {error.strerror} ({self._spawn.exit_record})"
             else:

@@ -74,7 +74,7 @@ class GangCalls:
         """Write ``lines`` into the logs of their ranks; return when that is done or has failed."""
         actors = self._table.actors_up(job)
         await self._answers(
-            [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
+            [actors[r].note.remote(job.attempt_number, tuple(texts)) for r, texts in lines.items() if r < len(actors)]
         )
 
     async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:

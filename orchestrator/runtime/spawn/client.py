@@ -365,8 +365,8 @@ def start_fork_server(
         if "error" not in reply:
             return StartedServer(pid=int(reply["pid"]), already_running=bool(reply["already_running"]))
         raise ForkServerStartError(reply["error"])
-    said = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {said[0]}; see {log_path}")
+    stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {stderr_lines[0]}; see {log_path}")
 
 
 __all__ = [
