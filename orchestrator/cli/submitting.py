@@ -172,7 +172,7 @@ class UploadBar:
         self._bar.at(done, "upload of working_dir")
 
     def ended(self, uploaded: Uploaded) -> None:
-        """Say what was uploaded, and what ignore files left out."""
+        """Print what was uploaded, and what ignore files left out."""
         from orchestrator.cli.render.units import size
 
         if self._bar is not None:

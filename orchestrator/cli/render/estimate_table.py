@@ -33,7 +33,7 @@ MOST_GPUS = 4
 
 
 class Total(NamedTuple):
-    """Seconds until all jobs have ended, and bounds; None where that cannot be told."""
+    """Seconds until all jobs have ended, and bounds; None where that is not known."""
 
     seconds: float | None
     low: float | None
@@ -63,7 +63,7 @@ def total_of(jobs: Sequence[JobView]) -> Total:
 
 
 def as_json(found: Estimates) -> dict[str, Any]:
-    """For programs; seconds, None where nothing can be told."""
+    """For programs; seconds, None where nothing is known."""
     return {
         "jobs": [
             {

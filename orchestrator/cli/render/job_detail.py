@@ -50,7 +50,7 @@ def detail_lines(console: Console, job: JobView, now: float, place: str = "") ->
 
 
 SILENT_SECONDS = 30.0
-"""A job that has run for so long and has told no step is shown with what to do about it."""
+"""A job that has run for so long and has reported no step is shown with what to do about it."""
 
 
 def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple[str, str]]:
@@ -158,7 +158,7 @@ def _progress(console: Console, job: JobView) -> str:
 
 
 def _unknown_progress(job: JobView, now: float) -> str:
-    """What makes progress known, for a job that has run for a while and told nothing."""
+    """What makes progress known, for a job that has run for a while and reported nothing."""
     if job.state != "RUNNING" or job.started_at is None or now - job.started_at < SILENT_SECONDS:
         return ""
     return "unknown: this script reports no steps; name them in health.progress, or report them in 3 lines (docs/recipes.md)"

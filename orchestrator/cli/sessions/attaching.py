@@ -39,7 +39,7 @@ def attach_to(session: Session, job_id: str, rank: int) -> int:
 
 
 def _ended(session: Session, job_id: str) -> int:
-    """Say why the rank of a job ended that was killed, or whose end was not told; return an exit code for it."""
+    """Print why the rank of a job ended that was killed, or whose end was not reported; return an exit code for it."""
     job = session.client().job(job_id)
     session.console.print_error(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
     return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED

@@ -175,7 +175,7 @@ class TopApp(App[None]):
         self.query_one(where, Static).update(text)
 
     def _fill(self, name: str, rows: Sequence[Row]) -> None:
-        """Fill a table, or say in its place why it is empty."""
+        """Fill a table, or show in its place why it is empty."""
         table, empty = self.query_one(f"#{name}", FittedTable), self.query_one(f"#{name}-empty", Static)
         visible, words = name not in self.choices.hidden, self.empty_words(name)
         table.display, empty.display = visible and bool(rows), visible and not rows and bool(words)

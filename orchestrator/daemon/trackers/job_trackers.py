@@ -124,7 +124,7 @@ class JobTrackers:
                 tasks.create_task(self._follow(await self._new.get()))
 
     async def _catch_up(self) -> None:
-        """Take on the live jobs, and those that ended lately and are not all told."""
+        """Take on the live jobs, and those that ended lately and are not all reported."""
         for job in await self._store.jobs(JobFilter(states=LIVE, limit=MOST_CAUGHT_UP)):
             self.changed(job)
         since = time.time() - CAUGHT_UP_SECONDS

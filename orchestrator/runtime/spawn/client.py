@@ -150,7 +150,7 @@ class ForkServerClient:
         """Start a process. The descriptors stay the caller's, which may close them at any time.
 
         `stdin` None is the null device; one that is a terminal becomes the new process's. `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
-        nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
+        nothing is left of the tree, so a lock on it shows whether the tree lives; `extra` maps a number in the new process (3 and up) to
         a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):

@@ -49,7 +49,7 @@ def may_match(line: str) -> bool:
 
 
 def known_step(line: str) -> KnownStep | None:
-    """The step that a trainer's line tells; None in any other line."""
+    """Return the step that a trainer's line reports; None for any other line."""
     line = line[-MOST_CHARACTERS:] if "\r" not in line else line.rsplit("\r", 1)[-1][:MOST_CHARACTERS]
     if "%|" in line:
         return _bar(line)
