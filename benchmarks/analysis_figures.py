@@ -191,8 +191,8 @@ def write_record(job: Path, gpus: int, seconds: int) -> None:
             for at in range(seconds)
         ]
         name.with_suffix(".csv").write_text("\n".join(lines) + "\n")
-        told = {"uuid": f"GPU-{index}", "index": index, "model": "NVIDIA A10G", "vendor": "nvidia"}
-        name.with_suffix(".json").write_text(json.dumps({**told, "memory_total_bytes": 24_576 * MIB}))
+        gpu = {"uuid": f"GPU-{index}", "index": index, "model": "NVIDIA A10G", "vendor": "nvidia"}
+        name.with_suffix(".json").write_text(json.dumps({**gpu, "memory_total_bytes": 24_576 * MIB}))
     _write_metrics(job / "metrics.jsonl", range(seconds))
 
 

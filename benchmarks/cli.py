@@ -56,12 +56,12 @@ class Measured:
             text=True,
         )
         assert process.stderr is not None
-        said = process.stderr.read()
+        stderr = process.stderr.read()
         _, status, use = os.wait4(process.pid, 0)
         took = time.monotonic() - began
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}: {said.strip()[-200:]}")
+            raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}: {stderr.strip()[-200:]}")
         self.cpu.setdefault(name, []).append(use.ru_utime + use.ru_stime)
         return took
 
@@ -90,8 +90,8 @@ def main() -> None:
     for line, (clock, cpu) in sorted(reading.items(), key=lambda pair: -pair[1][0]["median"]):
         mark = "  more than it may" if clock["median"] > LONGEST_SECONDS else ""
         print(f"orch {line}: {clock['median']:.3f} s, {cpu['median']:.3f} s of processor time{mark}", file=sys.stderr)
-    told = {line: {**clock, "cpu": cpu} for line, (clock, cpu) in reading.items()}
-    more = {"submit": summary(values["submit"]), "reading": told, **({"up": summary(ups)} if ups else {})}
+    reading_summary = {line: {**clock, "cpu": cpu} for line, (clock, cpu) in reading.items()}
+    more = {"submit": summary(values["submit"]), "reading": reading_summary, **({"up": summary(ups)} if ups else {})}
     report(
         result("cli", "s", "lower", values["status"], {"python -c pass": values["python -c pass"]}, **more),
         arguments.json,

@@ -112,7 +112,9 @@ def main() -> None:
     finally:
         orch.close()
     failures = {**mine.failures, **peers.failures}
-    unnoticed = [n for n, said in peers.failures.items() if any(text.startswith("UnnoticedError") for text in said)]
+    unnoticed = [
+        n for n, messages in peers.failures.items() if any(text.startswith("UnnoticedError") for text in messages)
+    ]
     found = result(
         "hang",
         "s",

@@ -80,9 +80,9 @@ def _length(orch: contenders.Orch, pairs: int, options: tuple[str, ...], ranks: 
     )
 
 
-def _median(told: dict[str, Any], counts: list[dict[str, float]]) -> float:
-    counts.append(told["of_a_step"])
-    return float(statistics.median(told["seconds"]))
+def _median(measured: dict[str, Any], counts: list[dict[str, float]]) -> float:
+    counts.append(measured["of_a_step"])
+    return float(statistics.median(measured["seconds"]))
 
 
 def _bare_ray(windows: int) -> list[float]:
@@ -105,8 +105,8 @@ def _torchrun(options: tuple[str, ...], ranks: int) -> dict[str, Any]:
             capture_output=True,
             timeout=600,
         )
-        told: dict[str, Any] = json.loads(target.read_text())
-        return told
+        measured: dict[str, Any] = json.loads(target.read_text())
+        return measured
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -134,8 +134,8 @@ def _ours(orch: contenders.Orch, options: tuple[str, ...], outside: list[float],
         outside.append(100.0 * sum(after[p] - before[p] for p in shared) / (ended - began))
         job = orch.client.wait(job_id, timeout_seconds=60)
         assert job.state == "SUCCEEDED", job.reason
-        told: dict[str, Any] = json.loads(target.read_text())
-        return told
+        measured: dict[str, Any] = json.loads(target.read_text())
+        return measured
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

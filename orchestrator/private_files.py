@@ -198,7 +198,7 @@ def _enter(name: str, here: int, shown: str, *, make: bool) -> int | None:
     try:
         os.mkdir(name, 0o700, dir_fd=here)
     except FileExistsError:
-        pass  # another process of this user, or another user: the check tells
+        pass  # another process of this user, or another user: the check decides
     except OSError as error:
         raise type(error)(error.errno, f"{shown} cannot be created: {error.strerror}") from error
     return _enter(name, here, shown, make=False)

@@ -49,10 +49,10 @@ def check(opened: Sequence[dict[str, Any]]) -> int:
         done = subprocess.run(
             [tool, "test", "rules", "tests.yml"], cwd=folder, capture_output=True, text=True, check=False
         )
-    said = done.stdout + done.stderr
-    failed = {number for number in range(len(opened)) if f"name: case-{number}," in said}
+    output = done.stdout + done.stderr
+    failed = {number for number in range(len(opened)) if f"name: case-{number}," in output}
     if done.returncode != 0 and not failed:
-        raise RuntimeError(f"promtool did not run the tests: {said[-2000:]}")
+        raise RuntimeError(f"promtool did not run the tests: {output[-2000:]}")
     return len(opened) - len(failed)
 
 

@@ -185,8 +185,8 @@ def _found(orch: contenders.Orch, job_id: str, fault: Fault, begun: float) -> di
         return _row(fault, None, None, None, "; ".join(event.summary for event in orch.client.events(job_id)[-3:]), "")
     fact = events[0].body["finding"]
     view = next((one for one in orch.client.job(job_id).findings if one.kind == fact["kind"]), None)
-    said, advice = (view.sentence, view.advice) if view is not None else (events[0].summary, "")
-    return _row(fault, fact["kind"], fact.get("rank"), events[0].at - begun, said, advice)
+    sentence, advice = (view.sentence, view.advice) if view is not None else (events[0].summary, "")
+    return _row(fault, fact["kind"], fact.get("rank"), events[0].at - begun, sentence, advice)
 
 
 def _ended(orch: contenders.Orch, job_id: str, fault: Fault, begun: float) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _ended(orch: contenders.Orch, job_id: str, fault: Fault, begun: float) -> di
 
 
 def _row(
-    fault: Fault, kind: str | None, rank: int | None, seconds: float | None, said: str, advice: str
+    fault: Fault, kind: str | None, rank: int | None, seconds: float | None, sentence: str, advice: str
 ) -> dict[str, Any]:
     wanted = fault.ended or fault.kind
     return {
@@ -210,7 +210,7 @@ def _row(
         "found": [kind, rank],
         "right": (kind, rank) == (wanted, fault.rank),
         "seconds": None if seconds is None else round(seconds, 1),
-        "sentence": said,
+        "sentence": sentence,
         "advice": advice,
     }
 
@@ -222,8 +222,8 @@ def section(result: Mapping[str, Any]) -> str:
         kind, rank = one["found"]
         found = "nothing" if kind is None else f"`{kind}`" + ("" if rank is None else f" of rank {rank}")
         took = "–" if one["seconds"] is None else f"{one['seconds']:.0f}"
-        said = one["sentence"].replace("|", "/")
-        rows.append(f"| {one['fault']} | {found} | {'yes' if one['right'] else 'no'} | {took} | {said} |")
+        sentence = one["sentence"].replace("|", "/")
+        rows.append(f"| {one['fault']} | {found} | {'yes' if one['right'] else 'no'} | {took} | {sentence} |")
     right = sum(one["right"] for one in result["faults"])
     loads = [f"{load:.0f}" for load in sorted(one.get("load", result["load"]) for one in result["faults"])]
     load = loads[0] if loads[0] == loads[-1] else f"{loads[0]} to {loads[-1]}"
@@ -251,8 +251,8 @@ def main() -> None:
         for fault in FAULTS:
             if not options.only or fault.name in options.only:
                 row = {**measure(orch, fault), "load": round(os.getloadavg()[1], 1)}
-                told = {key: row[key].replace(str(orch.home), "$ORCH_HOME") for key in ("sentence", "advice")}
-                rows.append(row | told)
+                texts = {key: row[key].replace(str(orch.home), "$ORCH_HOME") for key in ("sentence", "advice")}
+                rows.append(row | texts)
                 print(json.dumps(rows[-1]), flush=True)
     finally:
         orch.close()

@@ -138,7 +138,7 @@ def section(result: Mapping[str, Any]) -> str:
     )
     first = {one["kind"]: one["said"] for one in reversed(found)}
     counts = Counter(one["kind"] for one in found)
-    lines = "".join(f"\n- {counts[kind]} `{kind}`, the first: {said}" for kind, said in first.items())
+    lines = "".join(f"\n- {counts[kind]} `{kind}`, the first: {sentence}" for kind, sentence in first.items())
     return f"{text}{lines}\n" if found else text
 
 

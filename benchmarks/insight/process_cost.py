@@ -50,9 +50,9 @@ def measure(seconds: int = SECONDS) -> dict[str, Any]:
             now[0] += 1.0
             watch.look(rank.pid, rank.pid)
         used = time.process_time() - began
-    told = watch.newest
-    if told is None or told.looks < seconds - 5:
-        raise RuntimeError(f"of {seconds} looks {told.looks if told else 0} were told")
+    newest = watch.newest
+    if newest is None or newest.looks < seconds - 5:
+        raise RuntimeError(f"of {seconds} looks {newest.looks if newest else 0} were told")
     return {
         "measure": "insight_process_cost",
         "seconds": seconds,

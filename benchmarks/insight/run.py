@@ -204,7 +204,7 @@ def matrix(results: Sequence[dict[str, Any]]) -> str:
     for one in results:
         by_fault[one["fault"]].append(one)
     for fault, each in by_fault.items():
-        wrong = Counter(_told(one["found"]) for one in each if not one["right"])
+        wrong = Counter(_finding_text(one["found"]) for one in each if not one["right"])
         instead = ", ".join(f"{kind} ({count})" for kind, count in sorted(wrong.items())) or "–"
         times = [one["seconds"] for one in each if one["right"]]
         took = f"{median(times):.0f} s" if times else "–"
@@ -213,23 +213,23 @@ def matrix(results: Sequence[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _told(found: list[Any] | None) -> str:
+def _finding_text(found: list[Any] | None) -> str:
     return "nothing" if found is None else f"`{found[0]}`" + ("" if found[1] is None else f" of rank {found[1]}")
 
 
 def section(result: dict[str, Any]) -> str:
     """What docs/diagnosis.md shows. Results of earlier versions have neither a month nor alerts."""
-    sound, month, told = result["healthy"], result.get("month"), result.get("alerts")
+    sound, month, alert_counts = result["healthy"], result.get("month"), result.get("alerts")
     text = (
         f"{result['right']} of {result['cases']} cases {_seeds(result)}are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
         f" 60 s or a step longer. {sound['kinds']} kinds of healthy jobs, {sound['runs']} runs of up to twenty minutes: {_count(sound)} findings."
     )
     if month is not None:
         text += f" {month['kinds']} of these kinds for {month['hours']} job hours together, each without a break: {_count(month)} findings."
-    if told is not None:
+    if alert_counts is not None:
         text += (
-            f"\n\nThe alert OrchFinding, with rank and GPU in its labels, fires as it must for {told['fired']} of {result['right']} findings (promtool, with the"
-            f" generated rule), for {told['in_time']} of them within the same time and {told['seconds']} s: a scrape, and its `for`."
+            f"\n\nThe alert OrchFinding, with rank and GPU in its labels, fires as it must for {alert_counts['fired']} of {result['right']} findings (promtool, with the"
+            f" generated rule), for {alert_counts['in_time']} of them within the same time and {alert_counts['seconds']} s: a scrape, and its `for`."
         )
     return text + "\n\n" + matrix(result["faults"])
 

@@ -61,9 +61,9 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def samples_per_second(samples: int, seconds: list[float]) -> float:
     """Of steps that last as long as the slowest rank's."""
-    told = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(told, dist.ReduceOp.MAX)
-    return samples * len(seconds) / float(told.sum())
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return samples * len(seconds) / float(slowest.sum())
 
 
 def trained(
@@ -71,9 +71,9 @@ def trained(
 ) -> tuple[float, list[int]]:
     """Samples per second of the training system, and the shares that it ended with."""
     saved = Path(tempfile.mkdtemp(prefix="orch-balance-")) if place.is_main else None
-    told: list[Any] = [str(saved)]
-    dist.broadcast_object_list(told)
-    environment = read_environment({**_launched(place), "ORCH_CHECKPOINT_DIR": told[0], "ORCH_DEVICE": "cpu"})
+    shared: list[Any] = [str(saved)]
+    dist.broadcast_object_list(shared)
+    environment = read_environment({**_launched(place), "ORCH_CHECKPOINT_DIR": shared[0], "ORCH_DEVICE": "cpu"})
     common: dict[str, Any] = {"checkpoint_frequency": SETTLING, "progress_bar": False}
     if balance == "measured":  # a pass has room for any share
         config = MultiGPUConfig(batch_size=GLOBAL_BATCH, global_batch_size=GLOBAL_BATCH, balance="measured", **common)

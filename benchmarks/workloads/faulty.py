@@ -81,7 +81,7 @@ def main(fault: str, at_step: int, directory: str = "") -> None:
     if fault == "port in use":
         socket.create_server(("127.0.0.1", int(directory)))
     set_up(fault)
-    told, reports = context(), fault != "slow rank, no reports"
+    training, reports = context(), fault != "slow rank, no reports"
     pair = dist.new_group(list(range(dist.get_world_size())))
     model = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -98,14 +98,14 @@ def main(fault: str, at_step: int, directory: str = "") -> None:
         optimizer.step()
         begun = step >= at_step
         rows.step_seconds.value = max(STEP_SECONDS, 0.9 * rows.step_seconds.value + 0.1 * (time.monotonic() - began))
-        if begun and told.rank == FAULTY_RANK:
+        if begun and training.rank == FAULTY_RANK:
             fail(fault, kept)
         if fault == "other group":
-            dist.all_reduce(torch.ones(1), group=pair if begun and told.rank == FAULTY_RANK else None)
+            dist.all_reduce(torch.ones(1), group=pair if begun and training.rank == FAULTY_RANK else None)
         if fault == "full disk" and step % 20 == 0:
-            told.save({"rows": torch.randn(2**17), "step": step}, step=step)
+            training.save({"rows": torch.randn(2**17), "step": step}, step=step)
         if reports:
-            told.report(step=step, loss=math.nan if fault == "nan" and begun else float(loss))
+            training.report(step=step, loss=math.nan if fault == "nan" and begun else float(loss))
 
 
 if __name__ == "__main__":

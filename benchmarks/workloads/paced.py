@@ -41,7 +41,7 @@ def main(target: str, steps: int, milliseconds: float) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = _batch_for(milliseconds / 1000, width)
     inputs = torch.randn(batch, width)
-    told = context()
+    training = context()
     seconds = []
     before = warm_up_steps(milliseconds)
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -53,7 +53,7 @@ def main(target: str, steps: int, milliseconds: float) -> None:
         loss = model(inputs).square().mean()
         loss.backward()
         optimizer.step()
-        told.report(step=step, total_steps=before + steps, samples=batch, loss=float(loss))
+        training.report(step=step, total_steps=before + steps, samples=batch, loss=float(loss))
         seconds.append(time.perf_counter() - began)
     if dist.get_rank() == 0:
         draft = Path(f"{target}.new")

@@ -24,22 +24,22 @@ def main(ledger: str, steps: int, seconds_per_step: float, pause_steps: int = 0,
     """Train; ``ledger`` is the file that gets a line per step and, with ``.pids`` appended, one per process."""
     handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     dist.init_process_group("gloo")
-    told = context()
+    training = context()
     with open(f"{ledger}.pids", "a") as pids:
-        pids.write(f"{told.rank} {os.getpid()}\n")
+        pids.write(f"{training.rank} {os.getpid()}\n")
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
     optimizer = torch.optim.Adam(model.parameters())
-    found = told.load()
+    found = training.load()
     first = found.step if found else 0
     inputs, targets = torch.randn(32, 64), torch.randint(0, 10, (32,))
     for step in range(first + 1, steps + 1):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        told.report(step=step, total_steps=steps)
-        told.save({"step": step}, step=step)
-        if told.is_main:
+        training.report(step=step, total_steps=steps)
+        training.save({"step": step}, step=step)
+        if training.is_main:
             os.write(handle, f"{step} {time.monotonic_ns()} {os.getpid()}\n".encode())
             if pause_steps and step % pause_steps == 0:
                 _stand_still(pause_seconds, busy=step % (2 * pause_steps) == 0)

@@ -23,7 +23,7 @@ def main(ledger: str, steps: int, seconds_per_step: float) -> None:
     """Train from the newest snapshot."""
     handle = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     dist.init_process_group("gloo")
-    rank, told = dist.get_rank(), context()
+    rank, training = dist.get_rank(), context()
     with open(f"{ledger}.pids", "a") as pids:
         pids.write(f"{rank} {os.getpid()}\n")
     torch.manual_seed(0)
@@ -33,7 +33,7 @@ def main(ledger: str, steps: int, seconds_per_step: float) -> None:
     model = DistributedDataParallel(body)
     optimizer = torch.optim.Adam(body.parameters())
     first = 0
-    if (saved := told.load()) is not None:
+    if (saved := training.load()) is not None:
         model.load_state_dict(saved.state["model"])
         optimizer.load_state_dict(saved.state["optimizer"])
         first = saved.step
@@ -42,12 +42,12 @@ def main(ledger: str, steps: int, seconds_per_step: float) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
-        told.report(step=step, total_steps=steps)
+        training.report(step=step, total_steps=steps)
         if rank == 0:
             os.write(handle, f"{step} {time.monotonic_ns()} {os.getpid()}\n".encode())
-        if told.should_save(step):
+        if training.should_save(step):
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ballast": ballast.state_dict()}
-            told.save(state, step=step)
+            training.save(state, step=step)
         time.sleep(seconds_per_step)
     dist.destroy_process_group()
 

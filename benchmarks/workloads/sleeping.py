@@ -13,10 +13,10 @@ from orchestrator.train import context
 
 def main(steps: int, seconds_per_step: float) -> None:
     """Report ``steps`` steps."""
-    told = context()
+    training = context()
     for step in range(1, steps + 1):
         time.sleep(seconds_per_step)
-        told.report(step=step, total_steps=steps, loss=1.0 / step)
+        training.report(step=step, total_steps=steps, loss=1.0 / step)
 
 
 if __name__ == "__main__":

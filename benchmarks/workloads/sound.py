@@ -20,8 +20,8 @@ EVALUATE_EVERY, SAVE_EVERY = 40, 60
 
 def main(seconds: float, step_seconds: float, manner: str) -> None:
     """Train for so long."""
-    told = context()
-    if told.world_size > 1:
+    training = context()
+    if training.world_size > 1:
         dist.init_process_group("gloo")
     rnd = random.Random(os.environ["ORCH_JOB_ID"])
     weight, step, ends = torch.zeros(64, 64), 0, time.time() + seconds
@@ -33,15 +33,15 @@ def main(seconds: float, step_seconds: float, manner: str) -> None:
         weight = (weight + torch.randn(64, 64) @ torch.randn(64, 64)).tanh()
         time.sleep(pause)
         over = torch.tensor([float(time.time() >= ends)])
-        if told.world_size > 1:
+        if training.world_size > 1:
             dist.all_reduce(over)
         if manner == "evaluates" and step % EVALUATE_EVERY == 0:
-            told.report(step=step, phase="evaluate")
+            training.report(step=step, phase="evaluate")
             time.sleep(8.0 * step_seconds)
         if manner == "saves" and step % SAVE_EVERY == 0:
-            told.save({"weight": weight, "step": step}, step=step)
+            training.save({"weight": weight, "step": step}, step=step)
         if manner != "silent":
-            told.report(step=step, phase="train", loss=2.0 / step + rnd.random())
+            training.report(step=step, phase="train", loss=2.0 / step + rnd.random())
         if float(over[0]):
             return
 

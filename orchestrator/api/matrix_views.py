@@ -67,7 +67,7 @@ class MatrixView(View):
     """A matrix and its jobs, by combination.
 
     ``state``: PENDING, RUNNING or SUSPENDED; SUCCEEDED when every combination has, else FAILED when one has, else CANCELLED.
-    ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that can be told,
+    ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that is known,
     and ``eta_low_seconds`` and ``eta_high_seconds`` are its bounds: with every job at its own.
 
     Of a search, ``objectives`` has `min` or `max` by name, ``searching`` tells whether further trials come, ``paused`` that none does until it is

@@ -195,14 +195,14 @@ class NodeVerb(StrEnum):
 class SessionChannel(Protocol):
     """An open session beside a rank. Every method except ``close`` raises RefusedError when the rank is out of reach.
 
-    ``read`` and ``tell`` may run at the same time, each once.
+    ``read`` and ``send`` may run at the same time, each once.
     """
 
     async def read(self, seconds: float) -> SessionOutput:
         """Return the output; wait for some for at most ``seconds``. The last answer has an end."""
         ...
 
-    async def tell(self, message: SessionMessage) -> None:
+    async def send(self, message: SessionMessage) -> None:
         """Send a client's message; return when it was taken."""
         ...
 

@@ -51,7 +51,7 @@ def run_benchmark(request: BenchRequest, *, environ: Mapping[str, str], note: Ca
         machine = look_at(ranks, request)
         sizes = ranks_of(request, gpus=len(machine.torch_sees["gpus"]) if machine.device == "cuda" else 0)
         cells = cells_of(request, sizes)
-    _say_plan(request, machine, cells, environ, note)
+    _note_plan(request, machine, cells, environ, note)
     environment = describe_environment(machine.torch_sees, machine.readers, environ)
     try:
         results = Rounds(request, machine, cells, logs, environ).all(note)
@@ -89,7 +89,7 @@ def _readers(uuids: Sequence[str]) -> tuple[GpuReader, ...]:
     return chosen if len(chosen) == len(wanted) else ()
 
 
-def _say_plan(
+def _note_plan(
     request: BenchRequest,
     machine: Machine,
     cells: Sequence[Cell],

@@ -47,13 +47,13 @@ class Rounds:
 
     def all(self, note: Callable[[str], None]) -> tuple[CellResult, ...]:
         """Make every run; results in the order of the cells."""
-        began, told = time.monotonic(), -1
+        began, reported = time.monotonic(), -1
         try:
             for number, cell in rounds(tuple(self._results), self._request.runs):
-                if number != told and number:
+                if number != reported and number:
                     left = (time.monotonic() - began) / number * (self._request.runs - number)
                     note(f"round {number} of {self._request.runs} done, about {left:.0f}s left")
-                told = number
+                reported = number
                 if not self._results[cell].error:
                     self._one(number, cell, note)
         finally:

@@ -61,13 +61,13 @@ def _each_job(session: Session, refs: list[str]) -> Iterator[str]:
 
 
 def _search_over(session: Session, matrix_id: str) -> MatrixView:
-    """Return a search once no further trial comes; tells of each that has ended."""
-    client, told = session.client(), 0
+    """Return a search once no further trial comes; print a line for each trial that has ended."""
+    client, reported = session.client(), 0
     for view in following.watch(client, lambda: client.matrix(matrix_id), job_ids=(), patience=session.patience()):
         ended = sum(job.ended_at is not None for job in view.jobs)
-        if ended != told:
+        if ended != reported:
             session.console.note(f"{matrix_id} {ended} of {view.count} trials ended")
-            told = ended
+            reported = ended
         if not view.searching:
             return view
     raise AssertionError("a watch has no end")
@@ -75,13 +75,13 @@ def _search_over(session: Session, matrix_id: str) -> MatrixView:
 
 def _wait_one(session: Session, ref: str) -> JobView:
     client, patience = session.client(), session.patience()
-    told = ""
+    shown = ""
     job_id = following.present(lambda: client.job(ref), patience).id
     for job in following.watch(client, lambda: client.job(job_id), job_ids=[job_id], patience=patience):
         if job.is_terminal:
             return job
-        if told != (told := f"{job.state}: {job.reason}"):
-            session.console.note(f"{job.id} {clean(told)}")
+        if shown != (shown := f"{job.state}: {job.reason}"):
+            session.console.note(f"{job.id} {clean(shown)}")
     raise AssertionError("a watch has no end")
 
 

@@ -68,7 +68,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         raise BadRequestError(f"{request.command[0]}: no such command", hint="give its path, or check PATH")
     earlier = _earlier(request.compare_with)
     with tempfile.TemporaryDirectory(prefix="orch-record-") as scratch, _Signals() as signals:
-        said = TrainingFile(Path(scratch) / "training.json")
+        training_file = TrainingFile(Path(scratch) / "training.json")
         watched = _RecordedCommand(session, request, Path(scratch))
         options = RecordOptions(
             directory=request.output,
@@ -78,7 +78,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
             columns=request.columns,
             gpu=request.gpu,
             stats_file=request.stats_file,
-            training=watched.training if request.job else said,
+            training=watched.training if request.job else training_file,
         )
         try:
             recorder = Recorder(watched.gpus.readers, options)
@@ -178,8 +178,8 @@ class _RecordedCommand:
         progress = self._job.progress
         if progress is None:
             return {}
-        said = {"epoch": progress.epoch, "batch": progress.step, "phase": progress.phase}
-        return {key: value for key, value in said.items() if value is not None}
+        fields = {"epoch": progress.epoch, "batch": progress.step, "phase": progress.phase}
+        return {key: value for key, value in fields.items() if value is not None}
 
     def wait(self, scratch: Path, signals: _Signals) -> int:
         """Wait until the recording must end; return the exit code."""

@@ -172,15 +172,15 @@ class UploadBar:
         self._bar.at(done, "upload of working_dir")
 
     def ended(self, uploaded: Uploaded) -> None:
-        """Say what was uploaded, and what ignore files left out."""
+        """Print what was uploaded, and what ignore files left out."""
         from orchestrator.cli.render.units import size
 
         if self._bar is not None:
             self._bar.end()
-        told = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
+        text = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
         if uploaded.sent_bytes < uploaded.size_bytes:
-            told += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
-        self._session.console.note(told)
+            text += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
+        self._session.console.note(text)
         if uploaded.left_out is not None:
             found = uploaded.left_out
             more = "at least " if found.more else ""

@@ -58,9 +58,9 @@ def _opened(before: Job | None, after: Job) -> list[Finding]:
 
 
 def _finding_payload(finding: Finding, payload: dict[str, Any]) -> dict[str, Any]:
-    told = finding_to_dict(finding, payload["job_id"])
-    text = f"{payload['job_id']}: {told['sentence']}\n{told['advice']}"
-    return {**payload, "text": text, "finding": told}
+    described = finding_to_dict(finding, payload["job_id"])
+    text = f"{payload['job_id']}: {described['sentence']}\n{described['advice']}"
+    return {**payload, "text": text, "finding": described}
 
 
 def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def _payload(before: Job | None, job: Job, at: float) -> dict[str, Any]:
     failure = job.failure if job.state in (JobState.FAILED, JobState.RECOVERING) else None
     reason = sentence(job.reason)[:_LONGEST_REASON]
     lines = [f"{job.id} is {job.state}: {reason}"]
-    if failure is not None and (told := failure_advice(failure, job.id)):
-        lines.append(told)
+    if failure is not None and (advice := failure_advice(failure, job.id)):
+        lines.append(advice)
     return {
         "text": "\n".join(lines),
         "job_id": job.id,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Runs one home. ``start`` returns when jobs are accepted and placed; ``run`` when told to stop.
+    """Runs one home. ``start`` returns when jobs are accepted and placed; ``run`` when asked to stop.
 
     ``tasks`` run from the moment when gangs can be placed, ``settle`` writes what is only in memory, ``close`` releases the home.
     """
@@ -95,7 +95,7 @@ class Daemon:
         self._abandoned = True
 
     async def run(self) -> None:
-        """Run until told to stop. Raises a background task's error."""
+        """Run until asked to stop. Raises a background task's error."""
         if self._abandoned:
             return
         await self._request.wait()

@@ -2,7 +2,7 @@
 
 One task owns the live jobs. Facts, commands and deadlines wake it; it never polls. In one round it folds what arrived,
 calls ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
-records as folded here), and only then publishes it and passes the effects to the runtime: what a user was told stays
+records as folded here), and only then publishes it and passes the effects to the runtime: what was reported to a user stays
 true after a power cut.
 """
 

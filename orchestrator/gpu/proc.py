@@ -105,7 +105,7 @@ def waits_on_lock(pid: int, proc: Path = PROC) -> bool:
 
 
 def sleeps_in(pid: int, proc: Path = PROC) -> Sleep | None:
-    """What the main thread, which sleeps, waits for; None where the kernel does not tell."""
+    """What the main thread, which sleeps, waits for; None where the kernel does not report it."""
     try:
         where = _read(f"{proc}/{pid}/wchan")
         if where not in {b"", b"0"}:

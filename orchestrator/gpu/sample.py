@@ -64,7 +64,7 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process with a context on the GPU; `memory_bytes` is None where the driver does not tell."""
+    """A process with a context on the GPU; `memory_bytes` is None where the driver does not report it."""
 
     pid: int
     memory_bytes: int | None

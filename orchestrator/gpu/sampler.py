@@ -246,7 +246,7 @@ class Sampler:
             self._on_change()
 
     def _fail(self, error: Exception) -> None:
-        """Note a failure, tell the listeners, and pause before the next try."""
+        """Record a failure, notify the listeners, and pause before the next try."""
         pause = self._pace.retry(self.failures)
         self.failures += 1
         self._lost = isinstance(error, GpuLostError)

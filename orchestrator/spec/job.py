@@ -187,7 +187,7 @@ def parse_jobs(
     """Read a job file that may have a matrix; the arguments are those of `parse_job`.
 
     Raises:
-        SpecError: with every problem; one that several combinations have is told once.
+        SpecError: with every problem; one that several combinations have is reported once.
 
     """
     problems: list[Problem] = []

@@ -131,7 +131,7 @@ WORDS = re.compile(
 
 
 def find_launcher(words: tuple[str, ...], *, python: str | None, module: str | None) -> tuple[Launcher, int] | None:
-    """Recognize a launcher by a command's first words, or by the module or script that Python is told to run.
+    """Recognize a launcher by a command's first words, or by the module or script that Python is to run.
 
     `words` begin with the command itself, or with the script or module when Python runs it. Returns the launcher
     and how many of the words are its name.

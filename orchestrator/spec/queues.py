@@ -90,18 +90,18 @@ def queue_problems(queues: Sequence[QueueSpec]) -> list[str]:
 
 
 def _own_problems(queue: QueueSpec) -> list[str]:
-    told = f"queue {queue.name!r}"
+    label = f"queue {queue.name!r}"
     problems = []
     if not _NAME.fullmatch(queue.name):
-        problems.append(f"{told}: a name has lower-case letters, digits and dashes, at most 50")
+        problems.append(f"{label}: a name has lower-case letters, digits and dashes, at most 50")
     if not 0 <= queue.guaranteed <= MOST_GPUS:
-        problems.append(f"{told}: guaranteed={queue.guaranteed} is not from 0 to {MOST_GPUS}")
+        problems.append(f"{label}: guaranteed={queue.guaranteed} is not from 0 to {MOST_GPUS}")
     if queue.maximum is not None and not 0 <= queue.maximum <= MOST_GPUS:
-        problems.append(f"{told}: maximum={queue.maximum} is not from 0 to {MOST_GPUS}")
+        problems.append(f"{label}: maximum={queue.maximum} is not from 0 to {MOST_GPUS}")
     if queue.maximum is not None and queue.guaranteed > queue.maximum:
-        problems.append(f"{told}: guaranteed={queue.guaranteed} is more than maximum={queue.maximum}")
+        problems.append(f"{label}: guaranteed={queue.guaranteed} is more than maximum={queue.maximum}")
     if not 0 < queue.weight <= MOST_WEIGHT:
-        problems.append(f"{told}: weight={queue.weight:g} is not above 0 and at most {MOST_WEIGHT}")
+        problems.append(f"{label}: weight={queue.weight:g} is not above 0 and at most {MOST_WEIGHT}")
     return problems
 
 

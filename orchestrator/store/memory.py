@@ -43,7 +43,7 @@ class MemoryStore(MemoryMatrices):
         self._places: dict[tuple[str, str], StoredPlace] = {}
         self._notices: dict[int, tuple[StoredNotice, float]] = {}
         self._untidied: dict[JobId, None] = {}
-        self._told = 0
+        self._last_notice = 0
         self._sequence = 0
         self._closed = False
 
@@ -159,8 +159,8 @@ class MemoryStore(MemoryMatrices):
 
     def _note(self, notices: Sequence[Notice]) -> None:
         for notice in notices:
-            self._told += 1
-            self._notices[self._told] = (StoredNotice(self._told, notice, 0), 0.0)
+            self._last_notice += 1
+            self._notices[self._last_notice] = (StoredNotice(self._last_notice, notice, 0), 0.0)
 
     async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
         """Return the notices due by ``now``; see ``port.Store.due_notices``."""

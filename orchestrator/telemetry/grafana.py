@@ -144,8 +144,8 @@ class _Grafana:
             ) from error
 
     def _refusal(self, status: int, answer: dict[str, Any], what: str) -> GrafanaError:
-        said = str(answer.get("message", "no reason given"))[:300]
-        return GrafanaError(f"Grafana refused {what} ({status}): {said}", hint=_HINTS.get(status, _OTHER_HINT))
+        message = str(answer.get("message", "no reason given"))[:300]
+        return GrafanaError(f"Grafana refused {what} ({status}): {message}", hint=_HINTS.get(status, _OTHER_HINT))
 
 
 _HINTS: Final = {

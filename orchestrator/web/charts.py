@@ -195,7 +195,7 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
     lines = [
         _line(one, number, axis, (low, high), alone=len(chart.curves) == 1) for number, one in enumerate(chart.curves)
     ]
-    told = "; ".join(f"{one.label}: {_in_words(curve)}" for one, curve in zip(lines, chart.curves, strict=True))
+    descriptions = "; ".join(f"{one.label}: {_in_words(curve)}" for one, curve in zip(lines, chart.curves, strict=True))
     return Drawing(
         title=chart.name,
         unit=chart.unit,
@@ -203,7 +203,7 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
         top=words.number(high),
         middle=words.number((low + high) / 2),
         bottom=words.number(low),
-        told=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.told(axis.begin)} to {axis.told(axis.end)}. {told}",
+        told=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.told(axis.begin)} to {axis.told(axis.end)}. {descriptions}",
         merged=chart.merged,
     )
 

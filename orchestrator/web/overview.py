@@ -106,7 +106,7 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
     level = words.level(ratio)
     if shown == "job":
         level = 2 + 2 * (jobs.index(job) % 4) if job in jobs else 0
-    told = [
+    facts = [
         f"GPU {row.get('index')} {row.get('model') or ''}",
         f"load {words.percent(load) or 'unknown'}",
         f"memory {words.size(used) or 'unknown'} of {words.size(total) or 'unknown'}",
@@ -118,7 +118,7 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
         level=level,
         text=text if not trouble else CONDITIONS.get(condition, condition),
         below=(job if shown == "job" else f"rank {row.get('rank')}") if job else "free",
-        title=words.clean("; ".join(told)),
+        title=words.clean("; ".join(facts)),
         href=job_address(str(job)) if job else f"{node_address(node)}?{urlencode({'gpu': row.get('gpu_uuid') or ''})}",
         trouble=trouble,
     )

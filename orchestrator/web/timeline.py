@@ -43,5 +43,5 @@ def timeline(job: JobView, now: float) -> str:
         )
         for one in job.attempts
     ]
-    told = "; ".join(bar.label for bar in bars)
-    return render("timeline.html", bars=bars, told=told, began=began, ended=ended, width=WIDTH, job=job)
+    description = "; ".join(bar.label for bar in bars)
+    return render("timeline.html", bars=bars, told=description, began=began, ended=ended, width=WIDTH, job=job)

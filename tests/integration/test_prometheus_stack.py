@@ -107,7 +107,7 @@ class Seen:
         check_texts(watched)
         self.received = watched.received()
 
-    def told(self, name: str, **labels: str) -> list[dict[str, Any]]:
+    def received_of(self, name: str, **labels: str) -> list[dict[str, Any]]:
         """What people were told of this alert."""
         return [a for a in self.received if {"alertname": name, **labels}.items() <= a["labels"].items()]
 
@@ -176,7 +176,9 @@ def tell_of_jobs(world: World) -> Seen:
         watched, "OrchJobImbalance", "OrchGpuStraggler", "OrchRankStraggler", "OrchCheckpointTooOld", "OrchQueueStuck",
         "OrchJobRestartLoop", "OrchJobFailed",
     )  # fmt: skip
-    watched.eventually(lambda: watched.told("OrchJobImbalance", job_id=slow), "the imbalance reaches the webhook")
+    watched.eventually(
+        lambda: watched.received_of("OrchJobImbalance", job_id=slow), "the imbalance reaches the webhook"
+    )
     seen.facts["uneven"] = {name: seen.jobs(name) for name in UNEVEN}  # before anything is killed or ended
     stack.client.cancel(waits)
     note_the_ledger(world, seen, slow, even)
@@ -277,7 +279,7 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
     for index in range(len(driver)):
         stop_exporter(world, driver.uuid(index))
     seen.until_fired(watched, "OrchNodeDown")
-    watched.eventually(lambda: watched.told("OrchNodeDown"), "the node reaches the webhook")
+    watched.eventually(lambda: watched.received_of("OrchNodeDown"), "the node reaches the webhook")
     seen.finish(watched)
     return seen
 
@@ -302,7 +304,7 @@ def stop_exporter(world: World, uuid: str) -> None:
 
 
 def test_the_imbalance_reaches_people_and_names_the_job(simulated: Seen) -> None:
-    (first, *_) = simulated.told("OrchJobImbalance")
+    (first, *_) = simulated.received_of("OrchJobImbalance")
     assert first["labels"]["job_id"].startswith("slow-")
     assert first["annotations"]["summary"].startswith("Job slow-")
     assert first["annotations"]["runbook_url"].endswith("/OrchJobImbalance.md")

@@ -116,9 +116,11 @@ def test_alerts_for_what_no_test_may_do_to_a_machine(
         )
         # A cause hides its effects: the hang the old checkpoint, the full disk the one that fills.
         watched.eventually(lambda: "OrchCheckpointTooOld" in watched.firing(), "the checkpoint is too old")
-        watched.eventually(lambda: watched.told("OrchJobHangSuspected"), "the hang reaches the webhook")
-        watched.eventually(lambda: watched.told("OrchDiskAlmostFull", path="/full"), "the disk reaches the webhook")
-        assert not watched.told("OrchCheckpointTooOld", job_id="stuck-222222")
+        watched.eventually(lambda: watched.received_of("OrchJobHangSuspected"), "the hang reaches the webhook")
+        watched.eventually(
+            lambda: watched.received_of("OrchDiskAlmostFull", path="/full"), "the disk reaches the webhook"
+        )
+        assert not watched.received_of("OrchCheckpointTooOld", job_id="stuck-222222")
         check_rules_are_well(watched)
         check_texts(watched)
         assert watched.query('orch_job_state{job_id="ended-222222"}')

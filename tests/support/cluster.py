@@ -121,8 +121,8 @@ class RayCluster:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return told
+        reply: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return reply
 
     def clean_environ(self) -> dict[str, str]:
         """This process's environment with the cluster's settings and no others of Ray."""
@@ -133,8 +133,8 @@ class RayCluster:
 
         def start() -> None:
             options = self._options(cpus or self._cpus, self._gpus, gcs_address=self.address)
-            told = self._start("tests.support.cluster", options, environ)
-            added.append(RayNode(id=told["node_id"], raylet=told["pids"]["raylet"][0]))
+            reply = self._start("tests.support.cluster", options, environ)
+            added.append(RayNode(id=reply["node_id"], raylet=reply["pids"]["raylet"][0]))
 
         threads = [threading.Thread(target=start) for _ in range(count)]
         for thread in threads:

@@ -50,9 +50,9 @@ def stacks(pid: int) -> str:
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=False)
-        told = done.stdout or done.stderr
+        output = done.stdout or done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        told = str(error)
+        output = str(error)
     with contextlib.suppress(OSError):
-        told += "\nkernel: " + Path(f"/proc/{pid}/wchan").read_text()
-    return told
+        output += "\nkernel: " + Path(f"/proc/{pid}/wchan").read_text()
+    return output

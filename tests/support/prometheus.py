@@ -159,12 +159,12 @@ class Watched:
         """Every alert that has fired since Prometheus was started."""
         return {s["metric"]["alertname"] for s in self.query('last_over_time(ALERTS{alertstate="firing"}[10m])')}
 
-    def told(self, name: str, **labels: str) -> list[dict[str, Any]]:
-        """What the webhook was told of this alert."""
+    def received_of(self, name: str, **labels: str) -> list[dict[str, Any]]:
+        """Return what the webhook received of this alert."""
         return [a for a in self.received() if {"alertname": name, **labels}.items() <= a["labels"].items()]
 
     def received(self) -> list[dict[str, Any]]:
-        """Every firing alert that the webhook was told of."""
+        """Return every firing alert that the webhook received."""
         return [alert for message in self.webhook.taken for alert in message["alerts"] if alert["status"] == "firing"]
 
     def empty_queries(self) -> set[str]:

@@ -27,10 +27,10 @@ def as_user(uid: int, action: Callable[[], object]) -> str:
             os.setgid(uid)
             os.setuid(uid)
             try:
-                said = f"{action()}"
+                output = f"{action()}"
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-            os.write(writer, said.encode())
+                output = f"{type(error).__name__}: {error}"
+            os.write(writer, output.encode())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -38,7 +38,7 @@ def as_user(uid: int, action: Callable[[], object]) -> str:
             os._exit(code)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
-        said = pipe.read().decode()
+        output = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    assert status == 0, said
-    return said
+    assert status == 0, output
+    return output

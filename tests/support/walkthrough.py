@@ -60,17 +60,17 @@ class Recorded:
     def posted(self, events: Sequence[Event]) -> None:
         """The runtime tells the loop."""
         self._posted |= {id(event) for event in events}
-        self.line(f"G->>L: {_told(events)}")
+        self.line(f"G->>L: {_event_names(events)}")
 
     def written(self, changes: Sequence[Change]) -> None:
         """One round of the loop: what it folded, what it decided, and what it wrote in one transaction."""
         for change in changes:
             if id(change.event) not in self._posted:
                 self.line("L->>D: the live jobs")
-                self.line(f"D-->>L: {_told([change.event])}")
-            self.line(f"L->>F: {_told([change.event])}")
+                self.line(f"D-->>L: {_event_names([change.event])}")
+            self.line(f"L->>F: {_event_names([change.event])}")
             self.line(f"F-->>L: {_phase(change.after)}")
-        self.line(f"L->>S: {_told([change.event for change in changes])}, and the record (one transaction)")
+        self.line(f"L->>S: {_event_names([change.event for change in changes])}, and the record (one transaction)")
 
     def ordered(self, job: Job, effect: Effect | None) -> None:
         """The loop orders an effect; the same again is no news."""
@@ -86,7 +86,7 @@ def _phase(job: Job) -> str:
     return state if name.upper() == state else f"{state} ({name})"
 
 
-def _told(events: Sequence[Event]) -> str:
+def _event_names(events: Sequence[Event]) -> str:
     kinds = Counter(type(event).__name__ for event in events)
     ranks = [event.exit.rank for event in events if isinstance(event, RankExited)]
     return ", ".join(

@@ -41,14 +41,14 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 pid, answer = key.data
-                _tell(answer, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                _send(answer, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 answer.close()
                 continue
             received = receive(control)
             if received is None:
                 return None
-            request, (*files, told) = received
-            answer = socket.socket(fileno=told)
+            request, (*files, reply_handle) = received
+            answer = socket.socket(fileno=reply_handle)
             pid = os.fork()
             if pid == 0:
                 _leave(selector)
@@ -57,7 +57,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                 return request
             for handle in files:
                 os.close(handle)
-            _tell(answer, pid)
+            _send(answer, pid)
             selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, answer))
 
 
@@ -72,7 +72,7 @@ def _leave(selector: selectors.BaseSelector) -> None:
     selector.close()
 
 
-def _tell(answer: socket.socket, number: int) -> None:
+def _send(answer: socket.socket, number: int) -> None:
     try:
         answer.send(str(number).encode())
     except OSError:  # the client has closed its end

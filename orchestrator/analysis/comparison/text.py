@@ -20,7 +20,7 @@ CAUTION: Final = (
 )
 
 NEARLY_ALL: Final = 0.95
-"""Of a difference without a result, one in at least this share of the parts is told: one slow movement, or two curves that keep apart."""
+"""Of a difference without a result, one in at least this share of the parts is reported: one slow movement, or two curves that keep apart."""
 
 
 def comparison_text(comparison: Comparison) -> str:

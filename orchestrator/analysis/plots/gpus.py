@@ -101,8 +101,8 @@ def _range(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity, time: TimeA
     lowest, highest = int(means.argmin()), int(means.argmax())
     axis.plot(middles, table[lowest], color=COLOURS[1], linewidth=0.9, linestyle="--", label="GPU of the lowest mean")
     axis.plot(middles, table[highest], color=COLOURS[6], linewidth=0.9, linestyle=":", label="GPU of the highest mean")
-    said = f"lowest mean: {gpus[lowest].label}, highest: {gpus[highest].label}"
-    axis.set_title(said, fontsize="small", loc="right", color=GREY)
+    title = f"lowest mean: {gpus[lowest].label}, highest: {gpus[highest].label}"
+    axis.set_title(title, fontsize="small", loc="right", color=GREY)
 
 
 def _limits(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> None:
@@ -211,8 +211,8 @@ def _distribution(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> N
     step = 1 if few else max(1, len(gpus) // 16)
     axis.set_xticks(range(0, len(gpus), step), [str(gpu.index) for gpu in gpus[::step]], fontsize="small")
     axis.set_ylim(0, 1.12 * float(np.nanmax(means)) or 1)
-    said = f"mean {shown.name} of each GPU; dashed: {centre:,.1f} {shown.unit}; CV {100 * cv:.1f} % ({band(cv).capitalize()})"
-    finish(axis, y=f"{shown.name} ({shown.unit})", title=said)
+    title = f"mean {shown.name} of each GPU; dashed: {centre:,.1f} {shown.unit}; CV {100 * cv:.1f} % ({band(cv).capitalize()})"
+    finish(axis, y=f"{shown.name} ({shown.unit})", title=title)
 
 
 def _cv_over_time(axis: Any, windows: Windows, quantity: Quantity, run: Run) -> None:

@@ -109,8 +109,8 @@ def _largest(values: Floats) -> float | None:
 
 def _slowdown(samples: Sequence[RecordedSample]) -> float | None:
     """Return the lowest temperature at which the GPU reports to slow down or to exceed its rating."""
-    told = next((sample.temperature_limits for sample in samples if sample.temperature_limits), ())
-    return min((celsius for _, _, celsius in told if celsius > 0), default=None)
+    limits = next((sample.temperature_limits for sample in samples if sample.temperature_limits), ())
+    return min((celsius for _, _, celsius in limits if celsius > 0), default=None)
 
 
 def _training(samples: Sequence[RecordedSample]) -> Progress | None:
@@ -119,9 +119,9 @@ def _training(samples: Sequence[RecordedSample]) -> Progress | None:
     before: object = None
     for sample in samples:
         if sample.training and sample.training != before:
-            before = said = sample.training
+            before = labels = sample.training
             rows.append(
-                {"at": sample.timestamp, "attempt": 1, "step": said.get("batch"), "epoch": said.get("epoch")}
-                | {"phase": said.get("phase"), "total_steps": said.get("total_steps")}
+                {"at": sample.timestamp, "attempt": 1, "step": labels.get("batch"), "epoch": labels.get("epoch")}
+                | {"phase": labels.get("phase"), "total_steps": labels.get("total_steps")}
             )
     return progress_of(rows)

@@ -29,23 +29,23 @@ class Reader:
     ended: dict[tuple[str, str], tuple[Trial, str]] = field(default_factory=dict)
     growing: dict[str, tuple[tuple[int, int], dict[int, float]]] = field(default_factory=dict)
 
-    def trial(self, told: Mapping[str, Any]) -> tuple[Trial, str]:
+    def trial(self, record: Mapping[str, Any]) -> tuple[Trial, str]:
         """Return a trial with what it has given, and what is missing of an ended one."""
-        key = (told["directory"], told["state"])
+        key = (record["directory"], record["state"])
         if key in self.ended:
             return self.ended[key]
-        directory = Path(told["directory"])
+        directory = Path(record["directory"])
         reported: dict[int, float] = {}
-        if self.space.prunes and told["state"] in ("running", "complete", "pruned"):
-            reported = self._reported(directory, running=told["state"] == "running")
+        if self.space.prunes and record["state"] in ("running", "complete", "pruned"):
+            reported = self._reported(directory, running=record["state"] == "running")
         given, missing = None, ""
-        if told["state"] == "complete":
+        if record["state"] == "complete":
             given, missing = objectives_given(directory, self.space.objectives)
         trial = Trial(
-            number=told["number"], state=told["state"], values=told["values"], objectives=given, reported=reported
+            number=record["number"], state=record["state"], values=record["values"], objectives=given, reported=reported
         )
         if trial.state != "running":
-            self.growing.pop(told["directory"], None)
+            self.growing.pop(record["directory"], None)
             self.ended[key] = trial, missing
         return trial, missing
 
@@ -67,7 +67,7 @@ class Reader:
 
 def answer(reader: Reader, question: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to one line: values to try, trials to end, and what each ended trial has given."""
-    read = [reader.trial(told) for told in question["trials"]]
+    read = [reader.trial(record) for record in question["trials"]]
     trials = [trial for trial, _ in read]
     advice = advise(reader.space, trials, question["want"])
     return {
@@ -78,10 +78,10 @@ def answer(reader: Reader, question: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def space_of(told: Mapping[str, Any]) -> Space:
+def space_of(fields: Mapping[str, Any]) -> Space:
     """Return the space that the first line describes."""
-    ranges = {name: Range(**bounds) for name, bounds in told["ranges"].items()}
-    return Space(**{**told, "ranges": ranges})
+    ranges = {name: Range(**bounds) for name, bounds in fields["ranges"].items()}
+    return Space(**{**fields, "ranges": ranges})
 
 
 def main(lines: TextIO, out: TextIO) -> int:

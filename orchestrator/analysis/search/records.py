@@ -72,15 +72,15 @@ def at_shared_steps(
     if not newest:
         return {}
     known = np.array(sorted(newest))
-    told = np.array([newest[step] for step in sorted(newest)])
+    reports = np.array([newest[step] for step in sorted(newest)])
     grid = np.array([step for step in shared_steps(int(known[-1])) if step >= known[0]])
     if better is None:
-        found = np.interp(grid, known, told)
+        found = np.interp(grid, known, reports)
     else:
         of_both = np.maximum if better == "max" else np.minimum
         after = np.searchsorted(known, grid)
         before = np.where(known[after] == grid, after, after - 1)
-        found = of_both(told[before], told[after])  # not a number if one of them is not
+        found = of_both(reports[before], reports[after])  # not a number if one of them is not
     return dict(zip(grid.tolist(), found.tolist(), strict=True))
 
 

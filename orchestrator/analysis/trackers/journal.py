@@ -1,7 +1,7 @@
 """How far a job's records went into one tracker: a small file, replaced whole and synced.
 
 A point is written here before the tracker gets it, and leaves once the tracker is known to have kept it. So a process that is
-killed at any moment is followed by one that can tell what is missing. The file lies in the job's directory, where the job
+killed at any moment is followed by one that knows what is missing. The file lies in the job's directory, where the job
 may write as well: what is not as this module writes it is an empty journal.
 """
 

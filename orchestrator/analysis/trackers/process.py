@@ -49,7 +49,7 @@ EXIT_BUSY: Final = 76
 
 @dataclass(slots=True)
 class Orders:
-    """What the daemon has said: ``ended`` is set once the job has, in the state ``outcome``."""
+    """What the daemon has reported: ``ended`` is set once the job has, in the state ``outcome``."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     outcome: str = ""
@@ -152,7 +152,7 @@ def main(
     orders = Orders()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     folder = job / j.FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: of a job that was removed nothing is told
+    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: of a job that was removed nothing is reported
     with (folder / f"{tracker}.lock").open("w") as lock:
         if not _locked(lock.fileno()):
             return EXIT_BUSY

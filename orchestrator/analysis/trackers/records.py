@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0
-"""A window is told once it has been over for so long: exporters write within a second, and clocks of nodes differ."""
+"""A window is reported once it has been over for so long: exporters write within a second, and clocks of nodes differ."""
 MOST_BYTES: Final = 2**20
 MOST_LINES: Final = 200
 MOST_GPUS: Final = 1024

@@ -229,7 +229,7 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
     ) -> Response:
         """Jobs, newest first; `before`, the id of a job, continues after it."""
-        version = service.change_version()  # before the jobs: what changes in between is then told again, not lost
+        version = service.change_version()  # before the jobs: what changes in between is then reported again, not lost
         earlier = None if before is None else await service.resolve(before)
         query = JobFilter(user=user, states=_states(state or []), since=since, before=earlier, limit=limit)
         found = tuple(await service.jobs(query))

@@ -29,7 +29,7 @@ METHODS = ("GET", "HEAD")
 
 
 class MetricsPage(NamedTuple):
-    """A page of metrics and its media type, which tells text format and OpenMetrics apart."""
+    """A page of metrics and its media type, which distinguishes text format from OpenMetrics."""
 
     body: bytes
     content_type: str

@@ -202,20 +202,20 @@ class _Session:
                 return
             data, text = message.get("bytes"), message.get("text")
             if data:
-                await self._channel.tell(Input(data=data))
+                await self._channel.send(Input(data=data))
             elif text is not None:
                 await self._control(_parsed(ControlBody, text))
 
     async def _control(self, body: ControlBody) -> None:
         if body.resize is not None:
             rows, columns = body.resize
-            await self._channel.tell(Size(rows=rows, columns=columns))
+            await self._channel.send(Size(rows=rows, columns=columns))
         if body.signal is not None:
             if body.signal not in SIGNALS:
                 raise BadRequestError(f"signal {body.signal} cannot be sent", hint=f"one of {sorted(SIGNALS)}")
-            await self._channel.tell(Signal(number=body.signal))
+            await self._channel.send(Signal(number=body.signal))
         if body.end_input:
-            await self._channel.tell(EndOfInput())
+            await self._channel.send(EndOfInput())
 
 
 def _parsed(kind: type[B], text: str) -> B:

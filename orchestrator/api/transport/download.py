@@ -74,14 +74,14 @@ class Downloader:
         part = f".{name}{_PART}"
         received = 0
         for attempt in range(_TRIES):
-            told = self._client.file_digest(self._job_id, file.path)
-            if _digest_of(parent, name) == (told.size_bytes, told.sha256):
-                self._progress(told.size_bytes)
-                return Fetched(file.path, told.size_bytes, 0)
+            digest = self._client.file_digest(self._job_id, file.path)
+            if _digest_of(parent, name) == (digest.size_bytes, digest.sha256):
+                self._progress(digest.size_bytes)
+                return Fetched(file.path, digest.size_bytes, 0)
             received += self._append(file.path, parent, part, afresh=attempt > 0)
-            if _digest_of(parent, part) == (told.size_bytes, told.sha256):
+            if _digest_of(parent, part) == (digest.size_bytes, digest.sha256):
                 os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
-                return Fetched(file.path, told.size_bytes, received)
+                return Fetched(file.path, digest.size_bytes, received)
         with suppress(FileNotFoundError):
             os.unlink(part, dir_fd=parent)
         raise RefusedError(

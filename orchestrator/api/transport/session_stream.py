@@ -124,30 +124,30 @@ class SessionStream:
         """Read the daemon's answer to the request."""
         while True:
             for message in self._socket.messages() or ():
-                said = self._parsed(message)
-                if "error" in said:
-                    raise error_from_json(said["error"])
-                opened = said.get("opened")
+                answer = self._parsed(message)
+                if "error" in answer:
+                    raise error_from_json(answer["error"])
+                opened = answer.get("opened")
                 return opened if isinstance(opened, dict) else self._socket.reject_foreign_peer()
 
     def _output(self, message: bytes) -> Output | None:
         return Output(message[0], message[1:]) if message else None
 
     def _control(self, message: str) -> End | None:
-        said = self._parsed(message)
-        if "error" in said:
-            raise error_from_json(said["error"])
-        ended = said.get("ended")
+        control = self._parsed(message)
+        if "error" in control:
+            raise error_from_json(control["error"])
+        ended = control.get("ended")
         if not isinstance(ended, dict):
             return None
         return End(str(ended.get("reason")), _number(ended.get("exit_code")), _number(ended.get("signal")))
 
     def _parsed(self, message: str | bytes) -> dict[str, Any]:
         try:
-            said = json.loads(message)
+            parsed = json.loads(message)
         except (ValueError, RecursionError):
-            said = None
-        return said if isinstance(said, dict) else self._socket.reject_foreign_peer()
+            parsed = None
+        return parsed if isinstance(parsed, dict) else self._socket.reject_foreign_peer()
 
 
 def _number(value: object) -> int | None:

@@ -111,7 +111,7 @@ def request_body(
 ) -> dict[str, Any]:
     """Return the JSON body of a submission or a plan: the text, where it was typed, and the variables that it passes.
 
-    ``note`` is told of variables that match ``env: {pass: [...]}`` and stay here. Raises InvalidSpecError.
+    ``note`` is called with variables that match ``env: {pass: [...]}`` and stay here. Raises InvalidSpecError.
     """
     path = environ.get("PATH", os.defpath)
     passed = _passed(text, source, overrides, environ, note)
@@ -233,10 +233,10 @@ def submit_together(
     outcomes: list[dict[str, Any] | OrchError] = []
     for group in _groups(bodies):
         deadline = time.monotonic() + deadline_seconds
-        told = _deliver(endpoint, {"submissions": group}, deadline, "/submissions").get("outcomes") or []
-        if len(told) != len(group):
-            raise InternalError(f"the daemon answered {len(told)} of {len(group)} submissions")
-        for body, outcome in zip(group, told, strict=True):
+        answers = _deliver(endpoint, {"submissions": group}, deadline, "/submissions").get("outcomes") or []
+        if len(answers) != len(group):
+            raise InternalError(f"the daemon answered {len(answers)} of {len(group)} submissions")
+        for body, outcome in zip(group, answers, strict=True):
             reply = outcome.get("reply")
             refused = None if reply else error_from_json(outcome.get("problem") or {})
             try:

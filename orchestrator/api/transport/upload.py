@@ -54,7 +54,7 @@ class _Place(NamedTuple):
 
 
 class Uploader:
-    """One upload; ``progress`` is told bytes sent so far, and bytes to send in all."""
+    """One upload; ``progress`` is called with the bytes sent so far and the bytes to send in all."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Uploader:
         missing = self._missing(list(places), size)
         self._send({digest: places[digest] for digest in missing})
         sent = sum(places[digest].size for digest in missing)
-        return Uploaded(manifest, len(found), size, sent, left_out.told())
+        return Uploaded(manifest, len(found), size, sent, left_out.counts())
 
     def _missing(self, digests: list[str], size: int) -> list[str]:
         missing: list[str] = []

@@ -190,11 +190,11 @@ class WebSocket:
 
 def _refusal(body: bytes, label: str) -> OrchError:
     try:
-        told: Any = json.loads(body)
+        answer: Any = json.loads(body)
     except (ValueError, RecursionError):
-        told = None
-    if isinstance(told, dict):
-        return error_from_json(told)
+        answer = None
+    if isinstance(answer, dict):
+        return error_from_json(answer)
     return ProtocolMismatchError(
         f"the daemon at {label} opens no sessions", hint="it is of an earlier version: `orch down`, `orch up`"
     )

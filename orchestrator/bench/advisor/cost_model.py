@@ -4,7 +4,7 @@
 
 *step(1, b)* is measured at up to three batch sizes and interpolated. *wrapper* is what DDP adds on one rank: its copies of
 gradients into buckets. *slowdown(n)* is what a step takes longer while n ranks make one: shared memory, shared cores. Where ranks
-share processors, the probe measures it with the model's own steps for one number of ranks; reference models tell the others.
+share processors, the probe measures it with the model's own steps for one number of ranks; reference models give the others.
 *wait(n)* is what ranks wait for the slowest of them at each step: a line through what ranks of the reference models wait, by the length of their steps. *exposed(n)* follows from the moments at which DDP hands over its
 buckets, the links' time for each, and the share of communication that computation beside it can hide.
 

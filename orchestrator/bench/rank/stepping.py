@@ -172,10 +172,10 @@ def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, windo
     for windows in range(2, MOST_WINDOWS + 1):
         block = stepper.block(window)
         now, spent = median(block.steps), spent + block.seconds
-        told = torch.tensor([abs(now - before) / before if before else 0.0, spent])
+        measured = torch.tensor([abs(now - before) / before if before else 0.0, spent])
         if ranks > 1:
-            dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-        change, longest = told.tolist()
+            dist.all_reduce(measured, dist.ReduceOp.MAX, group=group)
+        change, longest = measured.tolist()
         if change <= STABLE or longest >= MOST_SECONDS:
             return windows * window, change <= STABLE
         before = now

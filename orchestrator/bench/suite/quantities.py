@@ -59,7 +59,7 @@ def plan_of(*, model: str, per_rank: int, ranks: Sequence[int], gpus: int, mixed
 def quantities(
     plan: Plan, results: Mapping[Cell, CellResult], *, on_gpus: bool
 ) -> dict[tuple[Quantity, int], Measured]:
-    """Every quantity that both of its configurations have runs for. Memory is told on GPUs alone: a process's is mostly torch itself."""
+    """Every quantity that both of its configurations have runs for. Memory is reported on GPUs alone: a process's is mostly torch itself."""
     usable = {cell: one for cell, one in results.items() if one.runs}
     found = [
         *_of_ddp(plan, usable, on_gpus=on_gpus),

@@ -85,7 +85,7 @@ class ExternalCheckpoints:
 
     @property
     def has_fixed_name(self) -> bool:
-        """Whether each save overwrites the previous one, as far as the glob tells."""
+        """Whether each save overwrites the previous one, as far as the glob shows."""
         return self._glob.has_fixed_name
 
     @property

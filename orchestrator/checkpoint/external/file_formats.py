@@ -1,7 +1,7 @@
 """Checks whether a script's file is complete, by its format. Reads no more than necessary.
 
 A zip file (torch.save, npz) ends with its table of contents, a safetensors file begins with the length of its content,
-JSON has a definite end. Other formats cannot tell. The files are untrusted: only regular ones are opened, links are not
+JSON has a definite end. Other formats do not show it. The files are untrusted: only regular ones are opened, links are not
 followed, and every read is bounded.
 """
 
@@ -47,7 +47,7 @@ def digest(path: str) -> tuple[int, str]:
 
 
 def check(path: str) -> bool:
-    """Whether the format proves the file complete; False where it cannot tell.
+    """Whether the format proves the file complete; False where it does not show it.
 
     Raises CorruptCheckpointError when the file is incomplete, OSError when it is not a regular file.
     """

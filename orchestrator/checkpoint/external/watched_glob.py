@@ -27,7 +27,7 @@ class WatchedGlob:
 
     @property
     def has_fixed_name(self) -> bool:
-        """Whether each save overwrites the previous one, as far as the glob tells."""
+        """Whether each save overwrites the previous one, as far as the glob shows."""
         return not glob.has_magic(self._pattern)
 
     def matches(self) -> list[str]:

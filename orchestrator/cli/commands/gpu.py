@@ -47,7 +47,7 @@ def gpus(
     none = "no GPU found (orch gpus --simulate-gpus 2 shows what they would look like)"
     for line in lines or [none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"]:
         session.console.print(line)
-    _say_balance(session, seen)
+    _print_balance(session, seen)
     for row in seen.rows:
         if row.problem:
             session.console.note(f"{row.node}: GPU {row.index}: {row.problem}")
@@ -87,7 +87,7 @@ def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
     )
 
 
-def _say_balance(session: Session, seen: GpuSummary) -> None:
+def _print_balance(session: Session, seen: GpuSummary) -> None:
     from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
 
     for job in seen.jobs:

@@ -97,8 +97,8 @@ def _follow_events(
                 continue
             cells = _event_row(event)
             text = "  ".join(cell.text for cell in cells if cell.text)
-            told = {"job_id": job.id, **event.to_json()}
-            session.console.print(json.dumps(told, ensure_ascii=False) if as_json else text)
+            fields = {"job_id": job.id, **event.to_json()}
+            session.console.print(json.dumps(fields, ensure_ascii=False) if as_json else text)
         session.console.flush()
         if now.is_terminal:
             break

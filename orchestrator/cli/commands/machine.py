@@ -174,8 +174,8 @@ def down(
     seconds = STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS
     reply = _shut_down(session, stop_jobs=stop_jobs, seconds=seconds) or _wait_for_one_that_ends(session, seconds)
     if json:
-        told = {"running": [], "stopped": []} if reply is None else reply.to_json()
-        print_json(session, {**told, "was_running": reply is not None})
+        answer = {"running": [], "stopped": []} if reply is None else reply.to_json()
+        print_json(session, {**answer, "was_running": reply is not None})
         return EXIT_OK
     if reply is None:
         session.console.print("no daemon is running")

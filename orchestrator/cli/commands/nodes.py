@@ -131,7 +131,7 @@ def label_node(
     if not changes:
         raise BadRequestError("no label to set or to remove", hint="for example disk=nvme, or --remove disk")
     session = Session()
-    _say(session, session.client().change_node(node, labels=changes), as_json=json)
+    _print_reply(session, session.client().change_node(node, labels=changes), as_json=json)
     return EXIT_OK
 
 
@@ -156,7 +156,7 @@ def reserve(
         start=begins, seconds=parse_span_within(lasts, "--for", least=1.0, most=366 * 86400.0), reason=reason
     )
     session = Session()
-    _say(session, session.client().change_node(node, reserve=asked), as_json=json)
+    _print_reply(session, session.client().change_node(node, reserve=asked), as_json=json)
     return EXIT_OK
 
 
@@ -194,7 +194,7 @@ def unreserve(
 ) -> int:
     """Remove a reservation of a node: jobs start there again. Only for the daemon's owner."""
     session = Session()
-    _say(session, session.client().change_node(node, unreserve=reservation), as_json=json)
+    _print_reply(session, session.client().change_node(node, unreserve=reservation), as_json=json)
     return EXIT_OK
 
 
@@ -208,11 +208,11 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _act(node: str, verb: str, *, as_json: bool) -> int:
     session = Session()
-    _say(session, session.client().node_action(node, verb), as_json=as_json)
+    _print_reply(session, session.client().node_action(node, verb), as_json=as_json)
     return EXIT_OK
 
 
-def _say(session: Session, reply: NodeActionReply, *, as_json: bool) -> None:
+def _print_reply(session: Session, reply: NodeActionReply, *, as_json: bool) -> None:
     if as_json:
         print_json(session, reply.to_json())
         return

@@ -37,13 +37,13 @@ def round_line(done: Round) -> str:
         return f"{clock(done.at)}  {done.kind} on {done.job_id}: not done: {clean(done.refused)}"
     report = done.report
     did = clean(report.did) if report else done.kind.value
-    told = (
+    durations = (
         f"detected after {seconds(report.detection_seconds)}, recovered after {seconds(report.recovery_seconds)}"
         if report
         else ""
     )
     result = "intact" if done.intact else "NOT INTACT: " + "; ".join(clean(p) for p in done.problems)
-    return "  ".join(part for part in (clock(done.at), f"{done.job_id}: {did}", told, result) if part)
+    return "  ".join(part for part in (clock(done.at), f"{done.job_id}: {did}", durations, result) if part)
 
 
 def outcome(report: CampaignReport) -> str:

@@ -1,4 +1,4 @@
-"""The table of a benchmark: a row per configuration, with its speed-up where that can be told."""
+"""The table of a benchmark: a row per configuration, with its speed-up where that is known."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MOST_GPUS = 4
 
 
 class Total(NamedTuple):
-    """Seconds until all jobs have ended, and bounds; None where that cannot be told."""
+    """Seconds until all jobs have ended, and bounds; None where that is not known."""
 
     seconds: float | None
     low: float | None
@@ -63,7 +63,7 @@ def total_of(jobs: Sequence[JobView]) -> Total:
 
 
 def as_json(found: Estimates) -> dict[str, Any]:
-    """For programs; seconds, None where nothing can be told."""
+    """For programs; seconds, None where nothing is known."""
     return {
         "jobs": [
             {
@@ -84,9 +84,9 @@ def as_json(found: Estimates) -> dict[str, Any]:
 
 
 def _progress(job: JobView) -> dict[str, Any]:
-    told = job.progress
+    progress = job.progress
     names = ("step", "total_steps", "eta_seconds", "eta_low_seconds", "eta_high_seconds")
-    values = {name: None if told is None else getattr(told, name) for name in names}
+    values = {name: None if progress is None else getattr(progress, name) for name in names}
     return {**values, "step_seconds": _step_seconds(job)}
 
 
@@ -101,18 +101,18 @@ def _gpus(job: JobView, gpus: Mapping[str, GpuRow]) -> list[tuple[int, GpuRow]]:
 
 def missing_reason(job: JobView) -> str:
     """Why there is no estimate of a job; empty where there is one."""
-    told = job.progress
+    progress = job.progress
     if job.is_terminal:
         return "has ended"
-    if told is not None and told.eta_seconds is not None:
+    if progress is not None and progress.eta_seconds is not None:
         return ""
     if job.state != "RUNNING":
         return "does not run"
-    if told is None or told.step is None:
+    if progress is None or progress.step is None:
         return "has reported no step; health.progress reads steps from its log"
-    if told.total_steps is None:
+    if progress.total_steps is None:
         return "its total of steps is not known: report(total_steps=...), or a second group in health.progress"
-    return "makes no step" if told.steps_per_second is None else "too early to tell"
+    return "makes no step" if progress.steps_per_second is None else "too early to tell"
 
 
 def estimate_lines(console: Console, found: Estimates, now: float) -> list[str]:
@@ -134,15 +134,15 @@ def _bounds(total: Total) -> str:
 
 
 def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
-    told = job.progress
-    left = None if told is None else told.eta_seconds
-    low, high = (None, None) if told is None else (told.eta_low_seconds, told.eta_high_seconds)
+    progress = job.progress
+    left = None if progress is None else progress.eta_seconds
+    low, high = (None, None) if progress is None else (progress.eta_low_seconds, progress.eta_high_seconds)
     seconds = _step_seconds(job)
     interval = "" if left is None else "too early" if low is None or high is None else f"{span(low)} to {span(high)}"
     return [
         Cell(job.id),
         Cell(job.state, STATE_STYLES.get(job.state, ())),
-        Cell("" if told is None or told.step is None else f"{told.step}/{told.total_steps or '?'}"),
+        Cell("" if progress is None or progress.step is None else f"{progress.step}/{progress.total_steps or '?'}"),
         Cell("" if seconds is None else span(seconds)),
         Cell("" if left is None else span(left), ("bold",)),
         Cell(interval),

@@ -50,7 +50,7 @@ def detail_lines(console: Console, job: JobView, now: float, place: str = "") ->
 
 
 SILENT_SECONDS = 30.0
-"""A job that has run for so long and has told no step is shown with what to do about it."""
+"""A job that has run for so long and has reported no step is shown with what to do about it."""
 
 
 def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple[str, str]]:
@@ -86,14 +86,14 @@ def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple
 
 def _trackers(console: Console, job: JobView) -> list[str]:
     """Where each tracker has the job, how much of it, and what is wrong."""
-    told = []
+    lines = []
     for tracker in job.trackers:
         waiting = f", {tracker.waiting} on their way" if tracker.waiting else ""
         points = f" ({tracker.points} point{'' if tracker.points == 1 else 's'}{waiting})"
-        told.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
+        lines.append(f"{clean(tracker.name)}: " + (f"{clean(tracker.where)}{points}" if tracker.where else "not begun"))
         if tracker.problem:
-            told.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
-    return told
+            lines.append(console.style(f"{clean(tracker.name)} failed: {clean(tracker.problem)}", "yellow"))
+    return lines
 
 
 def _workers(job: JobView) -> str:
@@ -158,7 +158,7 @@ def _progress(console: Console, job: JobView) -> str:
 
 
 def _unknown_progress(job: JobView, now: float) -> str:
-    """What makes progress known, for a job that has run for a while and told nothing."""
+    """What makes progress known, for a job that has run for a while and reported nothing."""
     if job.state != "RUNNING" or job.started_at is None or now - job.started_at < SILENT_SECONDS:
         return ""
     return "unknown: this script reports no steps; name them in health.progress, or report them in 3 lines (docs/recipes.md)"

@@ -76,12 +76,12 @@ def _unit(jobs: Sequence[JobView]) -> tuple[str, str, str]:
     cell = jobs[0].matrix
     assert cell is not None
     counts = {state: sum(job.state == state for job in jobs) for state in STATE_STYLES}
-    told = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
-    return cell.id, f"{len(jobs)} jobs", told
+    states = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
+    return cell.id, f"{len(jobs)} jobs", states
 
 
 def _unit_row(jobs: Sequence[JobView], now: float, *, with_user: bool) -> list[Cell]:
-    name, size, told = _unit(jobs)
+    name, size, states = _unit(jobs)
     restarts = sum(job.restarts for job in jobs)
     gpus = sum(gpus_held(job) for job in jobs if job.state in MOVING)
     return [
@@ -92,13 +92,13 @@ def _unit_row(jobs: Sequence[JobView], now: float, *, with_user: bool) -> list[C
         Cell(number(gpus) if gpus else ""),
         Cell(age(now - min(job.submitted_at for job in jobs))),
         Cell(clean(jobs[0].user) if with_user else ""),
-        Cell(told, ("dim",)),
+        Cell(states, ("dim",)),
     ]
 
 
 def _stacked_unit(console: Console, jobs: Sequence[JobView], now: float) -> list[str]:
-    name, size, told = _unit(jobs)
-    facts = f" {console.glyphs.dot} ".join([size, told, age(now - min(job.submitted_at for job in jobs))])
+    name, size, states = _unit(jobs)
+    facts = f" {console.glyphs.dot} ".join([size, states, age(now - min(job.submitted_at for job in jobs))])
     shown = clip(name, console.width - len("matrix") - 2, console.glyphs.ellipsis)
     return [
         f"{console.style(shown, 'bold')}  {console.style('matrix', 'dim')}",

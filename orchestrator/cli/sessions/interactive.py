@@ -44,12 +44,12 @@ def run_interactive(session: Session, item: JobText, options: SubmitOptions) -> 
 
 def _up(session: Session, job_id: str) -> JobView:
     """Wait until the job runs or has ended; print what it waits for."""
-    told = ""
+    shown = ""
     for job in _seen(session, job_id):
         if job.state == "RUNNING" or job.is_terminal:
             return job
-        if told != (told := f"{job.state}: {job.reason}"):
-            session.console.note(f"{job.id} {clean(told)}")
+        if shown != (shown := f"{job.state}: {job.reason}"):
+            session.console.note(f"{job.id} {clean(shown)}")
     raise AssertionError("a watch has no end")
 
 

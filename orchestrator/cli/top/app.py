@@ -129,7 +129,7 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Begin to follow the source."""
         self.query_one("#gpus").focus()
-        self._say("#head", Text("looking at the GPUs ..."))
+        self._set_text("#head", Text("looking at the GPUs ..."))
         self.set_interval(min(0.25, self._interval / 2), self.follow)
         self.follow()
 
@@ -164,18 +164,18 @@ class TopApp(App[None]):
         gpus, jobs, processes = cells.rows_of(frame, rows)
         for name, table_rows in (("gpus", gpus), ("jobs", jobs), ("processes", processes)):
             self._fill(name, table_rows)
-        self._say("#head", texts.head(frame, choices, shown=len(rows), late_seconds=self.late_seconds))
+        self._set_text("#head", texts.head(frame, choices, shown=len(rows), late_seconds=self.late_seconds))
         found = texts.findings(frame)
         self.query_one("#findings").display = bool(found)
-        self._say("#findings", found)
+        self._set_text("#findings", found)
         self._detail()
-        self._say("#notes", texts.notes(frame, rows))
+        self._set_text("#notes", texts.notes(frame, rows))
 
-    def _say(self, where: str, text: Text) -> None:
+    def _set_text(self, where: str, text: Text) -> None:
         self.query_one(where, Static).update(text)
 
     def _fill(self, name: str, rows: Sequence[Row]) -> None:
-        """Fill a table, or say in its place why it is empty."""
+        """Fill a table, or show in its place why it is empty."""
         table, empty = self.query_one(f"#{name}", FittedTable), self.query_one(f"#{name}-empty", Static)
         visible, words = name not in self.choices.hidden, self.empty_words(name)
         table.display, empty.display = visible and bool(rows), visible and not rows and bool(words)
@@ -196,7 +196,9 @@ class TopApp(App[None]):
 
     def _detail(self) -> None:
         row = self._rows.get(str(self.query_one("#gpus", FittedTable).current))
-        self._say("#detail", Text("" if row is None or self._shown is None else cells.gpu_detail(row, self._shown)))
+        self._set_text(
+            "#detail", Text("" if row is None or self._shown is None else cells.gpu_detail(row, self._shown))
+        )
 
     def action_order(self, turn: bool) -> None:
         """Sort by the next quantity, or turn the order around."""

@@ -112,7 +112,7 @@ class DaemonWatch:
         self._was_there = False
         self._gone_since = 0.0
 
-    def told(self, *, there: bool) -> str:
+    def origin(self, *, there: bool) -> str:
         """Where the rows of a look come from; empty when the daemon gave them."""
         if there:
             self._was_there, self._gone_since = True, 0.0

@@ -91,7 +91,7 @@ class TopSource:
             processes=self._tree.lines(seen.rows, _owners(seen.jobs, self._node)),
             problems=seen.problems,
             host=_host(),
-            origin="simulated GPUs" if self._simulate else self._daemon.told(there=seen.daemon),
+            origin="simulated GPUs" if self._simulate else self._daemon.origin(there=seen.daemon),
         )
         self._frame = frame
         return frame

@@ -67,5 +67,5 @@ def findings(frame: Frame) -> Text:
 
 def notes(frame: Frame, rows: Iterable[GpuRow]) -> Text:
     """What could not be seen, and what is wrong with the GPUs in view."""
-    told = [*frame.problems, *(f"{cells.gpu_name(row)}: {row.problem}" for row in rows if row.problem)]
-    return Text("\n".join(clean(note) for note in told))
+    lines = [*frame.problems, *(f"{cells.gpu_name(row)}: {row.problem}" for row in rows if row.problem)]
+    return Text("\n".join(clean(note) for note in lines))

@@ -42,5 +42,5 @@ def _explains(fact: object, ended: Exit) -> TypeGuard[RankEnd]:
 
 
 def _speaks_of_gpu(ended: Exit) -> bool:
-    said = abort_words(ended)
-    return "CUDA" in said or "NCCL" in said or "cu" in ended.error_type.lower()
+    text = abort_words(ended)
+    return "CUDA" in text or "NCCL" in text or "cu" in ended.error_type.lower()

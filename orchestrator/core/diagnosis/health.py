@@ -131,7 +131,7 @@ class Circumstances:
     """Context of the decision: seconds of stillness and of a typical step, and whether waiting is distinguishable from work.
 
     ``certain``: all ranks on one machine, without a GPU. Elsewhere a wait of every rank may still be work (a slow link,
-    queued kernels), and only time tells.
+    queued kernels), and only time shows which.
     """
 
     still_seconds: float
@@ -245,7 +245,7 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
 
 
 def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, Entered]:
-    """Return the newest call of each rank whose call is the same in both looks; an actor of an earlier version tells none."""
+    """Return the newest call of each rank whose call is the same in both looks; an actor of an earlier version reports none."""
     calls = {rank: tuple(getattr(look, "entered", None) for look in pair) for rank, pair in pairs.items()}
     return {rank: after for rank, (before, after) in calls.items() if after is not None and before == after}
 

@@ -41,9 +41,9 @@ class GpuSeen:
     ``starting``: its exporter has not answered yet and is within its start time; nothing is known of the GPU.
 
     ``work`` is the share of time in which a simulated GPU's rank worked and did not wait. ``fault`` is what the GPU or its
-    driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` tells samples apart.
+    driver reports, ``foreign_pids`` are processes that belong to no job on the GPU. ``sampled_at`` distinguishes samples.
     ``clock_offset_seconds`` is how far its node's clock seems ahead of the daemon's, less the age of the sample.
-    ``own_memory_bytes`` is what the processes of the jobs on the GPU use, None where the driver does not tell it of all of them.
+    ``own_memory_bytes`` is what the processes of the jobs on the GPU use, None where the driver does not report it of all of them.
     ``uncorrected`` and ``corrected`` memory errors and ``remapped`` rows are counted since the driver was loaded.
     """
 

@@ -37,8 +37,8 @@ def paces(
     The parts count where every rank has reported them, else the processor time where every rank has.
     """
     ranks = sorted(steps)
-    told = [sum(parts.get(rank, {}).get(name, 0.0) for name in APART) for rank in ranks]
-    own: list[float | None] = [*told] if all(told) else [busy.get(rank) for rank in ranks]
+    measured = [sum(parts.get(rank, {}).get(name, 0.0) for name in APART) for rank in ranks]
+    own: list[float | None] = [*measured] if all(measured) else [busy.get(rank) for rank in ranks]
     whole = all(value is not None for value in own)
     return tuple(
         Pace(rank=rank, step_seconds=steps[rank], own_seconds=value if whole else None)

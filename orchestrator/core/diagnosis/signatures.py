@@ -69,15 +69,15 @@ def _signature(failure_class: FailureClass, pattern: str, build: Build) -> Signa
 
 
 def _quoting(cls: Any) -> Build:
-    return lambda rank, said: cls(rank=rank, said=said)
+    return lambda rank, text: cls(rank=rank, said=text)
 
 
 def _problem(problem: Problem) -> Build:
-    return lambda rank, said: ScriptProblem(rank=rank, problem=problem, said=said)
+    return lambda rank, text: ScriptProblem(rank=rank, problem=problem, said=text)
 
 
 def _timeout(backend: Backend) -> Build:
-    return lambda rank, said: CollectiveTimeout(rank=rank, backend=backend, said=said)
+    return lambda rank, text: CollectiveTimeout(rank=rank, backend=backend, said=text)
 
 
 _USER, _INFRA = FailureClass.USER, FailureClass.INFRA

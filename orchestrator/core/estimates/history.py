@@ -35,7 +35,7 @@ class StepHistory:
         return tuple(self._marks)
 
     def add(self, mark: Mark) -> bool:
-        """Keep a mark that tells something new; whether it was kept."""
+        """Keep a mark that adds something new; return whether it was kept."""
         last = self._marks[-1] if self._marks else None
         if last is not None and last.attempt == mark.attempt:
             if mark.step == last.step and mark.phase != last.phase and mark.at - last.at < self._spacing:

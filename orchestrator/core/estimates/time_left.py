@@ -54,7 +54,7 @@ class _Stops:
 def time_left(
     marks: Sequence[Mark], total_steps: int, *, step: int | None = None, now: float | None = None
 ) -> TimeLeft | None:
-    """Seconds until ``total_steps`` are done; None where the marks do not tell.
+    """Seconds until ``total_steps`` are done; None where the marks do not show it.
 
     It begins with ``step``, by default that of the newest mark. ``now`` takes off what has passed since that mark, as far as
     a step and a stop take. Time in which the job does not run is not in it: nor are restarts that are still to come.

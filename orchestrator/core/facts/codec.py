@@ -91,8 +91,8 @@ def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
     except (TypeError, ValueError):
         fact = None
     if fact is None or misfits(fact):
-        told = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
-        return Legacy(sentence=told, legacy_code=code or str(value.get("kind", "")))
+        text = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
+        return Legacy(sentence=text, legacy_code=code or str(value.get("kind", "")))
     return fact
 
 

@@ -1,4 +1,4 @@
-"""Faults of a GPU. ``GpuCondition`` alone tells whether a GPU is in order."""
+"""Faults of a GPU. ``GpuCondition`` alone states whether a GPU is in order."""
 
 from __future__ import annotations
 

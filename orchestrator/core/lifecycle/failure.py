@@ -167,8 +167,8 @@ def _cause(job: Job, first: Exit) -> tuple[FailureClass, Fact]:
         return FailureClass.INFRA, NoExitStatus(rank=rank)
     failure_class = FailureClass.INFRA if is_collateral(first) else FailureClass.USER
     if first.error_type:
-        said = next(iter(first.error_message.strip().splitlines()), "")
-        return failure_class, PythonException(rank=rank, error_type=first.error_type, said=said)
+        first_line = next(iter(first.error_message.strip().splitlines()), "")
+        return failure_class, PythonException(rank=rank, error_type=first.error_type, said=first_line)
     return failure_class, ExitCode(rank=rank, exit_code=code)
 
 

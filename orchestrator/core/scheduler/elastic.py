@@ -8,7 +8,7 @@ it continues with what there is, again at least ``min``. It grows at a checkpoin
 - not before its attempt has run for ``grow_after`` (five minutes by default), however often GPUs become free: a stop and
   a start cost seconds, so resizing takes less than a hundredth of the time;
 - only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not save
-  when it is told to stop repeats almost nothing.
+  when it is asked to stop repeats almost nothing.
 
 It shrinks, at a checkpoint too, when the first job that finds too little free would fit then (rounds/shrinking.py). ``auto`` is not elastic: its number is fixed at its first start.
 """

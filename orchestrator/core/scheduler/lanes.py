@@ -247,12 +247,12 @@ Rank = tuple[int, float, int]
 class Cursor:
     """Iterates over the jobs of a lane in order; ``latest``: jobs that wait since then, or longer, have aged."""
 
-    __slots__ = ("_entries", "_heap", "_latest", "_places", "_told")
+    __slots__ = ("_aged_ids", "_entries", "_heap", "_latest", "_places")
 
     def __init__(self, waiting: Waiting, latest: float) -> None:
         aged = waiting.aged(latest) if waiting.returned else []
         self._entries = [*waiting.entries, Entry(None, AGED, aged)] if aged else waiting.entries
-        self._told = {job.id for job in aged}
+        self._aged_ids = {job.id for job in aged}
         self._latest = latest
         self._places = [0] * len(self._entries)
         numbers = range(len(self._entries))
@@ -293,8 +293,8 @@ class Cursor:
     def _move(self, number: int, place: int) -> bool:
         """Go on to the first job from ``place`` on that does not come among the aged ones; whether there is one."""
         _, level, jobs = self._entries[number]
-        if self._told and level != AGED:
-            while place < len(jobs) and jobs[place].id in self._told:
+        if self._aged_ids and level != AGED:
+            while place < len(jobs) and jobs[place].id in self._aged_ids:
                 place += 1
         self._places[number] = place
         return place < len(jobs)

@@ -85,12 +85,12 @@ class WaitingOrder:
 
     def __iter__(self) -> Iterator[Job]:
         yield from sorted(self._resized, key=lambda job: (not moves(job), -job.priority, arrival(job)))
-        told = set()
+        offered = set()
         for job in self._overdue():
-            told.add(job.id)
+            offered.add(job.id)
             yield job
         for job in self._by_share():
-            if not told or job.id not in told:
+            if not offered or job.id not in offered:
                 yield job
 
     def pass_over(self, job: Job) -> None:

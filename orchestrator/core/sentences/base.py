@@ -24,9 +24,9 @@ def advice(fact: Fact, job_id: str = "JOB") -> str:  # a user replaces JOB by th
     return ""
 
 
-def quoted(said: str) -> str:
+def quoted(text: str) -> str:
     """Return another program's text in brackets, to append to a sentence; empty for nothing."""
-    return f" ({said[:CUT]})" if said else ""
+    return f" ({text[:CUT]})" if text else ""
 
 
 def of_rank(rank: int | None, text: str) -> str:

@@ -34,8 +34,8 @@ def unmeasured_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
         *([f"GPU {finding.gpu_uuid}"] if finding.gpu_uuid else []),
     ]
     subject = f" ({', '.join(about)})" if about else ""
-    said = f"{finding.kind}{subject}: open since before the daemon started, and not measured again yet"
-    return {**finding_to_dict(finding, job_id), "sentence": said, "advice": "", "fact": {"kind": finding.kind}}
+    text = f"{finding.kind}{subject}: open since before the daemon started, and not measured again yet"
+    return {**finding_to_dict(finding, job_id), "sentence": text, "advice": "", "fact": {"kind": finding.kind}}
 
 
 def finding_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:

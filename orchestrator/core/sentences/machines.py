@@ -113,8 +113,8 @@ def _(fact: memory.KernelMessage) -> str:
 def _(fact: gpus.Xid) -> str:
     subject = f"gpu {fact.gpu_uuid}" if fact.gpu_uuid else f"gpu at PCI {fact.bus_id}" if fact.bus_id else "its GPU"
     before = f", {fact.seconds_before:.0f} s before" if fact.seconds_before is not None else ""
-    told = f"kernel: {fact.said[:CUT]}" if fact.said else f"{subject}: Xid {fact.number}{before}"
-    return told if fact.rank is None else of_rank(fact.rank, f"{_XID_MEANS[fact.code]} ({told})")
+    line = f"kernel: {fact.said[:CUT]}" if fact.said else f"{subject}: Xid {fact.number}{before}"
+    return line if fact.rank is None else of_rank(fact.rank, f"{_XID_MEANS[fact.code]} ({line})")
 
 
 @sentence.register

@@ -24,7 +24,7 @@ def _(fact: moves.AwaitsMoves) -> str:
 
 @sentence.register
 def _(fact: moves.Consolidation) -> str:
-    told = "; ".join(f"{job} to {_nodes(names)}" for job, names in zip(fact.jobs, fact.places, strict=False))
+    targets = "; ".join(f"{job} to {_nodes(names)}" for job, names in zip(fact.jobs, fact.places, strict=False))
     lost, gained = _hours(fact.lost_gpu_seconds), _hours(fact.gained_gpu_seconds)
     match fact.refusal:
         case MoveRefusal.OFF:
@@ -34,10 +34,10 @@ def _(fact: moves.Consolidation) -> str:
         case MoveRefusal.NO_PLACE:
             return "enough GPUs are free, but not together; no jobs that may be moved have a place elsewhere so that it fits"
         case MoveRefusal.TOO_DEAR:
-            return f"it would fit with {told}; they do not move: they would lose {lost} at most, and it would gain {gained}"
+            return f"it would fit with {targets}; they do not move: they would lose {lost} at most, and it would gain {gained}"
         case None:
             when = "" if fact.wait_until is None else f", after the checkpoint expected by {_clock(fact.wait_until)}"
-            return f"it fits with {told}: they move{when}, lose {lost} at most, and it gains {gained}"
+            return f"it fits with {targets}: they move{when}, lose {lost} at most, and it gains {gained}"
 
 
 def _nodes(names: tuple[str, ...]) -> str:

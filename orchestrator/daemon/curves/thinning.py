@@ -63,14 +63,14 @@ class Grid:
 
 def curve(label: str, parts: Mapping[int, Part]) -> CurveView:
     """Return a line through the means of the parts."""
-    told = [parts[number] for number in sorted(parts)]
+    ordered = [parts[number] for number in sorted(parts)]
     return CurveView(
         label=label,
-        x=tuple(round(part.x, 3) for part in told),
-        values=tuple(_rounded(part.total / part.count) if part.count else None for part in told),
-        lows=tuple(_rounded(part.low) if part.count else None for part in told),
-        highs=tuple(_rounded(part.high) if part.count else None for part in told),
-        not_finite=sum(part.not_finite for part in told),
+        x=tuple(round(part.x, 3) for part in ordered),
+        values=tuple(_rounded(part.total / part.count) if part.count else None for part in ordered),
+        lows=tuple(_rounded(part.low) if part.count else None for part in ordered),
+        highs=tuple(_rounded(part.high) if part.count else None for part in ordered),
+        not_finite=sum(part.not_finite for part in ordered),
     )
 
 
@@ -83,17 +83,17 @@ def chart(
     most: int = MOST_CURVES,
 ) -> ChartView | None:
     """Return the lines that have readings; one for all of them where there are more than ``most``; None without any."""
-    told = [(label, parts) for label, parts in lines if any(part.count or part.not_finite for part in parts.values())]
-    if not told:
+    shown = [(label, parts) for label, parts in lines if any(part.count or part.not_finite for part in parts.values())]
+    if not shown:
         return None
-    if len(told) <= most:
-        return ChartView(name=name, unit=unit, curves=tuple(curve(label, parts) for label, parts in told))
+    if len(shown) <= most:
+        return ChartView(name=name, unit=unit, curves=tuple(curve(label, parts) for label, parts in shown))
     together: dict[int, Part] = {}
-    for _, parts in told:
+    for _, parts in shown:
         for number, part in parts.items():
             _join(together.setdefault(number, Part(part.x)), part)
-    label = f"mean of {len(told)} {kind}"
-    return ChartView(name=name, unit=unit, curves=(curve(label, together),), merged=len(told))
+    label = f"mean of {len(shown)} {kind}"
+    return ChartView(name=name, unit=unit, curves=(curve(label, together),), merged=len(shown))
 
 
 def _join(whole: Part, part: Part) -> None:

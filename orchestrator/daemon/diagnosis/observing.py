@@ -66,13 +66,13 @@ def job_seen(
             num_ranks=job.num_workers,
             late_seconds=late_seconds,
         )
-    told = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
+    snapshots = progress.ranks if progress is not None and progress.attempt == job.attempt_number else {}
     uuids = [uuid for seat in job.seats for uuid in seat.gpu_uuids]
     nodes = {seat.rank: seat.node_name for seat in job.seats}
     attempt = job.attempt
     began = attempt.running_at if attempt is not None and attempt.running_at is not None else now
     return JobSeen(
-        ranks=tuple(rank_seen(rank, snapshot, nodes.get(rank, "")) for rank, snapshot in sorted(told.items())),
+        ranks=tuple(rank_seen(rank, snapshot, nodes.get(rank, "")) for rank, snapshot in sorted(snapshots.items())),
         gpus=tuple(
             _without_report(uuid, seat, missing, starting=is_starting(uuid))
             if (report := reports.get(uuid)) is None
@@ -85,7 +85,7 @@ def job_seen(
         certain_work=all(is_simulated(uuid) for uuid in uuids),
         num_ranks=job.num_workers,
         stall=stall,
-        saves=saves_seen(job, told, storage or {}, interval_seconds, now),
+        saves=saves_seen(job, snapshots, storage or {}, interval_seconds, now),
         storage=tuple(one for rank, one in sorted((storage or {}).items()) if rank < job.num_workers),
         terminals=prompts,
         late_seconds=late_seconds,
@@ -93,19 +93,21 @@ def job_seen(
     )
 
 
-def rank_seen(rank: int, told: ProgressSnapshot, node: str = "") -> RankSeen:
+def rank_seen(rank: int, snapshot: ProgressSnapshot, node: str = "") -> RankSeen:
     """Return what a rank has reported, on its node."""
-    losses = sorted(name for name in told.metrics if "loss" in name.lower())[:MOST_LOSSES]
-    parts = {name: value for name in APART if (value := told.metrics.get(name)) is not None and math.isfinite(value)}
+    losses = sorted(name for name in snapshot.metrics if "loss" in name.lower())[:MOST_LOSSES]
+    parts = {
+        name: value for name in APART if (value := snapshot.metrics.get(name)) is not None and math.isfinite(value)
+    }
     return RankSeen(
         rank=rank,
         node=node,
-        steps=told.steps_reported,
-        step_seconds=told.recent_step_seconds,
+        steps=snapshot.steps_reported,
+        step_seconds=snapshot.recent_step_seconds,
         parts=parts,
-        busy_seconds=told.busy_seconds,
-        training=told.phase in TRAINING_PHASES and told.saving_since is None,
-        losses={name: told.metrics[name] for name in losses},
+        busy_seconds=snapshot.busy_seconds,
+        training=snapshot.phase in TRAINING_PHASES and snapshot.saving_since is None,
+        losses={name: snapshot.metrics[name] for name in losses},
     )
 
 

@@ -20,14 +20,14 @@ FAILING_SECONDS: Final = 60.0
 
 def saves_seen(
     job: Job,
-    told: Mapping[int, ProgressSnapshot],
+    snapshots: Mapping[int, ProgressSnapshot],
     storage: Mapping[int, StorageSeen],
     interval_seconds: float | None,
     now: float,
 ) -> SavesSeen:
     """The job's saves: those that the ranks write themselves, by what they report, and those of their snapshots, by their actors."""
     durable = job.checkpoints.durable_at or 0.0
-    failing = [*_failing(told, durable), *(_settled(one, now) for one in storage.values() if one.failures)]
+    failing = [*_failing(snapshots, durable), *(_settled(one, now) for one in storage.values() if one.failures)]
     worst = max(failing, key=lambda one: one.failures, default=None)
     attempt, since = job.attempt, None
     if attempt is not None and attempt.first_step_at is not None:
@@ -39,14 +39,14 @@ def saves_seen(
         ever=job.checkpoints.at is not None,
         unsaved_seconds=None if since is None else max(0.0, now - since),
         interval_seconds=interval_seconds,
-        stall_seconds=max((one.save_seconds or 0.0 for one in told.values() if one.saves > 1), default=None),
-        waited_seconds=max((one.checkpoint.waited_seconds for one in told.values()), default=0.0),
+        stall_seconds=max((one.save_seconds or 0.0 for one in snapshots.values() if one.saves > 1), default=None),
+        waited_seconds=max((one.checkpoint.waited_seconds for one in snapshots.values()), default=0.0),
     )
 
 
-def _failing(told: Mapping[int, ProgressSnapshot], durable: float) -> Iterator[StorageSeen]:
+def _failing(snapshots: Mapping[int, ProgressSnapshot], durable: float) -> Iterator[StorageSeen]:
     """The ranks whose own newest save has failed, and nothing was stored since."""
-    for snapshot in told.values():
+    for snapshot in snapshots.values():
         facts: CheckpointFacts = snapshot.checkpoint
         if facts.failed_at is not None and facts.failed_at > max(durable, facts.saved_at or 0.0):
             yield StorageSeen(

@@ -108,7 +108,7 @@ class EstimateDesk:
             )
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run, as of now; None where it does not tell."""
+        """How long a running job will still run, as of now; None where it does not report it."""
         followed = self._jobs.get(job_id)
         if followed is None or followed.total is None:
             return None

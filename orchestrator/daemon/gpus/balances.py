@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JobBalances:
-    """The balance of each job that holds GPUs: ``raw`` as values, ``told`` JSON-ready."""
+    """The balance of each job that holds GPUs: ``raw`` as values, ``json_ready`` for JSON."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -29,7 +29,7 @@ class JobBalances:
         self.seen: dict[str, float] = {}
         """When each GPU's newest known sample was taken."""
         self.raw: dict[JobId, Balance] = {}
-        self.told: dict[JobId, dict[str, Any]] = {}
+        self.json_ready: dict[JobId, dict[str, Any]] = {}
 
     def take(self, reports: Mapping[str, ExporterReport]) -> None:
         """Add what each GPU did since the last report; after a restart of the daemon, its whole last minute."""
@@ -42,8 +42,8 @@ class JobBalances:
                 self.seen[uuid] = sample.timestamp  # the node's clock was set back
 
     def latest(self) -> Mapping[JobId, dict[str, Any]]:
-        """Return the present ``told``."""
-        return self.told
+        """Return the present balances for JSON."""
+        return self.json_ready
 
     def judge(self, holding: Collection[Job]) -> None:
         """Compute the balance of each job that holds GPUs, from what they did during its run, and drop all other jobs."""
@@ -55,7 +55,7 @@ class JobBalances:
             if uuids and running_at is not None and wall - running_at >= SETTLED_SECONDS:
                 settled.add(job.id)
                 self.raw[job.id] = self._window.balance(uuids, now, since=now - (wall - running_at))
-                self.told[job.id] = balance_json(self.raw[job.id])
-        for job_id in self.told.keys() - settled:
-            del self.told[job_id]
+                self.json_ready[job.id] = balance_json(self.raw[job.id])
+        for job_id in self.json_ready.keys() - settled:
+            del self.json_ready[job_id]
             self.raw.pop(job_id, None)

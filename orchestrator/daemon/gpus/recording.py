@@ -45,7 +45,7 @@ class GpuRecording:
             if uuid not in self._exporters.nodes:
                 continue
             jobs = {str(job.id): job for job in wanted.get(uuid, ())}
-            # What it is told to record it may record before it reports it, and a short job has ended by then.
+            # What it is asked to record it may record before it reports it, and a short job has ended by then.
             self._recording_of[uuid] = report.recording | jobs.keys()
             for job_id in jobs.keys() - report.recording:
                 rate = jobs[job_id].spec.telemetry.rate

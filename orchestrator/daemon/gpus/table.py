@@ -80,7 +80,7 @@ class GpuTable:
 def _row(
     gpu: NodeGpu, node: str, report: ExporterReport | None, condition: GpuCondition, holders: Sequence[GpuOwner]
 ) -> GpuRow:
-    lost, told = condition.state is GpuState.LOST, None if condition.cause is None else sentence(condition.cause)
+    lost, cause = condition.state is GpuState.LOST, None if condition.cause is None else sentence(condition.cause)
     if report is None or lost:
         row = GpuRow(
             gpu_uuid=gpu.uuid,
@@ -90,13 +90,13 @@ def _row(
             model=gpu.model,
             simulated=gpu.simulated,
             health=Health.LOST if lost else Health.STARTING if condition.healthy else Health.FAILING,
-            problem=told,
+            problem=cause,
             job_id=holders[0].job_id if holders else None,
             rank=holders[0].rank if holders else None,
             holders=tuple(holders),
         )
     else:
-        status, problem = report.status, told or report.status.error
+        status, problem = report.status, cause or report.status.error
         row = gpu_row(status.info, node, status.sample, health=status.health, problem=problem, holders=tuple(holders))
     causes = tuple(map(fact_to_dict, condition.causes))
     return replace(row, condition=condition.state.value, causes=causes)

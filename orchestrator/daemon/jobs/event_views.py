@@ -29,8 +29,8 @@ def event_view(stored: StoredEvent) -> v.EventView:
     event = stored.event
     body = event_body(event) | _sentences_about(event)
     if event.kind == "job_submitted":
-        told = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
-        body = {name: body[name] for name in told}
+        shown = ("name", "user", "python", "work_dir", "resume_from", "rerun_of", "left_out", "git", "prerequisites")
+        body = {name: body[name] for name in shown}
     return v.EventView(
         sequence=stored.number,
         at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when it was reported
@@ -57,12 +57,12 @@ def _sentences_about(event: ev.Event) -> dict[str, Any]:
             todo = advice(found, event.job_id)
             return {"code": found.code, "sentence": sentence(found), "advice": todo, "finding": fact_to_dict(found)}
         case ev.AttemptFailed(failure=failure):
-            told = {
+            described = {
                 "code": failure.code,
                 "sentence": failure_sentence(failure),
                 "advice": failure_advice(failure, event.job_id),
             }
-            return {"failure": event_body(event)["failure"] | told}
+            return {"failure": event_body(event)["failure"] | described}
         case _:
             return {}
 
@@ -118,8 +118,8 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             return "every rank is up: pids " + ", ".join(map(str, body["pids"]))
         case "rank_exited":
             how = f"signal {body['signal']}" if body["signal"] else f"exit code {body['exit_code']}"
-            said = _SOURCE_PLACE.sub("", body["error_message"])[:120]
-            error = f" ({body['error_type']}: {said})" if body["error_type"] else ""
+            message = _SOURCE_PLACE.sub("", body["error_message"])[:120]
+            error = f" ({body['error_type']}: {message})" if body["error_type"] else ""
             return f"rank {body['rank']} ended with {how}{error}"
         case "attempt_failed":
             why = f"{body['failure']['sentence']}; tried again" if body["retry"] else body["failure"]["sentence"]

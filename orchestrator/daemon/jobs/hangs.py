@@ -59,7 +59,7 @@ class _Watched:
     stacks_at: float = 0.0
     stacks_again: float = AGAIN_SECONDS
     first: dict[int, RankLook] = field(default_factory=dict)
-    told: set[Call] = field(default_factory=set)
+    reported: set[Call] = field(default_factory=set)
     seen: Stillness | None = None
     idle: bool = False
     number: int = 0
@@ -70,7 +70,7 @@ class _Watched:
         self.again_at = self.stacks_at = 0.0
         self.stacks_again = AGAIN_SECONDS
         self.first = {}
-        self.told = set()
+        self.reported = set()
         self.seen = None
         self.idle = False
 
@@ -122,9 +122,9 @@ class HangWatch:
     def suspected(self, job_id: JobId) -> bool | None:
         """Whether the job is at present reported as hung or still; None while its pace is unknown."""
         watched = self._watched.get(job_id)
-        if watched is None or (watched.heartbeat.locked_after is None and not watched.told):
+        if watched is None or (watched.heartbeat.locked_after is None and not watched.reported):
             return None
-        return bool(watched.told)
+        return bool(watched.reported)
 
     def stall(self, job_id: JobId) -> StallSeen | None:
         """Return the observation of a still job; None for one that is not, or was not inspected."""
@@ -136,7 +136,7 @@ class HangWatch:
             late=_lateness(watched.heartbeat),
             longest_step=watched.heartbeat.longest_step,
             longest_pause=watched.heartbeat.longest_pause,
-            proven=Call.HUNG in watched.told,
+            proven=Call.HUNG in watched.reported,
         )
 
     async def run(self) -> None:
@@ -220,7 +220,7 @@ class HangWatch:
         if hung and due is not None and still >= due:
             await self._hung(job, watched, finding, after)
         elif heartbeat.reported_after is not None and still >= heartbeat.reported_after and deep:
-            watched.told.add(Call.SLOW)
+            watched.reported.add(Call.SLOW)
 
     def _seen(
         self,
@@ -268,10 +268,10 @@ class HangWatch:
         return any(count != before.get(rank, 0) for rank, count in printed.items())
 
     async def _hung(self, job: Job, watched: _Watched, finding: HangFinding, looks: Mapping[int, RankLook]) -> None:
-        if Call.HUNG in watched.told:
+        if Call.HUNG in watched.reported:
             return
         heartbeat = watched.heartbeat
-        watched.told.add(Call.HUNG)
+        watched.reported.add(Call.HUNG)
         if any(not look.threads for look in looks.values()):  # the stop was found without reading stacks
             looks = {**looks, **await self._inspector.look(job, stacks=True)}
         await self._inspector.note(job, {rank: report_lines(look) for rank, look in looks.items()})

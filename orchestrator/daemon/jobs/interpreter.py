@@ -59,13 +59,13 @@ def torch_notes(spec: JobSpec, python: str, directory: Path | None, source: str)
         return ()
     if not _imports_torch(directory / entry.target) or _has_torch(python):
         return ()
-    said = f"{entry.target} imports torch, and {python} has none; `{python} -m pip install torch` installs it"
+    problem = f"{entry.target} imports torch, and {python} has none; `{python} -m pip install torch` installs it"
     if find_spec("torch") is None or Path(sys.executable) == Path(python):
-        return (said,)
+        return (problem,)
     line = shlex.join([sys.executable, *entry.python_options, entry.target, *entry.args])
     typed = not source.startswith("<")  # `orch run` and standard input have no file
     again = shlex.join(["orch", "submit", source, "--set", f"entrypoint={line}"]) if typed else line
-    return (f"{said}, or use an interpreter that has it: `{again}`",)
+    return (f"{problem}, or use an interpreter that has it: `{again}`",)
 
 
 def _imports_torch(script: Path) -> bool:

@@ -273,9 +273,9 @@ def _notes(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.J
 
 def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     """Return the job's interval of automatic saves with its reason: at first, and after a large change."""
-    steps, told = snapshot.checkpoint.interval_steps, book.interval_steps
+    steps, reported = snapshot.checkpoint.interval_steps, book.interval_steps
     if steps is None or (
-        told is not None and told <= REPORTED_AGAIN_FACTOR * steps and steps <= REPORTED_AGAIN_FACTOR * told
+        reported is not None and reported <= REPORTED_AGAIN_FACTOR * steps and steps <= REPORTED_AGAIN_FACTOR * reported
     ):
         return []
     book.interval_steps = steps
@@ -285,17 +285,17 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
 def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
     """Return whether saves wait for storage, or were dropped because storage failed."""
     facts = snapshot.checkpoint
-    told: list[ev.JobNoted] = []
+    notes: list[ev.JobNoted] = []
     if facts.waited_seconds >= max(BACKLOG_SECONDS, REPORTED_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
-        told.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
+        notes.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
     # While storage fails, a script that saves every second would fill the events: reported are each doubling, and the last.
     more, no_more_now = facts.left_out > book.left_out, facts.left_out == book.left_out_seen
     book.left_out_seen = facts.left_out
     if more and (no_more_now or facts.left_out >= REPORTED_AGAIN_FACTOR * book.left_out):
         book.left_out = facts.left_out
-        told.append(_noted(job, n.CheckpointsLeftOut(checkpoints=facts.left_out, step=facts.left_out_step)))
-    return told
+        notes.append(_noted(job, n.CheckpointsLeftOut(checkpoints=facts.left_out, step=facts.left_out_step)))
+    return notes
 
 
 def _memory_note(job: Job, snapshot: ProgressSnapshot) -> Fact | None:

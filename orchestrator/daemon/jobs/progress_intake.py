@@ -86,7 +86,7 @@ class ProgressIntake:
         return self._book.of(job_id)
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run; None where it does not tell."""
+        """How long a running job will still run; None where it does not report it."""
         return self._estimates.left(job_id)
 
     async def resume(self) -> None:

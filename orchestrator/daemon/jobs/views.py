@@ -159,13 +159,13 @@ def _findings(job: Job, newest: Sequence[Finding] | None, docs_url: str) -> tupl
     measured = {key_of(one): one for one in newest or ()}
     found = [one for one in job.findings if isinstance(one, Finding)]
     found.sort(key=lambda one: (PRECEDENCE[one.kind], one.rank or 0))
-    told = [
+    described = [
         unmeasured_to_dict(one, job.id)
         if newest is not None and key_of(one) not in measured
         else finding_to_dict(measured.get(key_of(one), one), job.id)
         for one in found
     ]
-    return tuple(v.FindingView(**{**one, "runbook": linked(one["runbook"], docs_url)}) for one in told)
+    return tuple(v.FindingView(**{**one, "runbook": linked(one["runbook"], docs_url)}) for one in described)
 
 
 def _stall(stall: StallSeen | None) -> str:

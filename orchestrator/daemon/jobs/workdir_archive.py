@@ -63,7 +63,7 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_co
     manifest = json.dumps({"version": 1, "entries": entries}, sort_keys=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(manifest).hexdigest()
     _store(manifest, blob(digest))
-    return Snapshot(digest=digest, files=len(entries), size_bytes=size, left_out=left_out.told())
+    return Snapshot(digest=digest, files=len(entries), size_bytes=size, left_out=left_out.counts())
 
 
 def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
@@ -71,7 +71,7 @@ def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
     left_out = LeftOutCount()
     found = list(walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
-    return len(found), size, left_out.told()
+    return len(found), size, left_out.counts()
 
 
 def _entry(found: Found, root: Path, blob: Callable[[str], Path]) -> dict[str, object]:

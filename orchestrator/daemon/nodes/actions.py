@@ -81,16 +81,16 @@ class NodeActions:
         if sum((bool(change.labels), change.reserve is not None, change.unreserve is not None)) != 1:
             raise BadRequestError("give either labels, or reserve, or unreserve", hint="send one request for each")
         if change.reserve is not None:
-            said = self._reserve_node(node, change.reserve, by)
+            message = self._reserve_node(node, change.reserve, by)
         elif change.unreserve is not None:
-            said = self._unreserve(node, change.unreserve)
+            message = self._unreserve(node, change.unreserve)
         else:
-            said = self._label(node, change)
+            message = self._label(node, change)
         await self._save(f"the change of {node.name}")
         self._nodes.mark_again()
         there = nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id]
         state = node_state(there, self._loop.jobs.begun.values())
-        return v.NodeActionReply(node=node.name, state=state, message=said)
+        return v.NodeActionReply(node=node.name, state=state, message=message)
 
     def _label(self, node: Node, change: NodeChange) -> str:
         missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]

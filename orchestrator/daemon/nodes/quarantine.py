@@ -145,13 +145,13 @@ class NodeQuarantine:
         """Return the nodes, with their labels, and marks on those that are cordoned or quarantined."""
         self._follow(nodes)
         nothing, now = _Held(node=""), self._clock()
-        told = {i: self._held.get((NODE, i), nothing) for i in nodes}
+        held_by_node = {i: self._held.get((NODE, i), nothing) for i in nodes}
         open_nodes = {
             i: replace(
                 n,
-                cordoned=bool(told[i].cordoned_by),
-                labels=dict(told[i].labels),
-                reservations=tuple(one for one in told[i].reservations if one.end > now),
+                cordoned=bool(held_by_node[i].cordoned_by),
+                labels=dict(held_by_node[i].labels),
+                reservations=tuple(one for one in held_by_node[i].reservations if one.end > now),
             )
             for i, n in nodes.items()
         }
@@ -211,14 +211,14 @@ class NodeQuarantine:
 
         A user's cordon is independent of health: it stays.
         """
-        changed, said = False, dict[str, tuple[Fact, ...]]()
+        changed, problems_of = False, dict[str, tuple[Fact, ...]]()
         for key, held in list(self._held.items()):
             found = held.avoided
             if found is None or found.check_at > self._clock():
                 continue
-            if held.node not in said:
-                said[held.node] = await check(held.node)
-            problems = said[held.node]
+            if held.node not in problems_of:
+                problems_of[held.node] = await check(held.node)
+            problems = problems_of[held.node]
             if self._held.get(key) is not held or held.avoided is not found:
                 continue  # released meanwhile
             changed = True

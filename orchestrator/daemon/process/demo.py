@@ -40,7 +40,7 @@ class _Printer:
     quiet: bool
     began: float
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print one line, with the seconds since the demo began."""
         if not self.quiet:
             print(f"{time.monotonic() - self.began:6.1f}s  {text}", flush=True)
@@ -52,7 +52,7 @@ class _Printer:
         shown = job.progress
         loss = shown.metrics.get("loss")
         text = f"step {shown.step}/{shown.total_steps}" + (f"  loss {loss:.4f}" if loss is not None else "")
-        self.say(f"  {job.state.lower()}: {text}")
+        self.print_line(f"  {job.state.lower()}: {text}")
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -70,18 +70,18 @@ def run_demo(options: DemoOptions) -> int:
     if options.json:
         print(json.dumps(result))
     elif good:
-        printer.say("everything is stopped and removed; next: `orch init train.py`, then `orch submit job.yaml`")
+        printer.print_line("everything is stopped and removed; next: `orch init train.py`, then `orch submit job.yaml`")
     return EXIT_OK if good else EXIT_JOB_FAILED
 
 
 def _run_scenario(settings: Settings, client: Client, printer: _Printer) -> dict[str, Any]:
     simulated, gpu = _gpus()
     what = f"{simulated} simulated GPUs" if simulated else "this machine's GPUs"
-    printer.say(f"starting a daemon of its own, with Ray and {what}")
+    printer.print_line(f"starting a daemon of its own, with Ray and {what}")
     reply = up(settings, ServeOptions(simulate_gpus=simulated, read_listen=""))
-    printer.say(f"ready (process {reply.pid})")
+    printer.print_line(f"ready (process {reply.pid})")
     job_id = _submit(client, gpu)
-    printer.say(f"submitted {job_id}: LeNet-5 on handwritten digits, {RANKS} ranks, DistributedDataParallel")
+    printer.print_line(f"submitted {job_id}: LeNet-5 on handwritten digits, {RANKS} ranks, DistributedDataParallel")
     job = _follow(client, job_id, printer)
     accuracy = job.progress.metrics.get("accuracy") if job.progress else None
     _print_end(job, accuracy, client, printer)
@@ -158,7 +158,7 @@ def _kill_one(job: JobView, printer: _Printer) -> bool:
     if victim.pid is None:
         return False
     os.kill(victim.pid, signal.SIGKILL)
-    printer.say(f"kill -9 {victim.pid}: rank {victim.rank} is dead")
+    printer.print_line(f"kill -9 {victim.pid}: rank {victim.rank} is dead")
     return True
 
 
@@ -167,14 +167,16 @@ def _print_end(job: JobView, accuracy: float | None, client: Client, printer: _P
         return
     timings = job.timings
     for recovery in timings.recovery_seconds:
-        printer.say(
+        printer.print_line(
             f"recovered in {recovery:.3f} s from death to the next new step; {timings.steps_lost} steps done again"
         )
-    printer.say(f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else ""))
-    printer.say("timeline, in seconds since the submission:")
+    printer.print_line(
+        f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else "")
+    )
+    printer.print_line("timeline, in seconds since the submission:")
     for event in sorted(client.events(job.id), key=lambda each: each.at):
         if event.kind != "checkpoint_saved":
-            printer.say(f"  {event.at - job.submitted_at:8.3f}  {event.summary}")
+            printer.print_line(f"  {event.at - job.submitted_at:8.3f}  {event.summary}")
 
 
 def _stop(client: Client, printer: _Printer) -> None:
@@ -192,7 +194,7 @@ def _stop(client: Client, printer: _Printer) -> None:
         if _is_gone(daemon):
             return
         time.sleep(0.05)
-    printer.say("the daemon is slow to stop; see `ps`")
+    printer.print_line("the daemon is slow to stop; see `ps`")
 
 
 def _is_gone(pid: int) -> bool:

@@ -232,5 +232,5 @@ def _down(settings: Settings) -> Finding:
         lines = settings.paths.daemon_log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     except OSError:
         lines = []
-    said = f"; its log ends with: {' | '.join(lines)}" if lines else ""
-    return Finding(level=Level.WARNING, what=f"no daemon answers at {settings.socket}{said}", remedy="orch up")
+    log_end = f"; its log ends with: {' | '.join(lines)}" if lines else ""
+    return Finding(level=Level.WARNING, what=f"no daemon answers at {settings.socket}{log_end}", remedy="orch up")

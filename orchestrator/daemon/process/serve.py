@@ -62,7 +62,7 @@ CALLS_SECONDS: Final = 5.0
 
 
 def serve(settings: Settings, options: ServeOptions) -> int:
-    """Run until told to stop; return the exit code. Raises OrchError when the daemon cannot start."""
+    """Run until asked to stop; return the exit code. Raises OrchError when the daemon cannot start."""
     as_json = {"json": True, "console": False}.get(settings.log_format)
     configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
     try:

@@ -103,7 +103,7 @@ class JobReports:
         )
         try:
             async with asyncio.timeout(self._patience):
-                said = await _last_bytes(process.stderr)
+                stderr = await _last_bytes(process.stderr)
                 code = await process.wait()
         finally:  # an ending daemon leaves no writer behind; the next one starts the report again
             if process.returncode is None:
@@ -113,16 +113,16 @@ class JobReports:
         if code == 0:
             self._log.info("report.written", job=job_id)
         else:
-            text = said.decode(errors="replace").strip().splitlines()[-1:]
+            text = stderr.decode(errors="replace").strip().splitlines()[-1:]
             self._log.warning("report.not_written", job=job_id, exit_code=code, error="".join(text))
 
 
 async def _last_bytes(stream: asyncio.StreamReader | None) -> bytes:
     """Return the end of a process's output, which is read to its end."""
-    said = b""
+    last = b""
     while stream is not None and (more := await stream.read(65536)):
-        said = (said + more)[-MOST_CHARACTERS:]
-    return said
+        last = (last + more)[-MOST_CHARACTERS:]
+    return last
 
 
 def _to_be_written(paths: Paths, job_id: JobId) -> bool:

@@ -206,7 +206,7 @@ def _left(
 
 
 class _Span(NamedTuple):
-    """Seconds, and what they are at least and at most, where that can be told."""
+    """Seconds, and what they are at least and at most, where that is known."""
 
     seconds: float
     low: float | None

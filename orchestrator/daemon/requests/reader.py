@@ -138,17 +138,17 @@ class JobReader:
     def view(self, job: Job) -> v.JobView:
         """Return the view, cached for a job without reports until its record or its reason to wait changes."""
         progress = self._progress.of(job.id)
-        told = (
+        sources = (
             self._loop.waiting.get(job.id),
             self._live.balances().get(job.id),
             self._live.stall(job.id),
             self._live.findings(job.id) if job.findings and not job.state.is_terminal else None,
         )
         if progress is not None:
-            return self._made(job, progress, *told)
+            return self._made(job, progress, *sources)
         known = self._views.get(job.id)
-        if known is None or known[0] is not job or known[1] != told:
-            known = self._views[job.id] = (job, told, self._made(job, None, *told))
+        if known is None or known[0] is not job or known[1] != sources:
+            known = self._views[job.id] = (job, sources, self._made(job, None, *sources))
             while len(self._views) > REMEMBER_VIEWS:
                 self._views.popitem(last=False)
         return known[2]

@@ -79,9 +79,9 @@ class _Channel:
         """Return the output; wait for some for at most ``seconds``."""
         return await _refusing(self._session.read(seconds))
 
-    async def tell(self, message: SessionMessage) -> None:
+    async def send(self, message: SessionMessage) -> None:
         """Send a client's message."""
-        await _refusing(self._session.tell(message))
+        await _refusing(self._session.send(message))
 
     async def close(self) -> None:
         """End the session."""

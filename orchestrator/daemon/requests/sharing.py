@@ -72,8 +72,10 @@ class SharingDesk:
             state, order = front_of(self._loop.state(), now)
         else:
             state = readable(self._loop)
-        told = {job.id: eta for job in state.jobs.values() if job.gang_open and (eta := self._eta(job)) is not None}
-        past = replace(state.past, run_times=replace(state.past.run_times, reported=told))
+        remaining = {
+            job.id: eta for job in state.jobs.values() if job.gang_open and (eta := self._eta(job)) is not None
+        }
+        past = replace(state.past, run_times=replace(state.past.run_times, reported=remaining))
         state = replace(state, past=past)
         if job_id is None:
             found = await asyncio.to_thread(expected_starts, state, now, SHOWN_STARTS)
@@ -116,7 +118,7 @@ class SharingDesk:
         inside = [
             job for job in state.jobs.values() if queue.name in {q.name for q in shares.tree.path(job.spec.queue)}
         ]
-        told = self._loop.shares.changes.get(queue.name)
+        change = self._loop.shares.changes.get(queue.name)
         return QueueView(
             name=queue.name,
             parent=queue.parent,
@@ -128,8 +130,8 @@ class SharingDesk:
             share=shares.queue_share(queue.name),
             running=sum(job.gang_open for job in inside),
             waiting=sum(job.state is JobState.PENDING for job in inside),
-            changed_by=told.by if told else "",
-            changed_at=told.at if told else None,
+            changed_by=change.by if change else "",
+            changed_at=change.at if change else None,
         )
 
     def _users(self, shares: Shares, state: State) -> tuple[UserShareView, ...]:

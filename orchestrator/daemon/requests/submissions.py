@@ -243,9 +243,9 @@ class Submissions:
         files, size, left_out = (
             (0, 0, None) if checked.directory is None else await look.run(snapshot.measure, checked.directory)
         )
-        told = left_out_view(left_out)
+        left_out_shown = left_out_view(left_out)
         notes = (
-            *left_out_notes(told),
+            *left_out_notes(left_out_shown),
             *checked.notes,
             *await look.run(torch_notes, checked.spec, checked.python, checked.directory, request.source),
         )
@@ -256,7 +256,7 @@ class Submissions:
             "working_dir": (checked.spec.working_dir or "") if request.upload else str(checked.directory or ""),
             "snapshot_files": files,
             "snapshot_bytes": size,
-            "left_out": told,
+            "left_out": left_out_shown,
             "secrets": checked.spec.secrets,
             "combinations": _combinations(every),
         }

@@ -64,8 +64,8 @@ class ProcessAdvisor:
         assert self._process.stderr is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        said = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
-        return said[-1][:500] if said else "its process ended without a message"
+        stderr_lines = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
+        return stderr_lines[-1][:500] if stderr_lines else "its process ended without a message"
 
 
 @contextlib.asynccontextmanager

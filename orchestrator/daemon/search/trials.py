@@ -22,7 +22,7 @@ SETTLE_SECONDS: Final = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The trials as the advisor is told of them, the next number, and how many run, have failed, and have ended well."""
+    """The trials as the advisor receives them, the next number, and how many run, have failed, and have ended well."""
 
     trials: tuple[dict[str, Any], ...]
     following: int

@@ -124,7 +124,7 @@ class JobTrackers:
                 tasks.create_task(self._follow(await self._new.get()))
 
     async def _catch_up(self) -> None:
-        """Take on the live jobs, and those that ended lately and are not all told."""
+        """Take on the live jobs, and those that ended lately and are not all reported."""
         for job in await self._store.jobs(JobFilter(states=LIVE, limit=MOST_CAUGHT_UP)):
             self.changed(job)
         since = time.time() - CAUGHT_UP_SECONDS
@@ -181,8 +181,8 @@ class JobTrackers:
             _end(process.pid if process.returncode is None else 0)
             await process.wait()
         if code != 0:
-            said = (await asyncio.to_thread(journal.load, path)).problem
-            self._log.warning("tracker.failed", job=job.id, tracker=tracker, exit_code=code, error=said)
+            problem = (await asyncio.to_thread(journal.load, path)).problem
+            self._log.warning("tracker.failed", job=job.id, tracker=tracker, exit_code=code, error=problem)
         return code == 0
 
     async def _until_exit(self, followed: Followed, process: asyncio.subprocess.Process) -> int | None:

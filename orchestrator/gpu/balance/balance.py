@@ -134,8 +134,8 @@ class Balance:
     @property
     def worst(self) -> Spread | None:
         """Return the wider of utilization's and power's spread, which show whether ranks wait for each other."""
-        told = (self.spread(Quantity.UTILIZATION), self.spread(Quantity.POWER))
-        return max((spread for spread in told if spread is not None), key=lambda spread: spread.cv, default=None)
+        spreads = (self.spread(Quantity.UTILIZATION), self.spread(Quantity.POWER))
+        return max((spread for spread in spreads if spread is not None), key=lambda spread: spread.cv, default=None)
 
 
 def balance(loads: Mapping[str, GpuLoad | None]) -> Balance:

@@ -4,7 +4,7 @@ Both only grow. A CSV file gets whole lines. A JSON array needs its closing brac
 element before it without the risk that a reader or a crash sees a torn file. So there are two copies of the array, one
 with the visible name and one hidden: new elements are appended to the hidden one, which then takes the name by an
 atomic rename, and the other one catches up next time. A copy that was visible a moment ago may still be open in another
-process, so it is written only once no process has it open (a file lease tells); until then elements wait in memory, for
+process, so it is written only once no process has it open (a file lease shows that); until then elements wait in memory, for
 a limited time. A process killed at any point leaves a whole array behind. The cost is writing each element twice.
 Without hard links in the filesystem, there is one copy, and a kill in the middle of a write can tear it.
 """
@@ -147,7 +147,7 @@ class _Copy:
         self._first = True
 
     def unread(self) -> bool:
-        """Whether no other process has the file open; assumed where the filesystem cannot tell."""
+        """Whether no other process has the file open; assumed where the filesystem does not report it."""
         try:
             # A write lease is granted only to the sole opener. Breaking it must not kill us, as SIGIO would.
             fcntl.fcntl(self.file, fcntl.F_SETSIG, signal.SIGURG)

@@ -137,7 +137,7 @@ def _gpus_of(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _json_row(entry: Mapping[str, Any], gpu: Mapping[str, Any], number: int) -> dict[str, Any] | None:
     timestamp = _time(entry.get("timestamp"))
     if timestamp is None:
-        # Better than nothing: seconds since the start where they are told, else the entry's number.
+        # Better than nothing: seconds since the start where they are given, else the entry's number.
         timestamp = _number(entry.get("elapsed_seconds"))
         timestamp = float(number) if timestamp is None else timestamp
     absent = gpu.get(ABSENT)

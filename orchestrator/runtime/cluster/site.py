@@ -52,7 +52,7 @@ class Site:
 
     @property
     def gangs_directory(self) -> Path | None:
-        """Directory that tells which gang serves which job. None: gangs are not kept, as others use the cluster's resources."""
+        """Directory that records which gang serves which job. None: gangs are not kept, as others use the cluster's resources."""
         return self.paths.ray / "gangs" if self.embedded else None
 
     @property

@@ -40,7 +40,7 @@ async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuF
 
 
 def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[GpuFault]:
-    """Return what one GPU's status tells of a failure at ``now`` (seconds since the epoch)."""
+    """Return what one GPU's status shows of a failure at ``now`` (seconds since the epoch)."""
     lost: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if status.health is Health.LOST else []
     recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
     return lost + [

@@ -19,7 +19,7 @@ otherwise. It never touches a GPU, because a CUDA context does not survive a for
 
 K exists so that no exit status is lost and no process is left behind, whichever process dies:
 
-* T dies: K is its parent, so the kernel tells K at once. K writes the exit record (fsync) before it tells the owner, so
+* T dies: K is its parent, so the kernel notifies K at once. K writes the exit record (fsync) before it notifies the owner, so
   that the exit status survives the death of every reader. Then it kills what T left behind.
 * The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
@@ -29,7 +29,7 @@ K exists so that no exit status is lost and no process is left behind, whichever
 One second after a request without another, F forks ahead: for each running process, one K with its T, which wait for
 a request (spares.py). A restarted gang uses them: the forks, and most first writes to shared pages, are already done.
 
-T must not be able to tell that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
+T must not be able to detect that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
 program/cold_start.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
 beside the script that shadows one already imported); T then executes a plain interpreter, which is slower and exact.
 

@@ -6,7 +6,7 @@ three things alone: signals (SIGCHLD, SIGUSR1 from the child's reports), the lif
 It also owns the tree's control group, where there can be one, and the record in the rank's lock file (holder.py). With
 either, other programs can end the tree if the keeper is killed.
 
-The order of steps at a death matters: reap, write the exit record durably, tell the owner, kill what is left, report that
+The order of steps at a death matters: reap, write the exit record durably, notify the owner, kill what is left, report that
 all has ended. The lifeline never blocks the keeper: unread messages wait in memory, so a frozen owner cannot delay a
 deadline. End of file on the lifeline is an order to kill everything.
 
@@ -180,7 +180,7 @@ class Keeper:
             self._terminated_at = time.time()
 
     def run(self) -> None:
-        """Return when no process is left below this one and the owner has been told or has closed the lifeline."""
+        """Return when no process is left below this one and the owner has been notified or has closed the lifeline."""
         while not (self._childless and self._lifeline is None):
             self._wait()
             self._relay_reports()
@@ -420,9 +420,9 @@ class Keeper:
             "memory": self._memory,
         }
         trouble = None
-        for said in (self._error, _shortened(self._error)):  # a full disk may have room for a short one
+        for error_text in (self._error, _shortened(self._error)):  # a full disk may have room for a short one
             try:
-                _write_durably(self._spawn.exit_record, json.dumps({**record, "error": said}).encode("ascii"))
+                _write_durably(self._spawn.exit_record, json.dumps({**record, "error": error_text}).encode("ascii"))
             except OSError as error:
                 trouble = f"{errno.errorcode.get(error.errno or 0, '?')}: {error.strerror} ({self._spawn.exit_record})"
             else:

@@ -1,4 +1,4 @@
-"""Reads from a progress page whether its rank was told to stop, and its last steps.
+"""Reads from a progress page whether its rank was asked to stop, and its last steps.
 
 Reads only the few fields that an exit record needs. The layout is that of train/script/progress_layout.py, which the user's
 interpreter may lack; a test compares the numbers. The rank can write anything to its page: an unreadable page gives no
@@ -46,7 +46,7 @@ def read_last_page(path: str | None, *, now: float) -> LastPage:
 
 
 def stop_seen_at(raw: bytes, *, now: float) -> float | None:
-    """Return when the training loop was told to stop, by the page's bytes."""
+    """Return when the training loop was asked to stop, by the page's bytes."""
     if raw[STOP_SEEN_AT] == 0:
         return None
     (at,) = STOP_SEEN_TIME.unpack_from(raw, STOP_SEEN_TIME_AT)

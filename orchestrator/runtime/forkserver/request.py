@@ -55,9 +55,9 @@ class SpawnRequest:
 
     def message(self, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
         """Return the request as the server's socket takes it, with descriptors by the names that the server knows."""
-        told = {f.name: getattr(self, f.name) for f in fields(SpawnRequest)}
-        told |= {"env": dict(self.env), "record": dict(self.record)}
-        return {"op": "spawn", **told, "fds": list(roles)}, list(roles.values())
+        body = {f.name: getattr(self, f.name) for f in fields(SpawnRequest)}
+        body |= {"env": dict(self.env), "record": dict(self.record)}
+        return {"op": "spawn", **body, "fds": list(roles)}, list(roles.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class Server:
         self._running = False
 
     def serve(self, baseline: Baseline) -> Program | None:
-        """Serve until told to stop."""
+        """Serve until asked to stop."""
         self._to_collapse = linux.huge_page_candidates()
         while self._running:
             for descriptor in self._ready(self._restartable(baseline)):

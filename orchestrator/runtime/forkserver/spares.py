@@ -56,7 +56,7 @@ class Spares:
 
     @property
     def pids(self) -> Collection[int]:
-        """Return the keepers that wait, or were told to end."""
+        """Return the keepers that wait, or were asked to end."""
         return self._channels.keys() | self._leaving
 
     def asked(self) -> None:

@@ -62,7 +62,7 @@ class RayRankActors:
         origin = self._parked.serving(job)
         taken = origin is not None and origin != origin_of(job)
         # An earlier daemon may have died when it had taken the gang, before the actors knew or that was recorded.
-        if None not in found and (job.seats or not taken or self._tell(job, found)):
+        if None not in found and (job.seats or not taken or self._assign(job, found)):
             return found
         if job.seats:
             raise GangLostError(ActorMissing(rank=found.index(None)))
@@ -127,12 +127,12 @@ class RayRankActors:
         """Have a parked gang serve the job; empty: there is none."""
         while (origin := self._parked.take(job)) is not None:
             actors = self._actors(origin, job)
-            if None not in actors and self._tell(job, actors):
+            if None not in actors and self._assign(job, actors):
                 return actors
             self._remove(origin, job.num_workers)
         return []
 
-    def _tell(self, job: Job, actors: Sequence[Any]) -> bool:
+    def _assign(self, job: Job, actors: Sequence[Any]) -> bool:
         """Have actors that have retired, or serve the job already, serve it; return whether all do."""
         import ray
 

@@ -85,8 +85,8 @@ class Ender:
             await self._table.remove(job)
         if not clean:
             await self._confirm_gone(job)
-        if told := await self._files.finish(job):
-            self._post([ev.JobNoted(job_id=job.id, at=time.time(), note=OutputsIncomplete(said=told))])
+        if problem := await self._files.finish(job):
+            self._post([ev.JobNoted(job_id=job.id, at=time.time(), note=OutputsIncomplete(said=problem))])
         self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
 
     async def _flush(self, job: Job) -> None:

@@ -28,12 +28,12 @@ class NodeGoneError(LookupError):
 
 
 class NodeFilesError(Exception):
-    """A node's disk did not take or give a job's files, ``said`` why: free space there, or drain the node."""
+    """A node's disk did not take or give a job's files; ``reason`` is the error: free space there, or drain the node."""
 
     def __init__(self, node_id: str, cause: OSError) -> None:
         self.node_id = node_id
-        self.said = f"{cause.strerror or cause}" + (f": {cause.filename}" if cause.filename else "")
-        super().__init__(f"node {node_id[:12]}: {self.said}")
+        self.reason = f"{cause.strerror or cause}" + (f": {cause.filename}" if cause.filename else "")
+        super().__init__(f"node {node_id[:12]}: {self.reason}")
 
 
 def as_lost(rank: int, error: BaseException) -> GangLostError | None:
@@ -51,8 +51,8 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
         node_lost = "its node has died" in str(error)  # Ray's own words: the exception has no field for it
         return GangLostError(NodeLost(rank=rank) if node_lost else ActorLost(rank=rank), node_lost=node_lost)
     if isinstance(error, RuntimeEnvSetupError):
-        said = " ".join(str(error).split())[-ERROR_CHARACTERS:]
-        return GangLostError(EnvironmentFailed(rank=rank, said=said))
+        text = " ".join(str(error).split())[-ERROR_CHARACTERS:]
+        return GangLostError(EnvironmentFailed(rank=rank, said=text))
     if isinstance(error, ActorUnschedulableError):
         return GangLostError(ActorNotPlaced(rank=rank, said=str(error)[:ERROR_CHARACTERS]))
     return None

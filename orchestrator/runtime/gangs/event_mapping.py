@@ -61,10 +61,10 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
     """Map the end of a rank's process, as its actor reports it. ``work_dir`` is the job's working copy."""
-    told = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
-    missing = told.missing_file or missing_file(told)
+    end = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
+    missing = end.missing_file or missing_file(end)
     left_out = _left_out_by(work_dir, missing)
-    return _rank_exited(job_id, attempt, replace(told, rank=rank, missing_file=missing, left_out_by=left_out))
+    return _rank_exited(job_id, attempt, replace(end, rank=rank, missing_file=missing, left_out_by=left_out))
 
 
 def _rank_exited(job_id: JobId, attempt: int, end: ev.Exit) -> ev.RankExited:
@@ -115,16 +115,16 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev
 
 
 def saved(
-    job_id: JobId, told: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
+    job_id: JobId, reported: PersisterStatus | None, *, failing: tuple[str, str] = NOT_FAILING, behind: float = 0.0
 ) -> list[ev.Event]:
     """Return the event of a snapshot that became a checkpoint on storage, or failed to.
 
     ``failing`` is the previous failure of saves: a failure is reported when it begins, not with each save. The node's clock is
     ``behind`` seconds behind.
     """
-    if told is None:
+    if reported is None:
         return []
-    status, unusable = repaired(told)
+    status, unusable = repaired(reported)
     facts: list[ev.Event] = []
     if unusable:
         facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
@@ -146,27 +146,27 @@ def saved(
     return facts
 
 
-def saves_fail_of(told: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
+def saves_fail_of(reported: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
     """Return the present failure of saves; ``before`` where there is no news."""
-    if told is None:
+    if reported is None:
         return before
-    status, _ = repaired(told)
+    status, _ = repaired(reported)
     return failure_cause(status.failure, status.failure_kind)
 
 
 def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
     """Return the result of the search for the attempt's first checkpoint; texts without secrets."""
     now = time.time()
-    told: list[ev.Event] = [
+    events: list[ev.Event] = [
         noted(job_id, notes.CheckpointQuarantined(said=masker.text(message))) for message in resumption.problems
     ]
-    told += [
+    events += [
         noted(job_id, notes.CheckpointFileNote(note_code=note.code, said=masker.text(note.message)))
         for note in resumption.notes
     ]
     found = resumption.found
     if found is not None:
-        told.append(
+        events.append(
             ev.CheckpointSaved(
                 job_id=job_id,
                 at=found.created_at or now,
@@ -176,7 +176,7 @@ def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Ev
                 digest=found.digest,
             )
         )
-    return told
+    return events
 
 
 def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> list[ev.Event]:

@@ -115,9 +115,9 @@ class Launcher:
         resumption = await self._pool.run(newest_checkpoint, job, paths, secrets, previous)
         if events := resumed(job.id, resumption, Masker(secrets.values())):
             self._post(events)
-        told: dict[str, Any] = {"resume_from": resumption.path, "watch": watch_settings(job, paths)}
+        overrides: dict[str, Any] = {"resume_from": resumption.path, "watch": watch_settings(job, paths)}
         nodes = {seat.node_id for seat in seats}
-        by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **told) for node_id in nodes}
+        by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **overrides) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
         await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
 
@@ -146,7 +146,7 @@ class Launcher:
         except NodeFilesError as error:
             rank, report = job.nodes.index(error.node_id), self._reports().get(error.node_id)
             host = report.hostname if report else ""
-            raise GangLostError(FilesNotSent(rank=rank, node=error.node_id, said=error.said, host=host)) from error
+            raise GangLostError(FilesNotSent(rank=rank, node=error.node_id, said=error.reason, host=host)) from error
 
     def _places(self, job: Job, node_id: str, secrets: Mapping[str, str], previous_step: int) -> Places:
         report, settings = self._reports()[node_id], self._settings

@@ -74,7 +74,7 @@ class GangCalls:
         """Write ``lines`` into the logs of their ranks; return when that is done or has failed."""
         actors = self._table.actors_up(job)
         await self._answers(
-            [actors[r].note.remote(job.attempt_number, tuple(said)) for r, said in lines.items() if r < len(actors)]
+            [actors[r].note.remote(job.attempt_number, tuple(texts)) for r, texts in lines.items() if r < len(actors)]
         )
 
     async def open_session(self, job: Job, rank: int, request: SessionRequest) -> GangSession:
@@ -115,7 +115,7 @@ class GangSession:
         output: SessionOutput = await self._ask(seconds + RPC_SECONDS, self._actor.read_session, self._number, seconds)
         return output
 
-    async def tell(self, message: SessionMessage) -> None:
+    async def send(self, message: SessionMessage) -> None:
         """Send a client's message; return when it was taken: input only as fast as the command reads it."""
         seconds = None if isinstance(message, Input) else RPC_SECONDS
         await self._ask(seconds, self._actor.tell_session, self._number, message)

@@ -175,11 +175,11 @@ class EventRelay:
 
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
-        told = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
+        left_out = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
         behind = 0.0 if self._pages.local else gang.clocks[rank].heard(sent_at, self._now())
         if reply.progress is not None:
-            with told("its progress"):
+            with left_out("its progress"):
                 gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)
                 self._progress(job.id, attempt, rank, snapshot)
         if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
@@ -188,7 +188,7 @@ class EventRelay:
             gang.storage[rank] = replace(moved(repaired(storage)[0], behind), rank=rank)
         if (terminal := getattr(reply, "terminal", None)) is not None:
             gang.terminals[rank] = replace(moved(repaired(terminal)[0], behind), rank=rank)
-        with told("what became of a snapshot"):
+        with left_out("what became of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
             if facts := saved(job.id, reply.persisted, failing=failing, behind=behind):

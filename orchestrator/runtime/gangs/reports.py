@@ -37,7 +37,7 @@ class LeftOut:
     """The parts of one gang's reports that were skipped; each is reported once."""
 
     def __init__(self) -> None:
-        self._told: set[ReportLeftOut] = set()
+        self._reported: set[ReportLeftOut] = set()
 
     @contextmanager
     def of(
@@ -54,8 +54,8 @@ class LeftOut:
             yield
         except Exception as error:
             note = ReportLeftOut(rank=rank, part=what, error_type=type(error).__name__)
-            if note in self._told:
+            if note in self._reported:
                 return
-            self._told.add(note)
+            self._reported.add(note)
             log.exception("gang.report_left_out", job=job_id, rank=rank, what=what)
             post([ev.JobNoted(job_id=job_id, at=time.time(), note=note)])

@@ -107,7 +107,9 @@ class GangTable:
             await asyncio.sleep(PARKED_SECONDS)
             try:
                 self._some_parked |= await self._call(self._actors.remove_parked)
-            except Exception:  # Ray does not answer, or its head has died, and the gangs with it: the next try tells
+            except (
+                Exception
+            ):  # Ray does not answer, or its head has died, and the gangs with it: the next try shows which
                 self._some_parked = True
         self._expiry = None
 

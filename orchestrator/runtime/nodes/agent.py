@@ -131,8 +131,8 @@ class NodeAgent:
     async def check(self) -> tuple[Fact, ...]:
         """Check the node's health: devices compute, the disk stores, the driver answers. See health_check."""
         problems = await check_node(self._node_dir)
-        _, told = await asyncio.to_thread(self._survey)
-        return (*problems, *(DriverProblem(said=text) for text in told))
+        _, driver_problems = await asyncio.to_thread(self._survey)
+        return (*problems, *(DriverProblem(said=text) for text in driver_problems))
 
     def _survey(self) -> tuple[tuple[NodeGpu, ...], tuple[str, ...]]:
         from orchestrator.gpu.drivers.inventory import survey

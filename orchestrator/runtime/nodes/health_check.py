@@ -84,19 +84,19 @@ async def _check_devices(python: str, seconds: float) -> list[Fact]:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-    said = out.decode(errors="replace").split("\n")
-    if process.returncode != 0 or "done" not in said:
+    lines = out.decode(errors="replace").split("\n")
+    if process.returncode != 0 or "done" not in lines:
         last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
         return [DevicesFailed(said=last[0][:MOST_CHARACTERS])]
-    return [_failure_in(line) for line in said if line and line != "done"]
+    return [_failure_in(line) for line in lines if line and line != "done"]
 
 
 def _failure_in(line: str) -> Fact:
     """Return the failure in one line of the check; output of a library counts as a failure, too."""
     try:
-        told = json.loads(line)
-        off = told.get("off")
+        fields = json.loads(line)
+        off = fields.get("off")
         known = isinstance(off, float) and math.isfinite(off)
-        return DeviceWrong(device=told["device"], operation=told["operation"], off=off if known else None)
+        return DeviceWrong(device=fields["device"], operation=fields["operation"], off=off if known else None)
     except (ValueError, KeyError, AttributeError):
         return DevicesFailed(said=line[:MOST_CHARACTERS])

@@ -58,7 +58,7 @@ class LeftOutCount:
             self.by.add(by)
             self.largest = sorted([*self.largest, (-size, relative)])[:NAMED_LEFT_OUT]
 
-    def told(self) -> LeftOut | None:
+    def counts(self) -> LeftOut | None:
         """Return the counts; None where nothing was excluded."""
         if not self.files:
             return None

@@ -2,7 +2,7 @@
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
 its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice. The only node of an
-embedded head cannot be cut off: its ranks' locks tell whether they have ended, and its actors need no lease.
+embedded head cannot be cut off: its ranks' locks show whether they have ended, and its actors need no lease.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class RankService:
 
     async def tell_session(self, number: int, message: SessionMessage) -> None:
         """Send a client's message to a session."""
-        await self._supervisor.sessions.tell(number, message)
+        await self._supervisor.sessions.send(number, message)
 
     async def retire(self) -> tuple[str, ...]:
         """Close everything, for good: the job has ended. Return what cannot be closed."""

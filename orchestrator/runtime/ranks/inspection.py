@@ -46,8 +46,8 @@ class RankInspection:
         """Inspect the rank's processes; None when it has none, or belongs to another attempt."""
         if attempt != self._fence.attempt or not self._log.running:
             return None
-        told, output, page = self._progress.writer_pid, self._progress.output, self._progress.page
-        look = await asyncio.to_thread(look_at, self._rank, self._log.pid, training_pid=told, stacks=stacks)
+        training_pid, output, page = self._progress.writer_pid, self._progress.output, self._progress.page
+        look = await asyncio.to_thread(look_at, self._rank, self._log.pid, training_pid=training_pid, stacks=stacks)
         look = replace(
             look,
             printed=output.lines if output else 0,

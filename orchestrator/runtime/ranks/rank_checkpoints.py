@@ -33,7 +33,7 @@ class RankCheckpoints:
         self._reported = reported
         self._persister: SnapshotPersister | None = None
         self._files: FileWatcher | None = None
-        self._told: list[PersisterStatus | None] = [None, None]
+        self._last_statuses: list[PersisterStatus | None] = [None, None]
         self.newest: PersisterStatus | None = None
         self.number = 0
 
@@ -59,8 +59,8 @@ class RankCheckpoints:
         """Number what is new, one source at a time."""
         for index, source in enumerate((self._persister, self._files)):
             status = source.status if source else None
-            if status is not None and (status.persisted or status.failures) and status != self._told[index]:
-                self._told[index] = status
+            if status is not None and (status.persisted or status.failures) and status != self._last_statuses[index]:
+                self._last_statuses[index] = status
                 self.newest = masked_status(status, masker)
                 self.number += 1
                 break  # the other source's news is next

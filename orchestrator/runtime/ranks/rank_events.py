@@ -30,11 +30,11 @@ class RankEvent:
     def __setstate__(self, state: Sequence[Any]) -> None:
         """Unpickle, also an event of an actor of an earlier version, which had the fields of the end here."""
         own, end = state[: len(_OWN)], state[len(_OWN) :]
-        told = end[0] if len(end) == 1 else None
+        ended = end[0] if len(end) == 1 else None
         if len(end) > 1:
             fields_of_an_end = dict(zip(_OF_AN_END, end, strict=False))
-            told = Exit(rank=0, at=own[2], **fields_of_an_end) if own[1] == "exited" else None
-        for name, value in (*zip(_OWN, own, strict=True), ("exit", told)):
+            ended = Exit(rank=0, at=own[2], **fields_of_an_end) if own[1] == "exited" else None
+        for name, value in (*zip(_OWN, own, strict=True), ("exit", ended)):
             object.__setattr__(self, name, value)
 
 

@@ -22,7 +22,7 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
     end = event.exit
     if not masker or end is None:
         return event
-    told = replace(
+    masked = replace(
         end,
         error_type=masker.text(end.error_type),
         error_message=masker.text(end.error_message),
@@ -30,7 +30,7 @@ def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
         evidence=tuple(_masked_fact(fact, masker) for fact in end.evidence),
         policy_note=None if end.policy_note is None else _masked_fact(end.policy_note, masker),
     )
-    return replace(event, exit=told)
+    return replace(event, exit=masked)
 
 
 def _masked_fact(fact: Fact, masker: Masker) -> Fact:

@@ -150,7 +150,7 @@ class ForkServerClient:
         """Start a process. The descriptors stay the caller's, which may close them at any time.
 
         `stdin` None is the null device; one that is a terminal becomes the new process's. `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
-        nothing is left of the tree, so a lock on it tells whether the tree lives; `extra` maps a number in the new process (3 and up) to
+        nothing is left of the tree, so a lock on it shows whether the tree lives; `extra` maps a number in the new process (3 and up) to
         a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):
@@ -365,8 +365,8 @@ def start_fork_server(
         if "error" not in reply:
             return StartedServer(pid=int(reply["pid"]), already_running=bool(reply["already_running"]))
         raise ForkServerStartError(reply["error"])
-    said = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {said[0]}; see {log_path}")
+    stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {stderr_lines[0]}; see {log_path}")
 
 
 __all__ = [

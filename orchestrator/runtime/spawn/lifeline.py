@@ -186,11 +186,11 @@ def read_exit_record(path: Path) -> ExitRecord | None:
         raise ExitRecordError(f"{path} is no exit record")
     if fields["version"] != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
-    told, used = fields.get("error"), fields.get("memory")
-    raised = None if told is None else _built(ErrorRaised, told)
+    error_fields, used = fields.get("error"), fields.get("memory")
+    raised = None if error_fields is None else _built(ErrorRaised, error_fields)
     memory = None if used is None else _built(MemoryUsed, used)
     record = _built(ExitRecord, {**fields, "error": raised, "ending": _ending(fields), "memory": memory})
-    missing = (raised is None) != (told is None) or (memory is None) != (used is None)
+    missing = (raised is None) != (error_fields is None) or (memory is None) != (used is None)
     if record is None or missing or not _is_an_end(record):
         raise ExitRecordError(f"{path} is no exit record: a value is missing, of the wrong type, or out of range")
     return record
@@ -332,8 +332,8 @@ class Lifeline:
                 return
             case _:
                 cls = _EVENTS.get(kind)
-        told = {name: value for name, value in message.items() if name not in {"ending", "memory"}}
-        event = None if cls is None else _built(cls, told)
+        event_fields = {name: value for name, value in message.items() if name not in {"ending", "memory"}}
+        event = None if cls is None else _built(cls, event_fields)
         if isinstance(event, Exited):
             event = replace(event, memory=self._memory, ending=self._ending)
         if event is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.holder import Holder, Identity
 
 KEEPER_SECONDS: Final = 5.0
-"""How long a keeper that was told to end its tree may take before it counts as stuck."""
+"""How long a keeper that was asked to end its tree may take before it counts as stuck."""
 
 KEEPER_LIMIT_SECONDS: Final = 30.0
 """How long it may take to free the memory of its tree."""
@@ -159,7 +159,7 @@ def _processes() -> dict[int, _Process]:
 def end_tree(path: Path, seconds: float, *, patience: float, limit: float) -> bool:
     """End a tree that no attempt needs any more, with or without a keeper; False when some of it is left after ``seconds``.
 
-    The rank's ended actor has told the keeper to end everything. After ``patience`` seconds a stopped keeper is
+    The rank's ended actor has asked the keeper to end everything. After ``patience`` seconds a stopped keeper is
     continued, and killed if it stays stopped; after ``limit`` it is killed in any case.
     """
     began = time.monotonic()

@@ -17,7 +17,7 @@ _NO = frozenset({"false", "no", "off"})
 
 
 def typed_node(text: str) -> ScalarNode:
-    """Take a word as it was typed on a command line: quotation marks are not needed there to tell a number from text."""
+    """Take a word as it was typed on a command line: quotation marks are not needed there to distinguish a number from text."""
     return ScalarNode(text=text, kind=_kind(text), mark=_NOWHERE, as_typed=True)
 
 

@@ -187,7 +187,7 @@ class ProgressPage:
             layout.FACTS.publish(self._page, self._facts_counter, payload)
 
     def mark_stop_seen(self) -> None:
-        """Record that the training loop was told to stop. The first time counts: the rank's keeper reads it after the rank's end."""
+        """Record that the training loop was asked to stop. The first time counts: the rank's keeper reads it after the rank's end."""
         if self._page[layout.STOP_SEEN_AT] == 0:
             layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
             self._page[layout.STOP_SEEN_AT] = 1

@@ -47,7 +47,7 @@ class ProgressSnapshot:
     """One consistent reading of a progress page.
 
     Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
-    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` tell of the first reported step
+    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
     above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
     32 durations, oldest first. ``busy_seconds`` is a running mean, too: what of a step the thread that reports it used a
     processor for. ``saving_since`` is set while a save to storage stalls the training loop.

@@ -167,7 +167,7 @@ class Context:
         Under orch large parameters and optimizer states on the CPU are copied while the next forward and backward passes run, and
         the next ``step`` of a torch optimizer waits for the rest: once three saves have shown that nothing else changes them
         in between, where one rank stores all; and from the start with ``overlap=True``. True then means that the rest is on
-        its way. A change is noticed (one through ``.data``, where it changes many numbers), and told as a failed save; the
+        its way. A change is noticed (one through ``.data``, where it changes many numbers), and reported as a failed save; the
         checkpoint before stays, the next save is due at once, and whole. ``overlap=False`` copies everything at once, as every save does after
         ``should_stop`` was true; use it for a last save before ``os._exit``.
 

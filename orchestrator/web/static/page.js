@@ -47,7 +47,7 @@ const WIDTH = 1000;
 let pointed = null; // the place that is pointed at
 let dragged = null; // the plot and the place where a drag began
 
-function toldAt(place) {
+function positionText(place) {
   const charts = document.querySelector(".charts");
   const begin = Number(charts.dataset.begin);
   const value = begin + ((Number(charts.dataset.end) - begin) * place) / WIDTH;
@@ -69,7 +69,7 @@ function pointAt(place) {
   pointed = place;
   for (const chart of document.querySelectorAll(".chart")) {
     chart.querySelector(".cursor").setAttribute("d", place === null ? "" : `M${place} 0V100`);
-    chart.querySelector(".at").textContent = place === null ? "" : toldAt(place);
+    chart.querySelector(".at").textContent = place === null ? "" : positionText(place);
     const values = chart.querySelectorAll(".legend .value");
     chart.querySelectorAll(".plot .line").forEach((line, number) => {
       let text = values[number].dataset.last;
@@ -136,7 +136,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     pointAt(Math.min(WIDTH, Math.max(0, (pointed ?? WIDTH) + (event.shiftKey ? 10 * step : step))));
     const values = [...plot.closest(".chart").querySelectorAll(".legend li")].map((one) => one.textContent.trim());
-    document.getElementById("told").textContent = `${toldAt(pointed)}: ${values.join(", ")}`;
+    document.getElementById("told").textContent = `${positionText(pointed)}: ${values.join(", ")}`;
   } else if (plot && event.key === "Escape") {
     pointAt(null);
   }

@@ -177,8 +177,8 @@ class HostCluster:
     def evidence(self, job_id: str) -> str:
         """What a failure shows."""
         log = self.head.outside(f"{self.head.home}/.orch/daemon.log")
-        said = log.read_text(errors="replace")[-4000:] if log.exists() else ""
-        return f"{self.orch('events', job_id, check=False).stdout}\n{self.orch('nodes', check=False).stdout}\n{said}"
+        log_end = log.read_text(errors="replace")[-4000:] if log.exists() else ""
+        return f"{self.orch('events', job_id, check=False).stdout}\n{self.orch('nodes', check=False).stdout}\n{log_end}"
 
     def close(self) -> None:
         """End everything."""

@@ -137,10 +137,10 @@ class Site:
     def _hear(self, host: int, word: str) -> None:
         process = self.running[host]
         assert process.stdout is not None
-        said = process.stdout.readline().strip()
-        if said != word:
-            told = (self.directory / f"host{host}" / "log").read_text()
-            raise OSError(f"host {host} said {said!r} and not {word!r}; it ended with {process.wait()}: {told}")
+        line = process.stdout.readline().strip()
+        if line != word:
+            log_text = (self.directory / f"host{host}" / "log").read_text()
+            raise OSError(f"host {host} said {line!r} and not {word!r}; it ended with {process.wait()}: {log_text}")
 
     def end(self, host: int) -> dict[str, Any]:
         """Kill every process of a host in the same moment, as a power cut does."""

@@ -42,7 +42,7 @@ class FakeSession:
                 return await self._out.get()
         return SessionOutput()
 
-    async def tell(self, message: SessionMessage) -> None:
+    async def send(self, message: SessionMessage) -> None:
         match message:
             case Input(data=data) if data != FAIL:
                 await self._out.put(SessionOutput(stdout=data))

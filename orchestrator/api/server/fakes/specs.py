@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that tells what jobs run, and makes links to a page; see ``testing.py``."""
+"""The part of the service in memory that reports what jobs run, and makes links to a page; see ``testing.py``."""
 
 from __future__ import annotations
 

@@ -62,10 +62,12 @@ def compare(
         answer = plain(result)
         for pair in answer["pairs"]:
             rows = next(one for one in result.pairs if one.letter == pair["letter"]).rows
-            for row, said in zip(pair["rows"], rows, strict=True):
-                row["sentence"] = sentence(said, pair["letter"])
-        told = [{"condition": one.condition.text, "run": one.letter, "metric": one.row.measure.name} for one in failed]
-        print_json(session, {**answer, "failed": told, "files": [str(path) for path in files]})
+            for row, compared_row in zip(pair["rows"], rows, strict=True):
+                row["sentence"] = sentence(compared_row, pair["letter"])
+        broken_conditions = [
+            {"condition": one.condition.text, "run": one.letter, "metric": one.row.measure.name} for one in failed
+        ]
+        print_json(session, {**answer, "failed": broken_conditions, "files": [str(path) for path in files]})
     else:
         session.console.print(text)
         for path in files:

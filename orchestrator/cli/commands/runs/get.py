@@ -90,8 +90,8 @@ def _download(session: Session, files: FileList, target: Path, *, json: bool) ->
     bar.end()
     received = sum(each.received for each in done)
     if json:
-        told = [{"path": each.path, "bytes": each.size_bytes, "received": each.received} for each in done]
-        print_json(session, {"job_id": files.job_id, "directory": str(target), "files": told, "failed": failed})
+        entries = [{"path": each.path, "bytes": each.size_bytes, "received": each.received} for each in done]
+        print_json(session, {"job_id": files.job_id, "directory": str(target), "files": entries, "failed": failed})
     else:
         count = f"{len(done)} file{'s' if len(done) != 1 else ''}"
         session.console.print(f"{count} in {target}, {size(received)} received")

@@ -77,7 +77,7 @@ class RankWindow:
     def figures(self, rank: RankSeen, since: float, *, parts: bool, busy: bool, work: float | None) -> RankFigures:
         """Return the figures of the samples after ``since``, or the last few. Own work is from ``parts``, else processor time (``busy``).
 
-        ``work`` is the share of time in which the rank worked, by its GPU, where nothing else tells.
+        ``work`` is the share of time in which the rank worked, by its GPU, where nothing else shows it.
         """
         samples = [sample for sample in self._samples if sample.at > since]
         if len(samples) < d.LEAST_STEPS:

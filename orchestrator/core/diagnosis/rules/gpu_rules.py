@@ -82,7 +82,7 @@ def _memory_errors(gpu: GpuFigures) -> Iterator[Suspicion]:
 
 
 def _taken(gpu: GpuSeen) -> Iterator[Suspicion]:
-    """Memory that no process accounts for, where the driver tells what each of the job's own uses."""
+    """Memory that no process accounts for, where the driver reports what each of the job's own uses."""
     used, own, total = gpu.memory_bytes, gpu.own_memory_bytes, gpu.memory_total_bytes
     if used is None or own is None or not total:
         return

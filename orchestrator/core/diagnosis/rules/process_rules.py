@@ -31,8 +31,8 @@ def process_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 def _awaited(job: JobFigures) -> Iterator[Suspicion]:
     """Find a rank that works more than the others, which are in its process group and stand in locks meanwhile."""
     ranks = job.processes
-    told = job.gpus or any(rank.own is not None for rank in job.ranks)
-    if told or len(ranks) < 2 or len(ranks) < job.newest.num_ranks or not all(one.newest.grouped for one in ranks):
+    reported = job.gpus or any(rank.own is not None for rank in job.ranks)
+    if reported or len(ranks) < 2 or len(ranks) < job.newest.num_ranks or not all(one.newest.grouped for one in ranks):
         return
     busy = [one.busy for one in ranks if one.busy is not None]
     locked = [one.locked for one in ranks if one.locked is not None]

@@ -44,9 +44,9 @@ def read_head(path: Path) -> Head | None:
 
 def write_head(path: Path, head: Head) -> None:
     """Write the head's file atomically."""
-    told = {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)}
+    fields = {"gcs_address": head.gcs_address, "session_dir": head.session_dir, "pids": dict(head.pids)}
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(told))
+    temporary.write_text(json.dumps(fields))
     temporary.replace(path)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HEAD_SECONDS: Final = 60.0
 MOST_LOAD: Final = 5.0
 START_TRIES: Final = 3
-SAID_LINES: Final = 3
+STDERR_LINES: Final = 3
 STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.cluster.head.launcher")
 
 log = structlog.get_logger("orch.ray")
@@ -111,8 +111,8 @@ async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, 
                 process.wait()
         lines = _lines(stdout)
         if process.returncode != 0 or not lines:
-            said = _lines(stderr)[-SAID_LINES:] or [f"it ended with {process.returncode}"]
-            raise ClusterError(f"Ray's head did not start: {' | '.join(said)}")
+            stderr_lines = _lines(stderr)[-STDERR_LINES:] or [f"it ended with {process.returncode}"]
+            raise ClusterError(f"Ray's head did not start: {' | '.join(stderr_lines)}")
     return _head(json.loads(lines[-1]))
 
 
@@ -149,9 +149,9 @@ def _lines(file: IO[bytes]) -> list[str]:
     return file.read().decode(errors="replace").strip().splitlines()
 
 
-def _head(told: Mapping[str, Any]) -> Head:
+def _head(reply: Mapping[str, Any]) -> Head:
     try:
-        pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in told["pids"].items()}
+        pids = {name: (group[0], psutil.Process(group[0]).create_time()) for name, group in reply["pids"].items()}
     except psutil.NoSuchProcess as error:
-        raise ClusterError(f"Ray's head died at once; see {told['session_dir']}/logs") from error
-    return Head(gcs_address=told["gcs_address"], pids=pids, session_dir=told["session_dir"])
+        raise ClusterError(f"Ray's head died at once; see {reply['session_dir']}/logs") from error
+    return Head(gcs_address=reply["gcs_address"], pids=pids, session_dir=reply["session_dir"])

@@ -102,9 +102,9 @@ class CollectiveCalls:
         return known
 
     def _label(self, group: Any) -> str:
-        told = str(getattr(group, "group_desc", ""))
-        if told not in ("", "undefined"):
-            return told
+        description = str(getattr(group, "group_desc", ""))
+        if description not in ("", "undefined"):
+            return description
         ranks = ",".join(map(str, self._ranks_of(group)))
         return f"ranks {ranks}" if len(ranks) < MAX_LABEL_BYTES - len("ranks ") else f"{group.size()} ranks"
 

@@ -2,7 +2,7 @@
 
 A rank's standard input is the null device, at whose end of file `pdb` gives up. `breakpoint()`, `pdb.set_trace()`, post-mortem
 debugging and `torch.distributed.breakpoint()` all stop in `Pdb.interaction`, so that one is wrapped, once, in the fork
-server. While the prompt is open, an advisory lock on the terminal tells the rank's supervisor so.
+server. While the prompt is open, an advisory lock on the terminal shows it to the rank's supervisor.
 """
 
 from __future__ import annotations

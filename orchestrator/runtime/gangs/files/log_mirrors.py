@@ -79,11 +79,11 @@ class LogMirror:
 def _noted(path: Path) -> dict[str, int] | None:
     """What a mirror's note says; None where there is none, or it makes no sense: the job's processes can write there."""
     try:
-        said = json.loads(read_plain(path, MOST_NOTE_BYTES))
+        note = json.loads(read_plain(path, MOST_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     names = ("inode", "offset", "size")
-    return said if isinstance(said, dict) and all(is_count(said.get(name)) for name in names) else None
+    return note if isinstance(note, dict) and all(is_count(note.get(name)) for name in names) else None
 
 
 class LogFollowers:

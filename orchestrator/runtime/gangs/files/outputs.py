@@ -28,15 +28,15 @@ class OutputCollection:
     async def bring(self, job: Job) -> str:
         """Collect the outputs. Returns notes about those that were not collected."""
         target, left = self._paths.outputs(job.id), self._max_bytes
-        said = []
+        notes = []
         apart = self._nodes.apart(job)
         if len(apart) < len(set(job.nodes)):
             try:
                 found = await self._pool.run(self._collect_local, job, target, left)
                 left -= sum(each.size_bytes for each in found.files)
-                said.append(self._left(found, job.submission.work_dir))
+                notes.append(self._left(found, job.submission.work_dir))
             except (OSError, ValueError) as error:
-                said.append(f"outputs could not be kept in {target}: {error}; they are in {job.submission.work_dir}")
+                notes.append(f"outputs could not be kept in {target}: {error}; they are in {job.submission.work_dir}")
         taken: set[str] = set()
         for number, node_id in enumerate(apart):
             try:
@@ -46,10 +46,10 @@ class OutputCollection:
                     await self._fetch(job, node_id, each, target, name)
                     taken.add(each.path)
                 left -= sum(each.size_bytes for each in found.files)
-                said.append(self._left(found, f"the working copy on node {node_id[:12]}"))
+                notes.append(self._left(found, f"the working copy on node {node_id[:12]}"))
             except Exception as error:
-                said.append(f"outputs of node {node_id[:12]} could not be brought to {target}: {error}")
-        return "; ".join(filter(None, said))
+                notes.append(f"outputs of node {node_id[:12]} could not be brought to {target}: {error}")
+        return "; ".join(filter(None, notes))
 
     def _collect_local(self, job: Job, target: Path, max_bytes: int) -> Outputs:
         work = Path(job.submission.work_dir)

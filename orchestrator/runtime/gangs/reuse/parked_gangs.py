@@ -1,4 +1,4 @@
-"""Which gang serves which job, where that is not the one that its name tells; and which gangs serve none for now.
+"""Which gang serves which job, where that is not the one that its name gives; and which gangs serve none for now.
 
 A restarted daemon has to find the gangs of running jobs, so this is kept in a directory of symbolic links, which are made, read and
 renamed in one step: ``JOB-gN`` -> its origin, for a gang that serves another job than it was created for; ``ORIGIN.parked`` for one that

@@ -47,8 +47,8 @@ class ExitEvidence:
     def facts(self) -> tuple[Fact, ...]:
         """Return the kernel's facts about the rank's processes since the last mark."""
         killed = self._oom.killed() if self._oom else None
-        told = self._kernel.facts(self._pid) if self._kernel and self._pid else ()
-        return told if killed is None else (killed, *told)
+        found = self._kernel.facts(self._pid) if self._kernel and self._pid else ()
+        return found if killed is None else (killed, *found)
 
     def killed_by_kernel(self, event: Exited, facts: tuple[Fact, ...]) -> bool:
         """Whether the kernel has killed a process of the rank because the machine had no memory left.

@@ -154,7 +154,7 @@ def _world_size(pid: int) -> int | None:
     try:
         threads = json.loads(dump or "[]")
         frames = [frame for thread in threads if thread.get("os_thread_id") == pid for frame in thread["frames"]]
-        told = [
+        sizes = [
             str(local.get("repr") or "")
             for frame in frames
             if "/torch/distributed/" in frame["filename"]
@@ -163,7 +163,7 @@ def _world_size(pid: int) -> int | None:
         ]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return next((int(text) for text in told if text.isdigit() and len(text) < _LONGEST_SIZE), None)
+    return next((int(text) for text in sizes if text.isdigit() and len(text) < _LONGEST_SIZE), None)
 
 
 def _py_spy_output(pid: int, *options: str) -> tuple[str | None, str]:
@@ -183,10 +183,10 @@ def _py_spy_output(pid: int, *options: str) -> tuple[str | None, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"py-spy did not answer: {error}"
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:300]
+        stderr = " ".join(done.stderr.split())[:300]
         return (
             None,
-            _REFUSED if "ermission" in said or "ptrace" in said else f"py-spy could not read its stacks: {said}",
+            _REFUSED if "ermission" in stderr or "ptrace" in stderr else f"py-spy could not read its stacks: {stderr}",
         )
     return done.stdout, ""
 

@@ -49,7 +49,7 @@ def may_match(line: str) -> bool:
 
 
 def known_step(line: str) -> KnownStep | None:
-    """The step that a trainer's line tells; None in any other line."""
+    """Return the step that a trainer's line reports; None for any other line."""
     line = line[-MOST_CHARACTERS:] if "\r" not in line else line.rsplit("\r", 1)[-1][:MOST_CHARACTERS]
     if "%|" in line:
         return _bar(line)
@@ -67,13 +67,13 @@ def _bar(line: str) -> KnownStep | None:
     found = _BAR.match(line)
     if found is None:
         return None
-    step, total, said = _whole(found[2]), _whole(found[3]), found[1].strip()
+    step, total, label = _whole(found[2]), _whole(found[3]), found[1].strip()
     if step is None or total is None or step > total:
         return None
-    epoch = _EPOCH.match(said)
+    epoch = _EPOCH.match(label)
     if epoch is not None:
         return _in_epoch(_whole(epoch[1]), _whole(epoch[2]), step, total)
-    return KnownStep(step, total, f"bar of {total}") if said.lower() in _TRAINING else None
+    return KnownStep(step, total, f"bar of {total}") if label.lower() in _TRAINING else None
 
 
 def _rich(line: str) -> KnownStep | None:

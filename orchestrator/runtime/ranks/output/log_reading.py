@@ -67,7 +67,7 @@ class LogReader:
         self._first_attempt = first_attempt
         self._rank = rank
         self._offsets: dict[tuple[str, int], int] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
     def batches(self, since: float | None = None) -> Iterator[list[LogEntry]]:
         """Return every line that was added since the last call, oldest first; with ``since``, those from that time on."""
@@ -154,9 +154,9 @@ class LogReader:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if file.key in self._told:
+            if file.key in self._reported:
                 return None
-            self._told.add(file.key)
+            self._reported.add(file.key)
             text = _UNREADABLE.format(name=file.path.name, why=error.strerror)
             return LogEntry(at=_changed_at(file.path), attempt=file.attempt, rank=file.rank, stream="stderr", text=text)
 

@@ -55,12 +55,12 @@ class ExitTeller:
         failed = event.exit_code != 0
         error = self.error if failed else None
         tail = self._output.tail if failed else ()
-        said = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
+        text = "\n".join((*tail, f"{error.type}: {error.message}" if error else ""))
         policy: str = ""
         note: Fact | None = None
         evidence: tuple[Fact, ...] = ()
         try:
-            policy, note = await match_policies(self._plan.log_policies, said) if failed else ("", None)
+            policy, note = await match_policies(self._plan.log_policies, text) if failed else ("", None)
             evidence = self._evidence.facts() if failed else ()
         except Exception as fault:
             report_fault("what is known of the exit's cause was left out", fault)

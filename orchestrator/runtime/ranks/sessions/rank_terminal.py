@@ -1,7 +1,7 @@
 """The terminal of one start of a rank: of an interactive job all of its input and output, else that of its debugger.
 
 A rank of any other job has the null device as its input. Its ``pdb`` opens this terminal by its path while it waits for a
-command (``forkserver/torch_changes/debugger.py``) and holds an advisory lock on it meanwhile, so the kernel tells whether the
+command (``forkserver/torch_changes/debugger.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
 rank is at a breakpoint, also when the rank is killed there.
 """
 

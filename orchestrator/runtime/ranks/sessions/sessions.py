@@ -121,7 +121,7 @@ class RankSessions:
             self._use()
         return output
 
-    async def tell(self, number: int, message: SessionMessage) -> None:
+    async def send(self, number: int, message: SessionMessage) -> None:
         """Send a client's message to a session; an ended one drops it. Return when it was taken."""
         session = self._sessions.get(number)
         if session is None:

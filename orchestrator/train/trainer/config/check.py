@@ -51,8 +51,8 @@ def _ranks(spec: JobSpec) -> tuple[int | None, int | None]:
 
 def _with_the_job(settings: TrainingSettings, spec: JobSpec, ranks: int | None, most: int | None) -> Iterator[Finding]:
     if settings.checkpoint_frequency is not None and spec.checkpoint.interval != "auto":
-        says = "checkpoint_frequency and checkpoint.interval both say when to save"
-        yield rules.about("checkpoint_frequency", says=says, hint="keep one")
+        message = "checkpoint_frequency and checkpoint.interval both say when to save"
+        yield rules.about("checkpoint_frequency", message=message, hint="keep one")
     if ranks is None:
         return
     gpus = spec.resources.resources_per_worker.gpu

@@ -35,9 +35,9 @@ class Surroundings:
     """For an elastic job, whose number of ranks may change; None when it is fixed."""
 
 
-def about(*names: str, says: str, hint: str) -> Finding:
+def about(*names: str, message: str, hint: str) -> Finding:
     """Return a finding about settings, the one to change first."""
-    return Finding(path=names[:1], message=says, hint=hint, others=tuple((name,) for name in names[1:]))
+    return Finding(path=names[:1], message=message, hint=hint, others=tuple((name,) for name in names[1:]))
 
 
 def names_of(finding: Finding) -> tuple[str, ...]:
@@ -59,15 +59,15 @@ def disagreeing_aliases(config: TrainingSettings) -> Iterator[Finding]:
     """Return every pair of aliases with different values."""
     first, second = config.fp16_compression, config.use_fp16_allreduce
     if first is not None and second is not None and first is not second:
-        says = f"fp16_compression is {first} and use_fp16_allreduce is {second}, but they are one setting"
-        yield about("fp16_compression", "use_fp16_allreduce", says=says, hint="keep one")
+        message = f"fp16_compression is {first} and use_fp16_allreduce is {second}, but they are one setting"
+        yield about("fp16_compression", "use_fp16_allreduce", message=message, hint="keep one")
     megabytes, size = config.bucket_cap_mb, config.reduce_bucket_size
     if megabytes is not None and size is not None and size != round(megabytes * _MIB):
-        says = (
+        message = (
             f"bucket_cap_mb is {megabytes:g} (MiB) and reduce_bucket_size is {size} (bytes, {size / _MIB:g} MiB), "
             "but they are one setting"
         )
-        yield about("bucket_cap_mb", "reduce_bucket_size", says=says, hint="keep one")
+        yield about("bucket_cap_mb", "reduce_bucket_size", message=message, hint="keep one")
 
 
 def conflicts(config: TrainingSettings) -> Iterator[Finding]:
@@ -82,35 +82,35 @@ def conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if config.static_graph and config.find_unused_parameters:
         yield about(
             *("static_graph", "find_unused_parameters"),
-            says="static_graph says that every step uses the same parameters, find_unused_parameters that it does not",
+            message="static_graph says that every step uses the same parameters, find_unused_parameters that it does not",
             hint="turn one off (static_graph alone copes with parameters that are never used)",
         )
     for name in ("compile_mode", "compile_backend"):
         if getattr(config, name) is not None and not config.compile:
-            says = f"{name} has no effect without compile"
-            yield about(name, "compile", says=says, hint=f"set compile to true, or leave {name} out")
+            message = f"{name} has no effect without compile"
+            yield about(name, "compile", message=message, hint=f"set compile to true, or leave {name} out")
 
 
 def _rank_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     rank, size = config.rank, config.world_size
     if rank is not None and size is not None and rank >= size:
-        says = f"rank is {rank} of world_size {size}"
-        yield about("rank", "world_size", says=says, hint="ranks count from 0 to world_size - 1")
+        message = f"rank is {rank} of world_size {size}"
+        yield about("rank", "world_size", message=message, hint="ranks count from 0 to world_size - 1")
     if rank is not None and size is None:
-        says = f"rank is {rank}, but world_size is not set"
-        yield about("rank", "world_size", says=says, hint="set both, or neither (RANK and WORLD_SIZE are read)")
+        message = f"rank is {rank}, but world_size is not set"
+        yield about("rank", "world_size", message=message, hint="set both, or neither (RANK and WORLD_SIZE are read)")
 
 
 def _fault_tolerance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if not config.enable_fault_tolerance:
         for name, default in (("checkpoint_frequency", None), ("recovery_timeout", timedelta(minutes=5))):
             if getattr(config, name) != default:
-                says = f"{name} has no effect while enable_fault_tolerance is false"
-                yield about(name, "enable_fault_tolerance", says=says, hint=f"turn that on, or leave {name} out")
+                message = f"{name} has no effect while enable_fault_tolerance is false"
+                yield about(name, "enable_fault_tolerance", message=message, hint=f"turn that on, or leave {name} out")
     if config.oom_retry and (config.training_mode == "fully_sharded" or config.static_graph):
         which, other = ("static_graph",) * 2 if config.static_graph else ("fully_sharded", "training_mode")
-        says = f"oom_retry runs a step again in halves, which {which} cannot"
-        yield about("oom_retry", other, says=says, hint="turn one off")
+        message = f"oom_retry runs a step again in halves, which {which} cannot"
+        yield about("oom_retry", other, message=message, hint="turn one off")
 
 
 _NOT_OF_DATA_PARALLEL = {
@@ -138,7 +138,7 @@ def _mode_conflicts(config: TrainingSettings) -> Iterator[Finding]:
         if (config.world_size or 1) > 1:
             yield about(
                 *("training_mode", "world_size"),
-                says=f"data_parallel is one process for all GPUs, but world_size is {config.world_size}",
+                message=f"data_parallel is one process for all GPUs, but world_size is {config.world_size}",
                 hint="set training_mode to distributed_data_parallel",
             )
         unused = _NOT_OF_DATA_PARALLEL
@@ -151,7 +151,7 @@ def _mode_conflicts(config: TrainingSettings) -> Iterator[Finding]:
             others = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else []
             yield about(
                 *(name, *others, "training_mode"),
-                says=f"{name} has no effect with training_mode {config.training_mode}",
+                message=f"{name} has no effect with training_mode {config.training_mode}",
                 hint="leave it out, or set training_mode to distributed_data_parallel",
             )
 
@@ -159,17 +159,17 @@ def _mode_conflicts(config: TrainingSettings) -> Iterator[Finding]:
 def _precision_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     mixed, precision, mode = config.use_mixed_precision, config.precision, config.training_mode
     if mixed and precision == "fp32":
-        says = "use_mixed_precision is true, but precision is fp32"
-        yield about("use_mixed_precision", "precision", says=says, hint="leave one out, or set precision to auto")
+        message = "use_mixed_precision is true, but precision is fp32"
+        yield about("use_mixed_precision", "precision", message=message, hint="leave one out, or set precision to auto")
     if mixed is False and precision != "fp32":
-        says = f"use_mixed_precision is false, but precision is {precision}"
-        yield about("use_mixed_precision", "precision", says=says, hint="leave one out, or write fp32")
+        message = f"use_mixed_precision is false, but precision is {precision}"
+        yield about("use_mixed_precision", "precision", message=message, hint="leave one out, or write fp32")
     if precision == "fp16" and mode == "fully_sharded":
-        says = "fp16 gradient scaling is not supported with fully_sharded"
-        yield about("precision", "training_mode", says=says, hint="set precision to bf16")
+        message = "fp16 gradient scaling is not supported with fully_sharded"
+        yield about("precision", "training_mode", message=message, hint="set precision to bf16")
     if precision == "fp8" and mode != "distributed_data_parallel":
-        says = f"fp8 is not supported with training_mode {mode}"
-        yield about("precision", "training_mode", says=says, hint="use distributed_data_parallel, or bf16")
+        message = f"fp8 is not supported with training_mode {mode}"
+        yield about("precision", "training_mode", message=message, hint="use distributed_data_parallel, or bf16")
 
 
 def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
@@ -179,7 +179,7 @@ def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if config.gradient_accumulation_steps != 1:
         yield about(
             *("global_batch_size", "gradient_accumulation_steps"),
-            says="global_batch_size decides how many batches are accumulated",
+            message="global_batch_size decides how many batches are accumulated",
             hint="leave gradient_accumulation_steps out, or global_batch_size",
         )
     if config.balance == "equal":
@@ -192,21 +192,21 @@ def _balance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
         return
     for name, off in (("sync_bn", False), ("static_graph", False)):
         if getattr(config, name) != off:
-            says = (
+            message = (
                 f"balance: measured gives ranks different numbers of passes, and {name} needs all of them in every pass"
             )
-            yield about("balance", name, says=says, hint="leave one out")
+            yield about("balance", name, message=message, hint="leave one out")
     if config.training_mode != "distributed_data_parallel":
-        says = f"balance has no effect with training_mode {config.training_mode}"
+        message = f"balance has no effect with training_mode {config.training_mode}"
         yield about(
             "balance",
             "training_mode",
-            says=says,
+            message=message,
             hint="leave it out, or set training_mode to distributed_data_parallel",
         )
     if not config.enable_fault_tolerance:
-        says = "balance: measured changes shares at checkpoints, and enable_fault_tolerance is false"
-        yield about("balance", "enable_fault_tolerance", says=says, hint="turn that on, or leave balance out")
+        message = "balance: measured changes shares at checkpoints, and enable_fault_tolerance is false"
+        yield about("balance", "enable_fault_tolerance", message=message, hint="turn that on, or leave balance out")
 
 
 def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> I
     if global_batch_size % per_pass:
         yield about(
             *("global_batch_size", "batch_size", "world_size"),
-            says=f"global_batch_size {global_batch_size} is no multiple of batch_size {batch_size} x {world_size} ranks = "
+            message=f"global_batch_size {global_batch_size} is no multiple of batch_size {batch_size} x {world_size} ranks = "
             f"{per_pass}",
             hint=f"choose a batch_size that divides {global_batch_size} / {world_size}",
         )
@@ -230,7 +230,7 @@ def _loader_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     ):
         if given:
             hint = f"set num_workers to 1 or more, or leave {name} out"
-            yield about(name, "num_workers", says=f"{name} needs loader workers", hint=hint)
+            yield about(name, "num_workers", message=f"{name} needs loader workers", hint=hint)
 
 
 def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iterator[Finding]:
@@ -244,22 +244,22 @@ def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iter
     if config.training_mode == "data_parallel" and around.world_size > 1:
         yield about(
             "training_mode",
-            says=f"data_parallel is one process for all GPUs, but there are {around.world_size} ranks",
+            message=f"data_parallel is one process for all GPUs, but there are {around.world_size} ranks",
             hint="start one, or set training_mode to distributed_data_parallel",
         )
     if config.backend == "nccl" and not around.on_cuda:
-        says = "backend nccl needs a GPU in every rank, and this one has none"
-        yield about("backend", says=says, hint="leave backend out, or write gloo")
+        message = "backend nccl needs a GPU in every rank, and this one has none"
+        yield about("backend", message=message, hint="leave backend out, or write gloo")
     if config.training_mode == "fully_sharded" and around.world_size == 1:
-        says = "fully_sharded has nothing to share with one rank"
-        yield about("training_mode", says=says, hint="start more, or leave training_mode out")
+        message = "fully_sharded has nothing to share with one rank"
+        yield about("training_mode", message=message, hint="start more, or leave training_mode out")
     yield from _device_conflicts(config, around)
     if config.precision == "bf16" and not around.computes_bf16:
-        says = "this GPU does not compute bf16"
-        yield about("precision", says=says, hint="set precision to auto (which takes fp16 here)")
+        message = "this GPU does not compute bf16"
+        yield about("precision", message=message, hint="set precision to auto (which takes fp16 here)")
     if config.precision == "fp8" and not around.computes_fp8:
-        says = "fp8 needs a GPU of compute capability 8.9 or newer"
-        yield about("precision", says=says, hint="set precision to auto")
+        message = "fp8 needs a GPU of compute capability 8.9 or newer"
+        yield about("precision", message=message, hint="set precision to auto")
 
 
 _OF_THE_LOADER = {
@@ -277,35 +277,35 @@ def without_effect(config: TrainingSettings, *, on_cuda: bool, world_size: int, 
     if own_loader:
         for name, default in _OF_THE_LOADER.items():
             if getattr(config, name) != default:
-                says = f"{name} has no effect with a loader of your own"
-                yield about(name, says=says, hint="set it where the loader is made, or pass the dataset")
+                message = f"{name} has no effect with a loader of your own"
+                yield about(name, message=message, hint="set it where the loader is made, or pass the dataset")
     elif config.pin_memory and not on_cuda:
-        yield about("pin_memory", says="pin_memory has no effect without a GPU", hint="leave it out")
+        yield about("pin_memory", message="pin_memory has no effect without a GPU", hint="leave it out")
     if config.sync_bn and world_size == 1:
-        yield about("sync_bn", says="sync_bn has no effect with one rank", hint="leave it out, or start more ranks")
+        yield about("sync_bn", message="sync_bn has no effect with one rank", hint="leave it out, or start more ranks")
 
 
 def _unequal_conflicts(config: TrainingSettings, world_size: int) -> Iterator[Finding]:
     if world_size == 1:
-        says = "balance has nothing to share with one rank"
-        yield about("balance", says=says, hint="start more, or leave balance out")
+        message = "balance has nothing to share with one rank"
+        yield about("balance", message=message, hint="start more, or leave balance out")
     whole = config.global_batch_size
     if whole is not None and whole < world_size:
-        says = f"global_batch_size {whole} has not one sample for each of {world_size} ranks"
-        yield about("global_batch_size", says=says, hint="raise it, or start fewer ranks")
+        message = f"global_batch_size {whole} has not one sample for each of {world_size} ranks"
+        yield about("global_batch_size", message=message, hint="raise it, or start fewer ranks")
 
 
 def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[Finding]:
     if config.training_mode == "data_parallel":
         yield about(
             "training_mode",
-            says="data_parallel is one process, and an elastic job has a changing number of them",
+            message="data_parallel is one process, and an elastic job has a changing number of them",
             hint="leave training_mode out, or write a fixed num_workers",
         )
     if not config.enable_fault_tolerance:
         yield about(
             "enable_fault_tolerance",
-            says="enable_fault_tolerance is false, but an elastic job needs checkpoints to go on from on another number "
+            message="enable_fault_tolerance is false, but an elastic job needs checkpoints to go on from on another number "
             "of ranks",
             hint="leave it out, or write a fixed num_workers",
         )
@@ -313,7 +313,7 @@ def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[Fi
     if whole is not None and whole < most_ranks:
         yield about(
             "global_batch_size",
-            says=f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks",
+            message=f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks",
             hint="raise it, or lower resources.num_workers.max",
         )
 
@@ -323,13 +323,13 @@ def _device_conflicts(config: TrainingSettings, around: Surroundings) -> Iterato
     if ids is None:
         return
     if not around.on_cuda:
-        says = f"device_ids names GPUs {list(ids)}, and this process sees none"
-        yield about("device_ids", says=says, hint="leave it out")
+        message = f"device_ids names GPUs {list(ids)}, and this process sees none"
+        yield about("device_ids", message=message, hint="leave it out")
         return
     missing = [number for number in ids if number >= around.cuda_devices]
     if missing:
-        says = f"device_ids names GPUs {missing}, but there are only {around.cuda_devices}"
-        yield about("device_ids", says=says, hint="they count from 0")
+        message = f"device_ids names GPUs {missing}, but there are only {around.cuda_devices}"
+        yield about("device_ids", message=message, hint="they count from 0")
     if config.training_mode != "data_parallel" and around.local_rank >= len(ids):
-        says = f"device_ids has {len(ids)} GPUs, but local rank {around.local_rank} needs one of its own"
-        yield about("device_ids", says=says, hint="name one for each rank of the node")
+        message = f"device_ids has {len(ids)} GPUs, but local rank {around.local_rank} needs one of its own"
+        yield about("device_ids", message=message, hint="name one for each rank of the node")

@@ -114,11 +114,11 @@ class MeasuredShares:
     def measure(self) -> bool:
         """Collect all ranks' busy times, and change the portions if that pays."""
         seconds = self._clock.busy_seconds()
-        told = torch.zeros(1, dtype=torch.float64, device=self._place.control_device)
+        own_seconds = torch.zeros(1, dtype=torch.float64, device=self._place.control_device)
         if len(seconds) >= FEWEST_STEPS:
-            told[0] = median(seconds)
-        everyone = [torch.zeros_like(told) for _ in self.portions]
-        dist.all_gather(everyone, told) if self._place.distributed else everyone[0].copy_(told)
+            own_seconds[0] = median(seconds)
+        everyone = [torch.zeros_like(own_seconds) for _ in self.portions]
+        dist.all_gather(everyone, own_seconds) if self._place.distributed else everyone[0].copy_(own_seconds)
         return self._take(new_portions(self.portions, [float(one) for one in everyone]))
 
     def deal(self, feed: Feed) -> None:

@@ -145,7 +145,7 @@ class FaultToleranceManager:
     def _describe(self, progress: Progress, batches: Sequence[Any], streak: int) -> str:
         trainer = self._required()
         here = describe_batches(batches) or ("its own loss was not finite" if trainer.guard.bad_here else "")
-        told = self._gather(f"rank {self._place.rank}: {here}" if here else "")
+        reports = self._gather(f"rank {self._place.rank}: {here}" if here else "")
         rate = trainer.optimizer.param_groups[0]["lr"]
         headline = (
             f"the loss was NaN or infinite in {streak} steps in a row, up to step {progress.step} (epoch {progress.epoch}, "
@@ -153,7 +153,7 @@ class FaultToleranceManager:
         )
         lines = [
             headline,
-            *(f"- {line}" for line in told if line),
+            *(f"- {line}" for line in reports if line),
             "lower the learning rate, set max_grad_norm, "
             + ("try precision: fp32, " if trainer.precision.name != "fp32" else "")
             + "or clean the data; "
@@ -168,14 +168,14 @@ class FaultToleranceManager:
             return [line]
         keys = [f"nonfinite/{rank}" for rank in range(self._place.world_size)]
         store.set(keys[self._place.rank], line)
-        told = []
+        reports = []
         for key in keys:
             try:
                 store.wait([key], _REPORT_WAIT)
-                told.append(store.get(key).decode())
+                reports.append(store.get(key).decode())
             except RuntimeError:
                 continue
-        return told
+        return reports
 
     def handle_error(self, error: Exception) -> Recovery:
         """Handle `error` in a user's own training loop; raise it when it cannot be handled.

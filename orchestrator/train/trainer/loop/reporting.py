@@ -90,7 +90,7 @@ class Reporter:
             **values,
         )
         if self._speaks:
-            self._say(progress, {**self.measured, **current})
+            self._show_progress(progress, {**self.measured, **current})
 
     def event(self, name: str, **values: Any) -> None:
         """Write one line to the log, from rank 0."""
@@ -110,7 +110,7 @@ class Reporter:
             self._bar.close()
             self._bar = None
 
-    def _say(self, progress: Progress, values: Mapping[str, float]) -> None:
+    def _show_progress(self, progress: Progress, values: Mapping[str, float]) -> None:
         if self._wants_bar is None:
             self._wants_bar = sys.stderr.isatty()
         if self._wants_bar:

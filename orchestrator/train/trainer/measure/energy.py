@@ -26,7 +26,7 @@ class EnergyMeter:
         self._first: float | None = None
         self._newest: float | None = None
         self.utilization: float | None = None
-        """The GPU's load when it was read last, as a ratio; None where the driver does not tell."""
+        """The GPU's load when it was read last, as a ratio; None where the driver does not report it."""
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="energy meter", daemon=True)
         self._thread.start()

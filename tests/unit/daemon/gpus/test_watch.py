@@ -131,10 +131,10 @@ def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> N
     world.loads(a=300.0, b=100.0)
     world.round()
     assert world.balances.raw[JOB].worst is not None
-    assert world.balances.told[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
+    assert world.balances.json_ready[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
     world.exporters.points.clear()  # nothing new: what is known stays, and is not taken twice
     world.round()
-    assert world.balances.told[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
+    assert world.balances.json_ready[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
 
 
 @pytest.mark.parametrize("ago", [None, 5.0])
@@ -143,7 +143,7 @@ def test_a_job_that_starts_has_no_balance_yet(world: World, ago: float | None) -
     world.loads(a=300.0, b=100.0)
     world.round()
     assert not world.balances.raw
-    assert not world.balances.told
+    assert not world.balances.json_ready
 
 
 def test_the_balance_leaves_out_what_the_gpus_did_before_the_job_ran(world: World) -> None:
@@ -159,17 +159,17 @@ def test_the_balance_leaves_out_what_the_gpus_did_before_the_job_ran(world: Worl
             for age in range(50, -1, -1)
         ]
     world.round()
-    assert world.balances.told[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.0)
+    assert world.balances.json_ready[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.0)
 
 
 def test_a_restart_of_the_job_ends_its_balance_until_it_runs_again(world: World) -> None:
     world.jobs = [job(("GPU-a",), ("GPU-b",))]
     world.loads(a=300.0, b=100.0)
     world.round()
-    assert JOB in world.balances.told
+    assert JOB in world.balances.json_ready
     world.jobs = [job(("GPU-a",), ("GPU-b",), ago=None)]
     world.round()
-    assert JOB not in world.balances.told
+    assert JOB not in world.balances.json_ready
     assert JOB not in world.balances.raw
 
 

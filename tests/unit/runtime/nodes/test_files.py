@@ -304,7 +304,7 @@ def test_a_disk_of_a_node_that_takes_nothing_is_told_by_its_node(tmp_path: Path,
     ours, paths = two_sides(tmp_path, agent)
     with pytest.raises(NodeFilesError) as caught:
         run(ours.ship(changed(job_on(paths, "n0"), snapshot="")))
-    assert (caught.value.node_id, caught.value.said) == ("n0", "No space left on device: /home/ada/.orch-node")
+    assert (caught.value.node_id, caught.value.reason) == ("n0", "No space left on device: /home/ada/.orch-node")
     for cut_off in (TimeoutError("no answer"), ConnectionResetError("cut off")):
         agent.fails = cut_off
         with pytest.raises(type(cut_off)):
