@@ -24,7 +24,6 @@ MOST_MODULES = 16
 METHODS: dict[str, int] = {
     "api/client.py:Client": 28,
     "api/server/testing.py:FakeService": 28,
-    "checkpoint/external/external_checkpoints.py:ExternalCheckpoints": 25,
     "checkpoint/format/codec.py:_Encoder": 17,
     "checkpoint/storage/object_storage.py:ObjectStorage": 19,
     "checkpoint/storage/storage.py:LocalStorage": 21,
