@@ -24,10 +24,8 @@ MOST_MODULES = 16
 METHODS: dict[str, int] = {
     "api/client.py:Client": 28,
     "api/server/testing.py:FakeService": 28,
-    "checkpoint/format/codec.py:_Encoder": 17,
     "checkpoint/storage/object_storage.py:ObjectStorage": 19,
     "checkpoint/storage/storage.py:LocalStorage": 21,
-    "cli/drills/drills.py:Drill": 17,
     "cli/top/app.py:TopApp": 18,
     "core/job/record.py:Job": 30,
     "daemon/loop.py:Loop": 19,
