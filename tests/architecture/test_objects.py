@@ -42,7 +42,7 @@ METHODS: dict[str, int] = {
     "train/script/saving.py:Saver": 20,
     "train/script/training_context.py:Context": 21,
     "train/trainer/engine/trainer.py:MultiGPUTrainer": 28,
-    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 22,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 19,
 }
 ATTRIBUTES: dict[str, int] = {
     "api/server/testing.py:FakeService": 14,
@@ -54,10 +54,10 @@ ATTRIBUTES: dict[str, int] = {
     "train/script/progress.py:ProgressPage": 24,
     "train/script/save_schedule.py:SaveSchedule": 14,
     "train/script/saving.py:Saver": 14,
-    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 18,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 16,
     "runtime/ranks/output/log_progress.py:LogProgress": 13,
     "train/trainer/loop/reporting.py:Reporter": 13,
-    "train/trainer/measure/metrics.py:MetricsCollector": 21,
+    "train/trainer/measure/metrics.py:MetricsCollector": 14,
 }
 LINES: dict[str, int] = {
     "api/server/testing.py": 465,
@@ -66,7 +66,6 @@ LINES: dict[str, int] = {
     "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 474,
     "train/trainer/engine/trainer.py": 425,
-    "train/trainer/loop/manager.py": 406,
 }
 
 
