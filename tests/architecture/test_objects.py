@@ -24,11 +24,8 @@ MOST_MODULES = 16
 METHODS: dict[str, int] = {
     "api/client.py:Client": 28,
     "api/server/testing.py:FakeService": 28,
-    "checkpoint/external/external_checkpoints.py:ExternalCheckpoints": 25,
-    "checkpoint/format/codec.py:_Encoder": 17,
     "checkpoint/storage/object_storage.py:ObjectStorage": 19,
     "checkpoint/storage/storage.py:LocalStorage": 21,
-    "cli/drills/drills.py:Drill": 17,
     "cli/top/app.py:TopApp": 18,
     "core/job/record.py:Job": 30,
     "daemon/loop.py:Loop": 19,
@@ -42,34 +39,29 @@ METHODS: dict[str, int] = {
     "store/memory.py:MemoryStore": 29,
     "store/sqlite.py:SqliteStore": 31,
     "train/script/progress.py:ProgressPage": 22,
-    "train/script/saving.py:Saver": 20,
     "train/script/training_context.py:Context": 21,
     "train/trainer/engine/trainer.py:MultiGPUTrainer": 28,
-    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 22,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 19,
 }
 ATTRIBUTES: dict[str, int] = {
     "api/server/testing.py:FakeService": 14,
     "api/server/testing.py:ServedFake": 13,
-    "checkpoint/snapshots/writer.py:SnapshotWriter": 24,
     "daemon/loop.py:Loop": 18,
     "gpu/sampler.py:Sampler": 16,
     "runtime/forkserver/keeper.py:Keeper": 20,
     "train/script/progress.py:ProgressPage": 24,
     "train/script/save_schedule.py:SaveSchedule": 14,
-    "train/script/saving.py:Saver": 14,
-    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 18,
+    "train/trainer/loop/manager.py:MultiGPUTrainingManager": 16,
     "runtime/ranks/output/log_progress.py:LogProgress": 13,
     "train/trainer/loop/reporting.py:Reporter": 13,
-    "train/trainer/measure/metrics.py:MetricsCollector": 21,
+    "train/trainer/measure/metrics.py:MetricsCollector": 14,
 }
 LINES: dict[str, int] = {
     "api/server/testing.py": 465,
     "api/views.py": 492,
-    "checkpoint/snapshots/writer.py": 425,
     "core/lifecycle/fold.py": 430,
     "runtime/forkserver/keeper.py": 474,
     "train/trainer/engine/trainer.py": 425,
-    "train/trainer/loop/manager.py": 406,
 }
 
 

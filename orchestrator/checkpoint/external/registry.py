@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
 from orchestrator.checkpoint.storage.storage import LocalStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
+
+    from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
 
 _FILE = "registry.json"
 
@@ -47,3 +52,29 @@ class RegistryFile:
         Path(self._directory).mkdir(parents=True, exist_ok=True, mode=0o700)
         self.storage.replace(_FILE, json.dumps(registry).encode())
         self.storage.keep_spare()
+
+
+def info_of(path: str, entry: Mapping[str, Any]) -> CheckpointInfo:
+    """Return what the registry's entry says of a checkpoint."""
+    return CheckpointInfo(
+        name=Path(path).name,
+        path=path,
+        step=entry["step"],
+        attempt=entry["attempt"],
+        status=CheckpointStatus.BROKEN if entry["why"] else CheckpointStatus.COMPLETE,
+        why=entry["why"],
+        bytes=sum(size for size, _ in entry["files"].values()),
+        created_at=entry["created_at"],
+        digest=hashlib.sha256(json.dumps(entry["files"], sort_keys=True).encode()).hexdigest(),
+    )
+
+
+def existing(registry: Mapping[str, Any], copies: OverwrittenFiles) -> list[CheckpointInfo]:
+    """Return everything registered of which the file or its copy still exists, newest first. Reads no content."""
+    infos = [
+        info_of(path, entry)
+        for path, entry in registry["known"].items()
+        if os.path.lexists(path) or (entry.get("copy") and copies.path(entry).exists())
+    ]
+    # A newer attempt first: it may run on another node, by whose clock its files look older.
+    return sorted(infos, key=lambda info: (info.attempt, info.created_at or 0.0, info.step), reverse=True)

@@ -169,14 +169,11 @@ class _Encoder:
         return {TAG: "ints", "n": self._leaf(path, "I64", (len(numbers),), numbers), "c": kind}
 
     def encode_set(self, value: set[Any] | frozenset[Any], path: str) -> Any:
-        items = [self.value(item, path) for item in value if _is_plain_key(item) or self._refuse_item(path)]
-        return {TAG: type(value).__name__, "v": items}
-
-    @staticmethod
-    def _refuse_item(path: str) -> bool:
-        raise UnsupportedStateError(
-            f"{path or 'state'}: a set of other than text and numbers cannot be stored; use a list"
-        )
+        if not all(map(_is_plain_key, value)):
+            raise UnsupportedStateError(
+                f"{path or 'state'}: a set of other than text and numbers cannot be stored; use a list"
+            )
+        return {TAG: type(value).__name__, "v": [self.value(item, path) for item in value]}
 
     def encode_bytes(self, value: bytes | bytearray, path: str) -> Any:
         kind = type(value).__name__

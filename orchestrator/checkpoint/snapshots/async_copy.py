@@ -4,7 +4,7 @@ Between a save and the next step of an optimizer, forward and backward passes on
 copy in that window stalls nothing (CheckFreq, FAST 2021, overlaps snapshots in the same way). Everything else in a
 state (batch norm's sums, random states) may change at once, and is copied at once.
 
-Owns the window, not the copying, which writer.py does.
+Owns the window, not the copying (slot_copier.py, late_copy.py).
 """
 
 from __future__ import annotations

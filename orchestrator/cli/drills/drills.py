@@ -1,8 +1,7 @@
 """Drills: inject a fault into a running job, and read the recovery from its events.
 
 Works from outside: signals to processes of this machine, damage to a checkpoint's file. All measurements are from the
-job's public record. A process is looked up, held, and looked up again before the signal, so that a reused process id is
-never hit.
+job's public record.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import OrchError, RefusedError
+from orchestrator.cli.drills.rank_processes import RankProcesses, send_signal
 from orchestrator.core.sentences.base import plural
 
 if TYPE_CHECKING:
@@ -76,33 +75,36 @@ class Drill:
             )
         if not 0 <= rank < self.job.num_workers:
             raise RefusedError(f"{self.job.id} has ranks 0 to {self.job.num_workers - 1}", hint="choose another --rank")
+        self._processes = RankProcesses(client, self.job, rank)
 
     # -- faults
 
     def kill_rank(self) -> DrillReport:
         """Send SIGKILL to the training process of the rank."""
-        self._here(self._rank)
-        return self._after_fault("kill rank", lambda: self._kill(self._rank_pid, f"rank {self._rank}"))
+        self._processes.require_here()
+        return self._after_fault("kill rank", lambda: send_signal(self._processes.rank_pid, f"rank {self._rank}"))
 
     def kill_actor(self) -> DrillReport:
         """Send SIGKILL to the rank's actor: its lifeline closes, and the whole gang is created again."""
-        self._here(self._rank)
-        return self._after_fault("kill actor", lambda: self._kill(self._actor_pid, f"the actor of rank {self._rank}"))
+        self._processes.require_here()
+        return self._after_fault(
+            "kill actor", lambda: send_signal(self._processes.actor_pid, f"the actor of rank {self._rank}")
+        )
 
     def hang(self) -> DrillReport:
         """Send SIGSTOP to the training process of the rank. Where the job is only notified, the process is continued afterwards."""
-        self._here(self._rank)
+        self._processes.require_here()
         what = f"rank {self._rank}"
         try:
-            return self._after_fault("hang", lambda: self._kill(self._rank_pid, what, signal.SIGSTOP))
+            return self._after_fault("hang", lambda: send_signal(self._processes.rank_pid, what, signal.SIGSTOP))
         finally:
             if self._client.job(self.job.id).attempt == self.job.attempt:
                 with contextlib.suppress(RefusedError):
-                    self._kill(self._rank_pid, what, signal.SIGCONT)
+                    send_signal(self._processes.rank_pid, what, signal.SIGCONT)
 
     def tear_checkpoint(self) -> DrillReport:
         """Truncate the newest checkpoint's largest file by half, then kill the rank's actor so that it is read again."""
-        self._here(self._rank)
+        self._processes.require_here()
         saved = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.valid and Path(c.path).is_dir()]
         if len(saved) < 2:
             raise RefusedError(
@@ -114,7 +116,7 @@ class Drill:
         def inject() -> str:
             victim = max((p for p in Path(torn.path).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
             os.truncate(victim, victim.stat().st_size // 2)
-            return f"tore {victim} and {self._kill(self._actor_pid, f'the actor of rank {self._rank}')}"
+            return f"tore {victim} and {send_signal(self._processes.actor_pid, f'the actor of rank {self._rank}')}"
 
         report = self._after_fault("tear checkpoint", inject)
         trusted = [c for c in self._client.checkpoints(self.job.id, verify=True) if c.path == torn.path and c.valid]
@@ -139,7 +141,7 @@ class Drill:
         report = DrillReport(job_id=self.job.id, drill="kill daemon", attempt_before=self.job.attempt)
         step = self._step()
         began = time.time()
-        report.did = self._kill(lambda: pid, "the daemon")
+        report.did = send_signal(lambda: pid, "the daemon")
         try:
             self._until_daemon(pid, lambda: _start(command, environ, cwd))
         except (KeyboardInterrupt, SystemExit):  # an interrupted drill leaves a daemon, too
@@ -189,7 +191,7 @@ class Drill:
         report.attempt_after = job.attempt
         if job.state in ("FAILED", "CANCELLED"):
             report.problems.append(f"the job is {job.state}: {job.reason}")
-        report.problems += overlaps(self._history())
+        report.problems += overlaps(self._client.events(job.id))
         saved = [c for c in self._client.checkpoints(job.id, verify=True) if c.valid]
         if saved:
             report.checkpoint_step = saved[0].step
@@ -197,9 +199,6 @@ class Drill:
             report.problems.append("no checkpoint verifies")
         report.intact = not report.problems
         return report
-
-    def _history(self) -> Sequence[EventView]:
-        return self._client.events(self.job.id)
 
     def _step(self) -> int | None:
         """Return the job's newest step; None for one that reports none in time."""
@@ -247,47 +246,6 @@ class Drill:
             f"the drill was done, but within {self._seconds:g} s not seen: {what}",
             hint=f"orch events {self.job.id} shows its state; --timeout waits longer",
         )
-
-    # -- processes
-
-    def _here(self, rank: int) -> None:
-        node = self.job.gpus[rank].node if rank < len(self.job.gpus) else "?"
-        if node != socket.gethostname():
-            raise RefusedError(
-                f"rank {rank} of {self.job.id} runs on {node}, this is {socket.gethostname()}",
-                hint=f"run the drill on {node}, or choose a rank of this machine with --rank",
-            )
-
-    def _rank_pid(self) -> int:
-        job = self._client.job(self.job.id)
-        pid = job.gpus[self._rank].pid if self._rank < len(job.gpus) and job.state == "RUNNING" else None
-        return pid or 0
-
-    def _actor_pid(self) -> int:
-        placed = [e for e in self._history() if e.kind == "gang_placed"]
-        return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
-
-    def _kill(self, find: Callable[[], int], what: str, number: signal.Signals = signal.SIGKILL) -> str:
-        """Send a signal to the process that ``find`` returns before and after it is held."""
-        pid = find()
-        try:
-            held = os.pidfd_open(pid) if pid else -1
-        except OSError:
-            held = -1
-        if held < 0:
-            raise RefusedError(f"{what} has no process on this machine", hint="it is just being restarted: try again")
-        try:
-            if find() != pid:
-                raise RefusedError(f"{what} was restarted this moment", hint="try again")
-            signal.pidfd_send_signal(held, number)
-        except PermissionError as error:
-            raise RefusedError(
-                f"{what} is another user's process", hint="run the drill as the daemon's user"
-            ) from error
-        finally:
-            os.close(held)
-        did = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}.get(number, f"sent {number.name} to")
-        return f"{did} {what} (process {pid})"
 
 
 def _answers(client: Client, *, other_than: int) -> bool:

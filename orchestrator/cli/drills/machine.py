@@ -13,6 +13,7 @@ from orchestrator.api.errors import RefusedError
 from orchestrator.cli.drills.disk_filler import DiskFiller, refuse_to_fill
 from orchestrator.cli.drills.drills import Drill, DrillReport
 from orchestrator.cli.drills.kinds import Kind
+from orchestrator.cli.drills.rank_processes import send_signal
 
 if TYPE_CHECKING:
     from orchestrator.api.views import EventView
@@ -45,11 +46,11 @@ class MachineDrill(Drill):
 
     def kill_agent(self) -> DrillReport:
         """Send SIGKILL to the agent of the rank's node. ``recovery_seconds`` counts until another one serves."""
-        self._here(self._rank)
+        self._processes.require_here()
         report = DrillReport(job_id=self.job.id, drill="kill agent", attempt_before=self.job.attempt)
         raylet, old, step = self._raylet(), self._agent_pid(), self._step()
         began = time.time()
-        report.did = self._kill(self._agent_pid, "the node's agent")
+        report.did = send_signal(self._agent_pid, "the node's agent")
         self._wait("Ray makes another agent", lambda: [p for p, _ in _agents(raylet) if p != old])
         report.detection_seconds = round(time.time() - began, 3)
         self._wait("another agent serves", lambda: [p for p, made in _agents(raylet) if made and p != old])
@@ -62,9 +63,9 @@ class MachineDrill(Drill):
         self._own_head()
 
         def inject() -> str:
-            done = [self._kill(lambda: self._head_pid("raylet"), "the raylet")]
+            done = [send_signal(lambda: self._head_pid("raylet"), "the raylet")]
             with contextlib.suppress(RefusedError):  # the daemon may have been faster in removing the rest
-                done.append(self._kill(lambda: self._head_pid("gcs_server"), "the control store"))
+                done.append(send_signal(lambda: self._head_pid("gcs_server"), "the control store"))
             return " and ".join(done)
 
         return self._after_fault("kill ray", inject)
@@ -75,7 +76,7 @@ class MachineDrill(Drill):
         ``detection_seconds``: until the failed save was reported. ``recovery_seconds``: from the moment of free space
         until a checkpoint was complete. ``much``: more than a gigabyte may be taken.
         """
-        self._here(self._rank)
+        self._processes.require_here()
         directory = self._saves_to()
         refuse_to_fill(directory, much=much)
         report = DrillReport(job_id=self.job.id, drill="fill disk", attempt_before=self.job.attempt)
@@ -138,7 +139,7 @@ class MachineDrill(Drill):
         import psutil
 
         try:
-            return int(psutil.Process(self._actor_pid()).ppid())
+            return int(psutil.Process(self._processes.actor_pid()).ppid())
         except (psutil.Error, ValueError) as error:
             raise RefusedError(
                 f"the actor of rank {self._rank} has no process on this machine",

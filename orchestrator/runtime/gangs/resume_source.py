@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints, Note
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
@@ -20,6 +20,7 @@ from orchestrator.spec.entrypoint import CHECKPOINT
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.checkpoint.external.resume_choice import Note
     from orchestrator.checkpoint.storage.info import CheckpointInfo
     from orchestrator.core.job.record import Job
     from orchestrator.spec.paths import Paths

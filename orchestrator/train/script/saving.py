@@ -1,15 +1,12 @@
-"""Saves and loads for the context: into shared memory under orch, to storage otherwise; updates the progress page."""
+"""Saves and loads for the context: into shared memory under orch, to storage otherwise."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import threading
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError, failure_kind
+from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.checkpoint.snapshots.async_copy import AsyncCopyPolicy, OptimizerGuard, Window
@@ -19,14 +16,13 @@ from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
 from orchestrator.checkpoint.snapshots.top_scores import TopScores
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 from orchestrator.checkpoint.snapshots.writer_lock import SnapshotUnavailableError
-from orchestrator.train.script.progress_facts import CheckpointFacts
+from orchestrator.train.script.checkpoint_report import CheckpointReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from concurrent.futures import Executor, Future
 
-    from orchestrator.checkpoint.snapshots.writer import LateCopy
-    from orchestrator.checkpoint.storage.info import CheckpointInfo
+    from orchestrator.checkpoint.snapshots.late_copy import LateCopy
     from orchestrator.checkpoint.storage.reader import Checkpoint
     from orchestrator.train.script.environment import RankEnvironment
     from orchestrator.train.script.progress import ProgressPage
@@ -35,10 +31,6 @@ if TYPE_CHECKING:
 
 _STORE_ALONE_SECONDS = 30.0  # longest wait for the rank actor, which may store the newest snapshot itself
 _STORE_ALONE_POLL_SECONDS = 0.01
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be saved, or not in the fast way; training continues, and the next save tries again."""
 
 
 class Saver:
@@ -50,7 +42,7 @@ class Saver:
         """Copy deferred tensors with ``late_copies``; None: with a thread of its own."""
         self._environment = environment
         self._late_copies = late_copies
-        self.page = page
+        self.report = CheckpointReport(page)
         self.stall_seconds = 0.0  # of the last save
         self.cost_seconds = 0.0  # of a save like the last one, without allocation
         self._store: CheckpointRepository | None = None
@@ -60,9 +52,6 @@ class Saver:
         self._guard: OptimizerGuard | None = None
         self._async_copy = AsyncCopyPolicy()
         self._awaited: Future[LateCopy] | None = None
-        self._facts = CheckpointFacts()
-        self._publishing = threading.Lock()  # the thread that copies the rest of a snapshot reports, too
-        self._warned: set[str] = set()
 
     def save(
         self,
@@ -102,37 +91,20 @@ class Saver:
         try:
             loaded = store.load_latest(into)
         finally:
-            self.publish(quarantined=store.quarantined)
+            self.report.publish(quarantined=store.quarantined)
         if loaded is None and self._environment.resume_from is not None:
             loaded = store.load_path(self._environment.resume_from, into)
         if loaded is not None:
-            self.publish(
+            self.report.publish(
                 resumed_step=loaded.step, resumed_path=loaded.path, resumed_seconds=time.perf_counter() - clock
             )
         return loaded
 
-    def publish(self, **changes: Any) -> None:
-        """Update facts on the page."""
-        with self._publishing:
-            self._facts = dataclasses.replace(self._facts, **changes)
-            if self.page is not None:
-                self.page.write_facts(self._facts)
-
     def leave(self) -> None:
         """In a forked child, which is not the rank: report nothing, and wait for no thread of the parent."""
-        self.page = None
+        self.report.leave()
         if self._guard is not None:
             self._guard.close()
-
-    def warn(self, topic: str, message: str) -> None:
-        """Warn once per topic until it succeeds again; never raises, whatever filters are set."""
-        if topic in self._warned:
-            return
-        self._warned.add(topic)
-        try:
-            warnings.warn(message, CheckpointWarning, stacklevel=5)
-        except CheckpointWarning:
-            return  # filters that turn warnings into errors must not let a full disk end the training
 
     def _snapshot(
         self,
@@ -152,40 +124,26 @@ class Saver:
         try:
             writer = self._snapshots(here.snapshot_dir)
             window = self._window(asked=overlap, gang=gang)
-            on_wait = None if self.page is None else self.page.write_saving
             if writer.save(
-                parts, step=step, gang=gang, metrics=metrics, window=window, wanted=durable, on_wait=on_wait
+                parts,
+                step=step,
+                gang=gang,
+                metrics=metrics,
+                window=window,
+                wanted=durable,
+                on_wait=self.report.stalled,
             ):
                 self.cost_seconds = writer.copy_seconds
         except SnapshotUnavailableError as error:
-            why = f"{error}; checkpoints go to storage directly, which takes longer"
-            self.warn("snapshot", why)
-            if self._facts.snapshots_off != why:
-                self.publish(snapshots_off=why)
+            self.report.snapshots_off(f"{error}; checkpoints go to storage directly, which takes longer")
             return False
-        self._warned.discard("snapshot")
-        if self._facts.snapshot_bytes != writer.memory_bytes or self._facts.snapshots_off:
-            self.publish(snapshot_bytes=writer.memory_bytes, snapshots_off="")
-        self._publish_backlog(writer)
+        self.report.snapshots_on(writer.slots.memory_bytes)
+        self.report.backlog(writer.slots)
         whole = writer.rest is None
-        if self.page is not None:
-            self.page.write_saved(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
+        self.report.returned(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
         if writer.rest is not None:
             writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
         return True
-
-    def _publish_backlog(self, writer: SnapshotWriter) -> None:
-        """Report that this save waited for storage, or that storage failed and earlier ones were dropped."""
-        left_out, writer.left_out = writer.left_out, []
-        if not (writer.waited_seconds or left_out):
-            return
-        facts = self._facts
-        self.publish(
-            waits=facts.waits + bool(writer.waited_seconds),
-            waited_seconds=facts.waited_seconds + writer.waited_seconds,
-            left_out=facts.left_out + len(left_out),
-            left_out_step=left_out[-1] if left_out else facts.left_out_step,
-        )
 
     def _best(self) -> TopScores | None:
         """Return the scores of the best saves, beginning with those on storage; None where there is no score."""
@@ -196,7 +154,7 @@ class Saver:
         try:
             infos = self._checkpoints().list()
         except OSError as error:
-            self.warn("best", f"scores of earlier checkpoints are unknown: {error}")
+            self.report.warn("best", f"scores of earlier checkpoints are unknown: {error}")
             return best
         best.learn((identity(info.version), info.metrics.get(attribute)) for info in infos if info.is_complete)
         return best
@@ -232,37 +190,34 @@ class Saver:
     def _waited(self, seconds: float, *, cost_seconds: float) -> None:
         if self.schedule is not None:
             self.schedule.waited(stall_seconds=seconds, cost_seconds=cost_seconds)
-        if self.page is not None:
-            self.page.write_waited(seconds)
+        self.report.waited(seconds)
 
     def _rest_copied(self, step: int, copied: LateCopy) -> None:
         if copied.failure:
             self._async_copy.end()
-            self._save_failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
+            self.report.failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
             if self.schedule is not None:
                 self.schedule.lost()
-        elif self.page is not None:
-            self.page.write_snapshot(step)
+        else:
+            self.report.completed(step)
 
     def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
         """Save to storage while training waits; return whether that succeeded."""
         clock, done = time.perf_counter(), False
-        if self.page is not None:
-            self.page.write_saving()
+        self.report.stalled()
         try:
             info = self._checkpoints().save_states(parts, step=step, gang=gang, metrics=metrics)
             done = True
         except (StaleAttemptError, UnsupportedStateError):
             raise
         except (CheckpointError, OSError) as error:
-            self._save_failed(step, error)
+            self.report.failed(step, error)
             return False
         finally:
             self.cost_seconds = time.perf_counter() - clock
-            if self.page is not None:
-                self.page.write_saved(self.cost_seconds, counts=done)
+            self.report.returned(self.cost_seconds, counts=done)
         if info is not None:
-            self._saved(info)
+            self.report.stored(info)
         return True
 
     def _store_alone(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
@@ -314,25 +269,3 @@ class Saver:
                 snapshots=snapshots,
             )
         return self._store
-
-    def _saved(self, info: CheckpointInfo) -> None:
-        self._warned.discard("save")
-        self.publish(
-            saved_step=info.step,
-            saved_at=time.time(),
-            saved_path=info.path,
-            saved_bytes=info.bytes,
-            failure="",
-            failure_kind="",
-            failed_at=None,
-        )
-
-    def _save_failed(self, step: int, error: Exception) -> None:
-        message = f"checkpoint of step {step} not saved: {error}"
-        self.publish(
-            failure=message,
-            failure_kind=failure_kind(error),
-            failed_at=time.time(),
-            failed_saves=self._facts.failed_saves + 1,
-        )
-        self.warn("save", f"{message}; training goes on and the next save tries again")

@@ -14,13 +14,14 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, cast
 
+from orchestrator.train.script.checkpoint_report import CheckpointWarning
 from orchestrator.train.script.elastic import BatchShare, must_ask, share_out
 from orchestrator.train.script.environment import RankEnvironment, read_environment
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.progress_layout import ProgressPageError
 from orchestrator.train.script.run_metadata import RunMetadata
 from orchestrator.train.script.save_schedule import AUTO, SaveSchedule
-from orchestrator.train.script.saving import CheckpointWarning, Saver
+from orchestrator.train.script.saving import Saver
 from orchestrator.train.script.shm_agreement import ShmAgreement
 from orchestrator.train.script.stopping import StopAgreement, StopSignal
 
@@ -216,7 +217,7 @@ class Context:
         due = self._schedule.is_due(number)
         choice = self._schedule.choice
         if choice is not None and (before is None or choice.steps != before.steps):
-            self._saver.publish(interval_steps=choice.steps, interval_reason=choice.reason)
+            self._saver.report.publish(interval_steps=choice.steps, interval_reason=choice.reason)
         return due
 
     def load(self, into: Any = None) -> Checkpoint | None:
@@ -284,7 +285,7 @@ class Context:
             try:
                 self._board = ShmAgreement(here.snapshot_dir, here.token)
             except OSError as error:
-                self._saver.warn("board", f"each rank decides for itself when to save and stop: {error}")
+                self._saver.report.warn("board", f"each rank decides for itself when to save and stop: {error}")
         return self._board
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import contextmanager
 from datetime import timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from orchestrator.train import errors
 from orchestrator.train.errors import TrainError, only_on_main, quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from orchestrator.train.trainer.process_group import RankGroup
 
@@ -103,3 +104,17 @@ def explain_broken_collective(failure: Exception, place: RankGroup, *, under_orc
         return None
     error: TrainError = getattr(errors, str(note["type"]), TrainError)(note["text"])
     return quiet(error) if note["shown"] else only_on_main(error, rank=place.rank, under_orch=under_orch)
+
+
+@contextmanager
+def one_voice(place: RankGroup, *, under_orch: bool) -> Iterator[None]:
+    """On an error on any rank, end all ranks, and make one of them report why."""
+    try:
+        yield
+    except TrainError as error:
+        raise share_error(error, place, under_orch=under_orch) from error.__cause__
+    except (RuntimeError, OSError) as error:
+        explained = explain_broken_collective(error, place, under_orch=under_orch)
+        if explained is None:
+            raise
+        raise explained from None

@@ -9,29 +9,29 @@ Owns the order of operations; trainer.py implements a step, recovery.py the hand
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.train.errors import StopTraining, TrainError
+from orchestrator.train.errors import StopTraining
 from orchestrator.train.script.profiling import tracer_of_this_rank
 from orchestrator.train.script.training_context import current_context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.elastic_sampling import step_share
 from orchestrator.train.trainer.data.loading import Feed, build_feed
 from orchestrator.train.trainer.engine.trainers import make_trainer
-from orchestrator.train.trainer.loop.agreement import explain_broken_collective, share_error
+from orchestrator.train.trainer.loop.agreement import one_voice
+from orchestrator.train.trainer.loop.epoch_state import EpochState
 from orchestrator.train.trainer.loop.epochs import Collector, check_equal_lengths, evaluate, mean_over_ranks
 from orchestrator.train.trainer.loop.recovery import FaultToleranceManager
 from orchestrator.train.trainer.loop.reporting import Reporter
-from orchestrator.train.trainer.loop.training_state import Progress, random_state, restore_random_state, seed_everything
+from orchestrator.train.trainer.loop.training_state import Progress, seed_everything
 from orchestrator.train.trainer.measure import run_comparison as comparison
 from orchestrator.train.trainer.measure.energy import open_meter
 from orchestrator.train.trainer.measure.metrics import MetricsCollector
 from orchestrator.train.trainer.process_group import join_ranks, leave
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -71,10 +71,11 @@ class MultiGPUTrainingManager:
         self.place = join_ranks(self.config, ctx)
         self._ctx = current_context() if ctx is None else ctx
         seed_everything(self.config.seed, self.place.rank)
-        with self._one_voice():
+        with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             share = step_share(self.config, self._ctx)
         self.trainer = make_trainer(self.config, self.place, share)
         self.fault_tolerance = FaultToleranceManager(self._ctx, self.config, self.place)
+        self._epoch = EpochState(self.trainer, self.fault_tolerance)
         self.progress = Progress()
         self.metrics: MetricsCollector | None = None
         self._reporter: Reporter | None = None
@@ -82,12 +83,9 @@ class MultiGPUTrainingManager:
         self._tracer = tracer_of_this_rank(self.place.device)
         self._feeds: dict[int, Feed] = {}
         self._functions: dict[str, MetricFunction] = {}
-        self._rank_state: Mapping[str, Any] | None = None  # of the checkpoint, until its epoch continues
         self._replayed: Mapping[str, float] | None = None  # the requested epoch's result in an earlier start
         self._validation: dict[str, float] = {}
-        self._epoch_random = random_state(self.place.device)  # as this epoch began
         self._max_steps: int | None = None
-        self._used = 0  # batches of this epoch that this rank has used
 
     # Set-up
 
@@ -108,7 +106,7 @@ class MultiGPUTrainingManager:
         `optimizer` and `scheduler` may be functions that make them (of the parameters, of the optimizer). `metrics` are
         functions of (outputs, targets) that give a mean over a batch. Raises ConfigError and DataError, on rank 0 only.
         """
-        with self._one_voice():
+        with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             wrapped = self.trainer.prepare(model, loss_fn=loss_fn, optimizer=optimizer, scheduler=scheduler)
             self._functions = dict(metrics or {})
             trainer = self.trainer
@@ -121,7 +119,8 @@ class MultiGPUTrainingManager:
             self.metrics = MetricsCollector(self.trainer, energy=self._energy)
             self._reporter = Reporter(self._ctx, self.config, self.place, self.metrics)
             self.fault_tolerance.attach(self.trainer)
-            self.progress, self._rank_state = self.fault_tolerance.resume()
+            self.progress, saved = self.fault_tolerance.resume()
+            self._epoch.restore(saved)
             self.fault_tolerance.shares.deal(train)
         self._reporter.warn_without_effect(own_loader=train.loader is dataset)
         self._announce(wrapped)
@@ -168,7 +167,7 @@ class MultiGPUTrainingManager:
         self._traced(self._tracer.finish())
         if first_step and self.progress.step == first_step:
             reporter.event("train.nothing_left", step=first_step, advice=NOTHING_LEFT)
-        with self._one_voice():
+        with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             self._save()
         return FitResult(history=tuple(self.progress.history), summary=self.summary())
 
@@ -188,15 +187,16 @@ class MultiGPUTrainingManager:
         if epoch > progress.epoch:
             progress.epoch, progress.position = epoch, 0
         feed = self._feeds.get(id(train_loader)) or Feed(train_loader)
-        with self._one_voice():
+        with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             return self._run_epoch(feed)
 
     def _run_epoch(self, feed: Feed) -> dict[str, float]:
         reporter, metrics = self._ready()
         progress, trainer, faults = self.progress, self.trainer, self.fault_tolerance
         faults.shares.deal(feed)
-        batches = self._start(feed)
-        agree = check_equal_lengths(feed, self.place, self._used)
+        trainer.model.train()
+        batches = self._epoch.begin(feed, progress, metrics.epoch_loss)
+        agree = check_equal_lengths(feed, self.place, self._epoch.used)
         collector = Collector(batches, trainer.accumulate, self.place, agree=agree)
         metrics.pause()
         trainer.measure_norm = not trainer.shards_parameters
@@ -208,7 +208,7 @@ class MultiGPUTrainingManager:
                 break
             result = trainer.update(group)
             now = metrics.step_done(result)
-            self._advance(result, len(group))
+            self._epoch.advance(progress, result, len(group))
             if self._tracer.active:
                 self._traced(self._tracer.step_done())
             if reporter.after_step(now, progress):
@@ -230,39 +230,10 @@ class MultiGPUTrainingManager:
                 raise StopTraining(progress.step)
         return self._finish_epoch(first_step)
 
-    def _start(self, feed: Feed) -> Iterator[Any]:
-        """Begin the epoch, or continue in its middle, with the next random numbers."""
-        assert self.metrics is not None
-        own, self._rank_state = self._rank_state, None
-        progress = self.progress
-        self.trainer.model.train()
-        if own is None:
-            self._epoch_random = random_state(self.place.device)
-            # Whole steps were used, also when they were those of another number of ranks.
-            self._used = progress.position * self.trainer.accumulate // self.trainer.samples_per_step
-            self.metrics.start_epoch()
-            return feed.start(progress.epoch, position=progress.position, used=self._used)
-        self._epoch_random = own["epoch_random"]
-        self._used = int(own["used"])
-        self.metrics.start_epoch(own["loss_sum"], own["loss_samples"])
-        # A user's own loader draws its order from the global generators when it starts.
-        restore_random_state(self._epoch_random, self.place.device)
-        batches = feed.start(progress.epoch, position=progress.position, used=self._used, state=own["loader"])
-        self.fault_tolerance.restore_rank(own)
-        return batches
-
-    def _advance(self, result: StepResult, batches: int) -> None:
-        progress, trainer, result = self.progress, self.trainer, result.step
-        self._used += batches
-        progress.step += 1
-        progress.position += batches * trainer.samples_per_step // trainer.accumulate
-        progress.samples += round(result.samples * trainer.ranks_worth)
-        progress.tokens += round(result.tokens * trainer.ranks_worth)
-
     def _between_steps(self, group: list[Any]) -> None:
         """Do the work that is due at each report: a few times a second, not in every step."""
         reporter, metrics = self._ready()
-        metrics.learn_flops(group[0])
+        metrics.mfu.learn(group[0])
         if reporter.measures_next and not self.trainer.shards_parameters:
             self.trainer.measure_norm = True
         self._tracer.look()
@@ -278,7 +249,7 @@ class MultiGPUTrainingManager:
     def _finish_epoch(self, first_step: int) -> dict[str, float]:
         reporter, metrics = self._ready()
         progress = self.progress
-        loss_sum, samples = metrics.epoch_sums()
+        loss_sum, samples = metrics.epoch_loss.sums()
         (loss,) = mean_over_ranks([(loss_sum, samples)], self.place)
         values = {"epoch": float(progress.epoch), "steps": float(progress.step - first_step), "loss": loss}
         if metrics.last is not None and progress.step > first_step:
@@ -286,7 +257,7 @@ class MultiGPUTrainingManager:
             values |= {name: value for name, value in reporter.measured.items() if name not in ("loss", "eta_seconds")}
         reporter.event("train.epoch", **values)
         progress.history.append(values)
-        progress.epoch, progress.position, self._used = progress.epoch + 1, 0, 0
+        self._epoch.end(progress)
         return values
 
     def train_step(self, batch: Any) -> StepResult:
@@ -296,7 +267,7 @@ class MultiGPUTrainingManager:
         result = self.trainer.train_step(batch)
         if result.updated:
             now = metrics.step_done(result)
-            self._advance(result, self.trainer.accumulate)
+            self._epoch.advance(self.progress, result, self.trainer.accumulate)
             if self._tracer.active:
                 self._traced(self._tracer.step_done())
             if reporter.after_step(now, self.progress):
@@ -312,7 +283,7 @@ class MultiGPUTrainingManager:
         reporter, metrics = self._ready()
         feed = self._feeds.get(id(val_loader)) or Feed(val_loader)
         reporter.report(self.progress, phase="validate")  # a pause between steps is no hang while it validates
-        with self._one_voice():
+        with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             values = evaluate(self.trainer, feed, self._functions)
         named = {f"val_{name}": value for name, value in values.items()}
         self._validation = named
@@ -327,17 +298,10 @@ class MultiGPUTrainingManager:
 
     def _save(self, feed: Feed | None = None) -> None:
         _, metrics = self._ready()
-        loss_sum, samples = metrics.epoch_sums()
-        own = {
-            "used": self._used,
-            "loader": None if feed is None else feed.state(),
-            "epoch_random": self._epoch_random,
-            "loss_sum": loss_sum,
-            "loss_samples": samples,
-        }
+        own = self._epoch.saved(feed, metrics.epoch_loss)
         scores = dict(self._validation)
-        if samples:
-            scores["loss"] = loss_sum / samples
+        if own["loss_samples"]:
+            scores["loss"] = own["loss_sum"] / own["loss_samples"]
         self.fault_tolerance.save(self.progress, own, scores)
 
     # Results
@@ -385,20 +349,6 @@ class MultiGPUTrainingManager:
             self.close()
         elif self._reporter is not None:  # after an error an orderly exit could wait for ever for ranks that have ended
             self._reporter.close()
-
-    @contextmanager
-    def _one_voice(self) -> Iterator[None]:
-        """On an error on any rank, end all ranks, and make one of them report why."""
-        under_orch = bool(self._ctx.job_id)
-        try:
-            yield
-        except TrainError as error:
-            raise share_error(error, self.place, under_orch=under_orch) from error.__cause__
-        except (RuntimeError, OSError) as error:
-            explained = explain_broken_collective(error, self.place, under_orch=under_orch)
-            if explained is None:
-                raise
-            raise explained from None
 
     def _ready(self) -> tuple[Reporter, MetricsCollector]:
         if self._reporter is None or self.metrics is None:

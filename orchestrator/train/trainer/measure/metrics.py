@@ -6,18 +6,15 @@ called about once a second. Unknown values are left out: a GPU without a documen
 
 from __future__ import annotations
 
-import math
-from collections import deque
+from collections import defaultdict, deque
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
-from orchestrator.train.trainer.data.batches import compute_loss, count
 from orchestrator.train.trainer.engine.memory import peak_memory_bytes
 from orchestrator.train.trainer.engine.step_clock import Part
-from orchestrator.train.trainer.measure.flops import count_flops, device_peak
+from orchestrator.train.trainer.measure.epoch_loss import EpochLoss
+from orchestrator.train.trainer.measure.late_number import LateNumber
+from orchestrator.train.trainer.measure.mfu import MfuMeter
 from orchestrator.train.trainer.measure.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -27,29 +24,6 @@ if TYPE_CHECKING:
 GIB = 2**30
 KEPT_STEPS = 10_000
 """Durations kept for `step_seconds_list`; older ones are dropped."""
-
-
-class LateNumber:
-    """Reads numbers from a device without waiting: each call returns the newest that has arrived."""
-
-    def __init__(self) -> None:
-        self._value: float | None = None
-        self._host: Tensor | None = None
-        self._arrived: torch.cuda.Event | None = None
-
-    def read(self, number: Tensor) -> float | None:
-        """Return the number itself on the CPU, else the latest earlier request that has arrived; None before the first."""
-        if number.device.type != "cuda":
-            return number.item()
-        if self._arrived is not None and self._arrived.query():
-            assert self._host is not None
-            self._value, self._arrived = self._host.item(), None
-        if self._arrived is None:
-            self._host = torch.empty((), dtype=torch.float32, pin_memory=True)
-            self._host.copy_(number.detach().reshape(()), non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
-        return self._value
 
 
 class Reading(NamedTuple):
@@ -67,23 +41,18 @@ class MetricsCollector:
     def __init__(self, trainer: MultiGPUTrainer, *, energy: EnergyMeter | None = None) -> None:
         self._trainer = trainer
         self._energy = energy
-        place, config = trainer.place, trainer.config
-        self._peak = config.peak_flops or device_peak(place.device, trainer.precision.name)
-        self._flops_per_sample = config.flops_per_sample
-        self._counted = config.flops_per_sample is not None
-        self._on_cpu = place.device.type != "cuda"
-        self.steps = self.samples = self.tokens = self.skipped = 0
+        self.mfu = MfuMeter(trainer)
+        self.epoch_loss = EpochLoss(trainer.place.device)
+        self.steps = self.samples = self.tokens = 0
         self.last: StepResult | None = None
         self.step_seconds_list: deque[float] = deque(maxlen=KEPT_STEPS)
         """Seconds from the end of one step to the end of the next, without what came between epochs."""
         self.training_time = 0.0
         """Seconds of all steps together, without what came between them."""
-        self._history: deque[Reading] = deque(maxlen=KEPT_STEPS)
-        self._loss_sum: float | Tensor = 0.0 if self._on_cpu else torch.zeros((), device=place.device)
-        self._loss_samples = 0
         self._ended_at: float | None = None
+        self._history: deque[Reading] = deque(maxlen=KEPT_STEPS)
         self._window = (perf_counter(), 0, 0, 0)
-        self._late_loss, self._late_norm, self._late_streak = LateNumber(), LateNumber(), LateNumber()
+        self._late: dict[str, LateNumber] = defaultdict(LateNumber)
 
     @property
     def history(self) -> tuple[Reading, ...]:
@@ -99,15 +68,7 @@ class MetricsCollector:
         self.samples += result.samples
         self.tokens += result.tokens
         self.last = result
-        if self._on_cpu:
-            loss = result.loss.item() if result.value is None else result.value
-            if math.isfinite(loss):
-                self._loss_sum += loss * result.samples
-                self._loss_samples += result.samples
-        else:
-            assert isinstance(self._loss_sum, Tensor)
-            self._loss_sum.add_(result.loss.nan_to_num(0.0, 0.0, 0.0), alpha=result.samples)
-            self._loss_samples += result.samples
+        self.epoch_loss.add(result)
         now = perf_counter()
         if self._ended_at is not None:
             self.step_seconds_list.append(now - self._ended_at)
@@ -123,31 +84,16 @@ class MetricsCollector:
         self._window = (perf_counter(), self.steps, self.samples, self.tokens)
         self._trainer.clock.take()
 
-    def learn_flops(self, batch: Any) -> None:
-        """Count the operations of one sample, once, if MFU can be computed at all."""
-        if self._counted or self._peak is None:
-            return
-        self._counted = True
-        trainer = self._trainer
-        if trainer.shards_parameters:
-            return
-
-        def loss(model: torch.nn.Module, inputs: Any) -> Tensor:
-            return compute_loss(model, inputs, trainer.loss_fn)[0]
-
-        flops = count_flops(trainer.module, batch, loss)
-        self._flops_per_sample = None if flops is None else flops / count(batch)[0]
-
     def current(self) -> dict[str, float]:
         """Return facts of the last step: loss, learning rate, gradient norm."""
         if self.last is None:
             return {}
         values: dict[str, float | None] = {
-            "loss": self._late_loss.read(self.last.loss),
+            "loss": self._late["loss"].read(self.last.loss),
             "lr": float(self._trainer.optimizer.param_groups[0]["lr"]),
         }
         if self.last.grad_norm is not None:
-            values["grad_norm"] = self._late_norm.read(self.last.grad_norm)
+            values["grad_norm"] = self._late["grad_norm"].read(self.last.grad_norm)
         return {name: value for name, value in values.items() if value is not None}
 
     def take(self) -> dict[str, float]:
@@ -167,8 +113,9 @@ class MetricsCollector:
             values["tokens_per_second"] = tokens / seconds * ranks
         values |= self._parts()
         values["peak_memory_bytes"] = float(peak_memory_bytes(self._trainer.place.device))
-        if self._peak and self._flops_per_sample:
-            values["mfu"] = rate * self._flops_per_sample / self._peak
+        mfu = self.mfu.of(rate)
+        if mfu is not None:
+            values["mfu"] = mfu
         joules = None if self._energy is None else self._energy.joules
         if joules is not None and self.samples:
             values["joules_per_sample"] = joules / self.samples
@@ -223,16 +170,4 @@ class MetricsCollector:
     def late_streak(self) -> int:
         """Return consecutive skipped updates, where only the device counts them."""
         streak = self._trainer.guard.streak_on_device
-        return 0 if streak is None else int(self._late_streak.read(streak) or 0)
-
-    def epoch_sums(self) -> tuple[float, int]:
-        """Return the sum of losses over samples, and the samples, of this rank since `start_epoch`. Waits for the device."""
-        return float(self._loss_sum), self._loss_samples
-
-    def start_epoch(self, loss_sum: float = 0.0, samples: int = 0) -> None:
-        """Restart an epoch's mean loss, or continue with that of a checkpoint."""
-        self._loss_samples = samples
-        if isinstance(self._loss_sum, Tensor):
-            self._loss_sum.fill_(loss_sum)
-        else:
-            self._loss_sum = loss_sum
+        return 0 if streak is None else int(self._late["streak"].read(streak) or 0)

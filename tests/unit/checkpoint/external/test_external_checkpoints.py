@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from orchestrator.checkpoint.external import file_copies
-from orchestrator.checkpoint.external.external_checkpoints import SETTLE_SECONDS, ExternalCheckpoints
+from orchestrator.checkpoint.external.completeness import SETTLE_SECONDS
+from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus

@@ -463,7 +463,7 @@ def test_every_wanted_snapshot_is_stored_in_order_while_the_others_may_be_passed
         writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
     assert one.flush(300)
     assert told == list(range(1, 21))
-    assert writer.left_out == []
+    assert writer.slots.left_out == []
     for step in range(21, 41):
         writer.save({"state": state(step)}, step=step, gang=False)
     assert one.flush(300)
@@ -495,7 +495,7 @@ def test_a_save_waits_for_storage_and_says_so_when_every_slot_holds_a_wanted_sna
     assert one.flush(300)
     writer.close()
     assert told == [1, 2, 3, 4, 5, 6]
-    assert writer.waited_seconds >= 0.0
+    assert writer.slots.waited_seconds >= 0.0
 
 
 def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persist, folder, root):
@@ -514,7 +514,7 @@ def test_training_goes_on_while_storage_fails_and_tells_what_was_left_out(persis
     until(lambda: "no space left" in one.status.failure)
     for step in range(4, 8):
         writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
-    assert writer.left_out == [1, 2, 3, 4]
+    assert writer.slots.left_out == [1, 2, 3, 4]
     assert not one.flush(0.2)
     assert "step 5, 6, 7 was not on storage after 0.2 s" in one.status.failure
     broken.clear()
@@ -528,7 +528,7 @@ def test_without_a_persister_no_save_waits(folder):
     for step in range(1, 8):
         writer.save({"state": state(step)}, step=step, gang=False, wanted=True)
     writer.close()
-    assert writer.left_out == []
+    assert writer.slots.left_out == []
 
 
 def test_the_best_scores_reach_storage_though_newer_saves_follow_at_once(persist, folder, root):

@@ -13,8 +13,9 @@ import torch
 from orchestrator.checkpoint.snapshots.async_copy import REHEARSALS, OptimizerGuard, Watch, may_wait
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import TensorCopy
+from orchestrator.train.script.checkpoint_report import CheckpointWarning
 from orchestrator.train.script.environment import read_environment
-from orchestrator.train.script.saving import CheckpointWarning, Saver
+from orchestrator.train.script.saving import Saver
 from tests.support import warm
 
 

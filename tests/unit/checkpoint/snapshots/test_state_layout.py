@@ -1,0 +1,87 @@
+"""The layout of a state's parts: kept while they fit, made anew when they do not."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, SnapshotDirectory
+from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
+from orchestrator.checkpoint.snapshots.state_layout import StateLayout
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[SlotPool]:
+    pool = SlotPool(SnapshotDirectory(tmp_path / "snapshots"), 0)
+    yield pool
+    pool.close()
+
+
+def state(step: int, *, size: int = 1000, note: str = "") -> dict[str, Any]:
+    return {"step": step, "weight": torch.full((size,), float(step)), "note": note}
+
+
+def test_parts_lie_behind_one_another_and_the_slot_has_room_for_all(slots: SlotPool) -> None:
+    layout = StateLayout()
+    layout.update({"state": state(1), "rank-00000": state(2)})
+    first, second = layout.regions()
+    assert (first.name, second.name) == ("state", "rank-00000")
+    assert HEADER_BYTES <= first.tree_at < first.tree_at + first.tree_bytes <= first.image_at
+    assert first.image_at + first.image_bytes <= second.tree_at
+    assert len(layout.copier(0, slots).slot.memory) >= second.image_at + second.image_bytes
+    layout.close()
+
+
+def test_an_empty_state_has_a_slot_of_the_header_alone(slots: SlotPool) -> None:
+    layout = StateLayout()
+    layout.update({})
+    assert (layout.regions(), len(layout.copier(0, slots).slot.memory)) == ((), HEADER_BYTES)
+
+
+def test_the_copiers_stay_while_the_structure_does(slots: SlotPool) -> None:
+    layout = StateLayout()
+    layout.update({"state": state(1)})
+    copier = layout.copier(0, slots)
+    (before,) = layout.regions()
+    layout.update({"state": state(1, note="longer")})
+    assert layout.copier(0, slots) is copier
+    (after,) = layout.regions()
+    assert (after.tree_at, after.image_at) == (before.tree_at, before.image_at)
+    assert after.tree_bytes == before.tree_bytes + len("longer")
+    layout.close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"state": state(1, size=2000)},
+        {"state": state(1, note="x" * 9000)},
+        {"state": state(1), "rank-00000": 1},
+        {"rank-00000": state(1)},
+    ],
+    ids=["larger tensor", "more text than there is room for", "another part", "another name"],
+)
+def test_what_no_longer_fits_is_laid_out_anew(slots: SlotPool, parts: dict[str, Any]) -> None:
+    layout = StateLayout()
+    layout.update({"state": state(1)})
+    copier = layout.copier(0, slots)
+    layout.update(parts)
+    assert layout.copier(0, slots) is not copier
+    assert [region.name for region in layout.regions()] == list(parts)
+    layout.close()
+
+
+def test_a_forgotten_state_is_not_kept_alive() -> None:
+    layout, tensor = StateLayout(), torch.zeros(1000)
+    alive = weakref.ref(tensor)
+    layout.update({"state": {"weight": tensor}})
+    layout.forget()
+    del tensor
+    gc.collect()
+    assert alive() is None
