@@ -11,7 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError
 from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
-from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask
+from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
 from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
 from orchestrator.cli.render.units import parse_span, size, span
@@ -49,7 +49,10 @@ ReadListen = Annotated[
     ),
 ]
 TokenFile = Annotated[
-    str, typer.Option("--token-file", metavar="FILE", help="A file with the token, for --listen and the page.")
+    str,
+    typer.Option(
+        "--token-file", metavar="FILE", callback=from_here, help="A file with the token, for --listen and the page."
+    ),
 ]
 
 PageListen = Annotated[
@@ -61,9 +64,14 @@ PageListen = Annotated[
     ),
 ]
 PageCert = Annotated[
-    str, typer.Option("--page-cert", metavar="FILE", help="The page's TLS certificate, with its chain, in PEM.")
+    str,
+    typer.Option(
+        "--page-cert", metavar="FILE", callback=from_here, help="The page's TLS certificate, with its chain, in PEM."
+    ),
 ]
-PageKey = Annotated[str, typer.Option("--page-key", metavar="FILE", help="The key of --page-cert, in PEM.")]
+PageKey = Annotated[
+    str, typer.Option("--page-key", metavar="FILE", callback=from_here, help="The key of --page-cert, in PEM.")
+]
 PagePlain = Annotated[
     bool,
     typer.Option("--page-plain", help="Serve the page beyond this machine without TLS, behind a proxy that encrypts."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,11 @@ def finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
     return value
+
+
+def from_here(path: str) -> str:
+    """Return an option's file with its whole path: the daemon and its Prometheus run in other directories."""
+    return os.path.join(os.getcwd(), path) if path else path
 
 
 @contextmanager

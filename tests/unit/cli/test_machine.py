@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,22 @@ def test_a_detached_daemon_is_started_with_the_same_options(options: ServeOption
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "orchestrator.daemon.process.serve", module(serve=serve))
         assert run(["serve", *serve_arguments(options)]) == 0
-    assert seen == [options]
+    files = {name: getattr(options, name) for name in ("token_file", "page_cert", "page_key")}
+    assert seen == [
+        replace(options, **{name: file and os.path.join(os.getcwd(), file) for name, file in files.items()})
+    ]
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_files_are_found_from_where_the_command_is_typed(
+    orch: Orch, daemon: dict[str, Any], home: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ("--token-file", "token", "--page-cert", "tls/cert.pem", "--page-key", "/etc/key.pem")
+    assert orch(command, *line).code == 0
+    given = daemon[command]
+    assert given.token_file == str(tmp_path / "token")
+    assert (given.page_cert, given.page_key) == (str(tmp_path / "tls/cert.pem"), "/etc/key.pem")
 
 
 def test_where_metrics_are_read_comes_from_the_settings(
