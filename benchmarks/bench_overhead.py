@@ -12,6 +12,7 @@ them. Interpreted instructions are counted, not timed.
 
 from __future__ import annotations
 
+import gc
 import argparse
 import json
 import subprocess
@@ -215,11 +216,14 @@ def _instructions_of(turn: Turn, steps: int) -> int:
         count += event == "opcode"
         return trace
 
+    gc.collect()
+    gc.disable()  # a finalizer of something else would count too
     sys.settrace(trace)
     try:
         turn(steps)
     finally:
         sys.settrace(None)
+        gc.enable()
     return count
 
 

@@ -63,7 +63,7 @@ class Axis:
     end: float
     kind: str = "time"
 
-    def told(self, x: float) -> str:
+    def text_at(self, x: float) -> str:
         """Return a position on it, in words."""
         if self.kind == "time":
             return words.moment(x)
@@ -99,7 +99,7 @@ class Drawing:
     top: str
     middle: str
     bottom: str
-    told: str
+    description: str
     merged: int
 
 
@@ -203,7 +203,7 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
         top=words.number(high),
         middle=words.number((low + high) / 2),
         bottom=words.number(low),
-        told=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.told(axis.begin)} to {axis.told(axis.end)}. {descriptions}",
+        description=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.text_at(axis.begin)} to {axis.text_at(axis.end)}. {descriptions}",
         merged=chart.merged,
     )
 

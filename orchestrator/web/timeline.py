@@ -44,4 +44,4 @@ def timeline(job: JobView, now: float) -> str:
         for one in job.attempts
     ]
     description = "; ".join(bar.label for bar in bars)
-    return render("timeline.html", bars=bars, told=description, began=began, ended=ended, width=WIDTH, job=job)
+    return render("timeline.html", bars=bars, description=description, began=began, ended=ended, width=WIDTH, job=job)

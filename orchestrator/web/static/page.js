@@ -136,7 +136,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     pointAt(Math.min(WIDTH, Math.max(0, (pointed ?? WIDTH) + (event.shiftKey ? 10 * step : step))));
     const values = [...plot.closest(".chart").querySelectorAll(".legend li")].map((one) => one.textContent.trim());
-    document.getElementById("told").textContent = `${positionText(pointed)}: ${values.join(", ")}`;
+    document.getElementById("announcement").textContent = `${positionText(pointed)}: ${values.join(", ")}`;
   } else if (plot && event.key === "Escape") {
     pointAt(null);
   }

@@ -333,10 +333,10 @@ def test_a_chart_is_read_by_keyboard(served: ServedPage, page: Page) -> None:
     plot = page.locator(".chart", has_text="GPU power").locator(".plot")
     plot.focus()
     page.keyboard.press("Home")
-    first = page.locator("#told").inner_text()
+    first = page.locator("#announcement").inner_text()
     assert re.fullmatch(r"\d\d:\d\d:\d\d: GPU 0 [\d.]+, GPU 1 [\d.]+, GPU 2 [\d.]+, GPU 3 [\d.]+", first)
     page.keyboard.press("Shift+ArrowRight")
-    assert page.locator("#told").inner_text() != first
+    assert page.locator("#announcement").inner_text() != first
     page.keyboard.press("Escape")
     expect(page.locator(".chart .at").first).to_have_text("")
 

@@ -49,9 +49,9 @@ def test_a_line_alone_has_a_band_between_its_extremes() -> None:
 
 
 def test_a_chart_says_in_words_what_it_shows() -> None:
-    told = drawing(chart(curve(3.0, 1.0, 2.0), name="GPU power", unit="W"), AXIS).told
-    assert told == "GPU power in W, 0 to 100. GPU 0: last 2, least 1, most 3"
-    assert "nothing finite" in drawing(chart(curve(None)), AXIS).told
+    description = drawing(chart(curve(3.0, 1.0, 2.0), name="GPU power", unit="W"), AXIS).description
+    assert description == "GPU power in W, 0 to 100. GPU 0: last 2, least 1, most 3"
+    assert "nothing finite" in drawing(chart(curve(None)), AXIS).description
 
 
 def test_the_ninth_line_is_dashed_since_its_colour_is_the_first_ones() -> None:
