@@ -12,8 +12,8 @@ them. Interpreted instructions are counted, not timed.
 
 from __future__ import annotations
 
-import gc
 import argparse
+import gc
 import json
 import subprocess
 import sys
