@@ -83,17 +83,20 @@ def sentence(row: Row, letter: str) -> str:
         return f"{letter} {measure.verb} {amount} {word} {measure.noun}, but these are too few readings to tell that from chance"
     if row.outcome is Outcome.NONE_SHOWN:
         extent = " to ".join(figure(factor * bound, 2, "+") for bound in (interval.low, interval.high))
-        return f"no difference in {measure.noun} that these data show ({extent}{unit}){_one_sided(row, letter)}"
+        if not _is_one_sided(row):
+            return f"no difference in {measure.noun} that these data show ({extent}{unit})"
+        share = figure(100 * max(row.lower_share, row.higher_share), 3)
+        return (
+            f"{letter} {measure.verb} {amount} {word} {measure.noun} on average, and {word} in {share} % of the stretch, but too few of "
+            f"these readings are independent to exclude chance ({extent}{unit}): compare more runs of each"
+        )
     low, high = sorted((abs(factor * interval.low), abs(factor * interval.high)))
     return f"{letter} {measure.verb} {amount} {word} {measure.noun} ({_digits(low)} to {_digits(high)})"
 
 
-def _one_sided(row: Row, letter: str) -> str:
-    """Return what a comparison of more runs would have to confirm: an interval is wide where neighbouring differences are alike."""
-    share, word = max((row.lower_share, row.measure.lower), (row.higher_share, row.measure.higher))
-    if share < NEARLY_ALL:
-        return ""
-    return f"; {letter} {row.measure.verb} {word} {row.measure.noun} in {figure(100 * share, 3)} % of the stretch: compare more runs of each"
+def _is_one_sided(row: Row) -> bool:
+    """Whether the second lies on the side of its mean nearly everywhere: an interval is wide where neighbouring differences are alike."""
+    return (row.lower_share if row.difference.value < 0 else row.higher_share) >= NEARLY_ALL
 
 
 def _digits(value: float) -> str:

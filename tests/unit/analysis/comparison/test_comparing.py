@@ -100,7 +100,7 @@ def test_curves_that_keep_apart_are_told_also_without_a_result() -> None:
     assert by_step.outcome is Outcome.NONE_SHOWN
     assert by_step.higher_share > 0.95
     assert by_step.lower_share < 0.05
-    assert "; B has higher loss at equal steps in " in sentence(by_step, "B")
+    assert " higher loss at equal steps on average, and higher in " in sentence(by_step, "B")
     assert sentence(by_step, "B").endswith("compare more runs of each")
     alike = row(compare([falling(30.0, 1), falling(30.0, 2)]), "loss_at_equal_steps")
     assert sentence(alike, "B").endswith(")")
