@@ -77,10 +77,10 @@ def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]
     raise AssertionError(f"{MOST_PAIRS} times a job had actors of its own right behind another")
 
 
-def run_until_parked(stack: Stack, folder: Path) -> str:
+def run_until_parked(stack: Stack, folder: Path, *, ranks: int = 1) -> str:
     """Run jobs until the gang of one is parked, and return that job."""
     for number in range(MOST_PAIRS):
-        job_id = run(stack, folder, f"first{number}", "pass")
+        job_id = run(stack, folder, f"first{number}", "pass", ranks=ranks)
         if f"{job_id}-g1.parked" in links(stack):
             return job_id
     raise AssertionError(f"{MOST_PAIRS} times a gang was not parked")
@@ -139,7 +139,7 @@ def test_what_a_killed_daemon_parked_is_removed_and_not_taken(breakable: Stack, 
 
 
 def test_a_parked_actor_that_was_killed_costs_no_attempt(breakable: Stack, tmp_path: Path) -> None:
-    first = run(breakable, tmp_path, "first", "pass", ranks=2)
+    first = run_until_parked(breakable, tmp_path, ranks=2)
     os.kill(actor_pids(breakable, first)[1], signal.SIGKILL)
     second = run(breakable, tmp_path, "second", "pass", ranks=2)
     assert not set(actor_pids(breakable, second)) & set(actor_pids(breakable, first))
