@@ -276,9 +276,14 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
     watched.eventually(lambda: watched.query('sum(orch_gpus{state="broken"}) >= 1'), "the lost GPU counts as broken")
     held.hang = 1
     seen.until_fired(watched, "OrchGpuSilent", "OrchExporterStale")
-    for index in range(len(driver)):
-        stop_exporter(world, driver.uuid(index))
-    seen.until_fired(watched, "OrchNodeDown")
+
+    def is_node_down() -> bool:
+        for index in range(len(driver)):  # again and again: an exporter that does not answer is replaced
+            stop_exporter(world, driver.uuid(index))
+        seen.look(watched)
+        return "OrchNodeDown" in seen.fired
+
+    watched.eventually(is_node_down, "the node is down")
     watched.eventually(lambda: watched.received_of("OrchNodeDown"), "the node reaches the webhook")
     seen.finish(watched)
     return seen
@@ -294,12 +299,12 @@ def preempt(world: World, job: str) -> None:
 
 
 def stop_exporter(world: World, uuid: str) -> None:
-    """SIGSTOP: it is there, and answers nobody."""
-    (address,) = (group["targets"][0] for group in world.targets() if group["labels"]["__meta_orch_gpu_uuid"] == uuid)
-    port = int(address.rpartition(":")[2])
-    for process in world.stack.processes():
+    """SIGSTOP: it is there, and answers no request. One that is being replaced has no address."""
+    groups = [group for group in world.targets() if group["labels"]["__meta_orch_gpu_uuid"] == uuid]
+    ports = {int(group["targets"][0].rpartition(":")[2]) for group in groups}
+    for process in world.stack.processes() if ports else ():
         with contextlib.suppress(psutil.Error):
-            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")):
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port in ports for c in process.net_connections("tcp")):
                 process.send_signal(signal.SIGSTOP)
 
 
