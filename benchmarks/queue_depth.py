@@ -231,7 +231,7 @@ async def _submissions(home: Path, nodes: str, rounds: int, *, first: int) -> tu
     gc.collect()
     gc.freeze()
     running = asyncio.create_task(desk.loop.run())
-    found = [await _timed(lambda n=n: desk.submit(first + n)) for n in range(rounds + WARM_UP)]  # type: ignore[misc]
+    found = [await _timed(lambda n=n: desk.submit(first + n)) for n in range(rounds + WARM_UP)]  # type: ignore[misc]  # mypy cannot infer a default's type
     running.cancel()
     await asyncio.wait([running])
     desk.close()

@@ -39,7 +39,7 @@ class CompletenessCheck:
     def is_complete(
         self, path: str, facts: Facts, *, writer: WriterEnd, is_copied: bool, previous: Callable[[], Iterable[str]]
     ) -> bool:
-        """Whether the files that ``facts`` tells of are a complete checkpoint.
+        """Whether the files in ``facts`` are a complete checkpoint.
 
         ``is_copied``: it is copied before it can change. ``previous`` gives the files of the newest complete one.
         Raises CorruptCheckpointError where a format proves one torn, OSError where one cannot be read.

@@ -1,6 +1,6 @@
 """Deletes old files of a script: registered ones, never the newest valid one.
 
-The registry tells of a deletion before it begins, so that one that was interrupted is completed later.
+A deletion is in the registry before it begins, so that one that was interrupted is completed later.
 """
 
 from __future__ import annotations

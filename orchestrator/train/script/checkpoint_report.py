@@ -1,4 +1,4 @@
-"""What a rank tells of its checkpoints: facts and times on the progress page, and warnings for the user.
+"""A rank's report of its checkpoints: facts and times on the progress page, and warnings for the user.
 
 Works without a page, too, as outside of orch. Must not save or load.
 """

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.file_facts import digests, facts_of
 from orchestrator.checkpoint.external.file_retention import FileRetention
 from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
 from orchestrator.checkpoint.external.registry import RegistryFile
 from orchestrator.checkpoint.external.watched_glob import WatchedGlob, WatchSettings
+from tests.unit.checkpoint.external.entries import entry_of
 
 
 @pytest.fixture
@@ -23,16 +23,7 @@ def file(tmp_path: Path) -> RegistryFile:
     for step in (1, 2, 3):
         path = str(tmp_path / f"ckpt-{step}")
         Path(path).write_text(f"step {step}")
-        facts = facts_of(path)
-        registry["known"][path] = {
-            "facts": file_facts.text(facts),
-            "files": digests(path, facts),
-            "created_at": float(step),
-            "attempt": 1,
-            "step": step,
-            "why": "",
-            "copy": "",
-        }
+        registry["known"][path] = entry_of(path, step)
     file.write(registry)
     return file
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.file_facts import digests, facts_of
+from orchestrator.checkpoint.external.file_facts import facts_of
 from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
 from orchestrator.checkpoint.external.registry import RegistryFile
 from orchestrator.checkpoint.external.resume_choice import ResumeChoice
+from tests.unit.checkpoint.external.entries import entry_of
 
 
 class Files:
@@ -28,16 +29,8 @@ class Files:
     def add(self, name: str, step: int, *, copied: bool = False) -> str:
         path = str(self.root / name)
         Path(path).write_text(json.dumps({"step": step}))
-        facts = facts_of(path)
-        self.registry["known"][path] = {
-            "facts": file_facts.text(facts),
-            "files": digests(path, facts),
-            "created_at": float(step),
-            "attempt": 1,
-            "step": step,
-            "why": "",
-            "copy": self.copies.take(path, facts, self.registry) if copied else "",
-        }
+        copy = self.copies.take(path, facts_of(path), self.registry) if copied else ""
+        self.registry["known"][path] = entry_of(path, step, copy)
         return path
 
     def choice(self) -> ResumeChoice:

@@ -1,4 +1,4 @@
-"""What is measured is right, and what nobody knows is not made up."""
+"""What is measured is right, and unknown values are left out."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_cpu_has_no_documented_peak() -> None:
 
 
 def test_flops_are_counted_without_touching_the_model() -> None:
-    """Forward 2mnk; backward twice that, less the gradient of the inputs that nobody asks for."""
+    """Forward 2mnk; backward twice that, less the gradient of the inputs, which is not needed."""
     model = nn.Sequential(
         nn.BatchNorm1d(64), nn.Linear(64, 32, bias=False), nn.Dropout(0.5), nn.Linear(32, 8, bias=False)
     )
@@ -242,7 +242,7 @@ class Meter:
         return Sample(gpu_uuid=self.info.uuid, timestamp=0.0, monotonic=0.0, energy_joules=joules)
 
     def reopen(self) -> None:
-        raise AssertionError("nobody reopens it")
+        raise AssertionError("it must not be reopened")
 
     def close(self) -> None:
         self.closed = True

@@ -19,7 +19,7 @@ def test_mfu_is_rate_times_work_over_peak() -> None:
     batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
     assert meter.of(100.0) is None, "nothing is known of a sample's work"
     meter.learn(batch)
-    work = 2 * (8 * 16 + 16 * 3) * 3 - 2 * 8 * 16  # nobody needs the gradient of the inputs
+    work = 2 * (8 * 16 + 16 * 3) * 3 - 2 * 8 * 16  # without the gradient of the inputs
     assert meter.of(100.0) == pytest.approx(100.0 * work / 1e9)
 
 

@@ -1,0 +1,22 @@
+"""Entries of a registry, as a scan makes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.checkpoint.external import file_facts
+from orchestrator.checkpoint.external.file_facts import digests, facts_of
+
+
+def entry_of(path: str, step: int, copy: str = "") -> dict[str, Any]:
+    """The entry of the file at ``path`` as it is now; a later step was written later."""
+    facts = facts_of(path)
+    return {
+        "facts": file_facts.text(facts),
+        "files": digests(path, facts),
+        "created_at": float(step),
+        "attempt": 1,
+        "step": step,
+        "why": "",
+        "copy": copy,
+    }
