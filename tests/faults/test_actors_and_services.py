@@ -1,15 +1,25 @@
-"""What stands around a rank dies: its actor, its keeper, the node agent, the fork server."""
+"""What stands around a rank dies: its actor, its keeper, the node agent, the fork server, the template of workers."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.processes import actor_pids, all_gone, node_agents, of_cwd, parent, tree
+from tests.support.processes import (
+    actor_pids,
+    all_gone,
+    node_agents,
+    of_cwd,
+    parent,
+    ray_workers,
+    tree,
+    worker_template,
+)
 from tests.support.stack import Stack, process_gone, wait_until
 
 # A grandchild that ignores signals, and one that has left its session and its parent.
@@ -147,3 +157,22 @@ def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before))
+
+
+def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    """A template that is stopped delays an actor by some seconds; one that has died does not."""
+    template = worker_template(stack)
+    raylet = stack.head_pids()["raylet"]
+    for end in (template.suspend, template.kill):
+        end()
+        for worker in (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor")):  # of a parked gang
+            worker.kill()
+        (tmp_path / "done").unlink(missing_ok=True)
+        job_id = running(stack, ledger, tmp_path)
+        assert parents(psutil.Process(pid) for pid in actor_pids(stack, job_id)) == {raylet}
+        finish(stack, ledger, job_id, tmp_path, 1)
+    assert stack.head_pids()["raylet"] == raylet
+
+
+def parents(processes: Iterable[psutil.Process]) -> set[int]:
+    return {process.ppid() for process in processes}

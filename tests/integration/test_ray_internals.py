@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from orchestrator.runtime.cluster.head import worker_setup
-from tests.support.processes import listening_on, ray_workers
+from orchestrator.runtime.cluster.head.launcher import AGENT_OPTION
+from tests.support.processes import listening_on, ray_workers, worker_template
 from tests.support.stack import Stack, wait_until
 
 
@@ -38,6 +39,23 @@ def test_workers_are_executed_without_a_program_of_rays_between(stack: Stack) ->
     assert worker_setup.__file__ in " ".join(psutil.Process(stack.head_pids()["raylet"]).cmdline())
     plain = ["--language=PYTHON", f"--serialized-runtime-env-context={RuntimeEnvContext().serialize()}", "/w.py"]
     assert worker_setup.command(plain, sys.executable) == [sys.executable, "/w.py"]
+
+
+def test_the_raylet_starts_no_dashboard_agent_of_rays(stack: Stack) -> None:
+    """It takes the program that it is given, and the files in which it looks for the agent's ports."""
+    from ray import _raylet
+    from ray._private import services
+
+    assert {"persist_port", "METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME"} <= set(dir(_raylet))
+    assert "DASHBOARD_AGENT_LISTEN_PORT_NAME" in dir(_raylet)
+    source = inspect.getsource(services.start_raylet)
+    assert AGENT_OPTION in source
+    assert "start_ray_process(" in source
+    children = psutil.Process(stack.head_pids()["raylet"]).children()
+    assert not [child for child in children if "DashboardAgent" in " ".join(child.cmdline())]
+    template = worker_template(stack).pid
+    agents = wait_until("there is a node agent", lambda: ray_workers(stack, "NodeAgent"))
+    assert {agent.ppid() for agent in agents} == {template}, "a fork"
 
 
 def test_the_embedded_head_is_small_and_listens_on_the_loopback_address_alone(stack: Stack) -> None:

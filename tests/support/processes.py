@@ -34,7 +34,7 @@ def actor_pids(stack: Stack, job_id: str) -> list[int]:
 def ray_workers(stack: Stack, title: str) -> list[psutil.Process]:
     """The worker processes of the home's Ray whose title contains ``title``; one that ends meanwhile is left out."""
     found = []
-    for process in psutil.Process(stack.head_pids()["raylet"]).children():
+    for process in psutil.Process(stack.head_pids()["raylet"]).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if any(title in part for part in process.cmdline()):
                 found.append(process)
@@ -77,3 +77,15 @@ def own_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def worker_template(stack: Stack) -> psutil.Process:
+    """The process of the home's Ray that forks its workers."""
+    from orchestrator.runtime.cluster.head import worker_template
+
+    (template,) = [
+        process
+        for process in psutil.Process(stack.head_pids()["raylet"]).children()
+        if worker_template.__file__ in process.cmdline()
+    ]
+    return template

@@ -185,7 +185,7 @@ def _agents(raylet: int) -> list[tuple[int, bool]]:
 
     found: list[tuple[int, bool]] = []
     with contextlib.suppress(psutil.Error):
-        children: list[Any] = psutil.Process(raylet).children()
+        children: list[Any] = psutil.Process(raylet).children(recursive=True)
         for process in children:
             with contextlib.suppress(psutil.Error):
                 title = next(iter(process.cmdline()), "")

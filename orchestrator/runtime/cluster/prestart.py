@@ -45,7 +45,7 @@ def idle_workers(raylet_pid: int) -> int:
     """Return how many workers of a raylet on this machine are idle or starting; 0 when the raylet has ended."""
     count = 0
     try:
-        for child in psutil.Process(raylet_pid).children():
+        for child in psutil.Process(raylet_pid).children(recursive=True):  # also the template's
             with contextlib.suppress(psutil.Error):
                 line = " ".join(child.cmdline())
                 count += "ray::IDLE" in line or "default_worker.py" in line

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 GONE_SECONDS: Final = 60.0
 FLUSH_SECONDS: Final = 30.0
+PARKING_SECONDS: Final = 2.0
+"""How long a gang that ended well is kept until its keepers confirm its end: only then it may serve another job."""
 
 
 class Nodes(Protocol):
@@ -77,6 +79,8 @@ class Ender:
         """Release the gang: on return no process of it is left, and its outputs are in the home."""
         await self._flush(job)
         gang = self._table.known(job.id)
+        if gang is not None and gang.watchers and job.succeeded:
+            await asyncio.wait(gang.watchers[: job.num_workers], timeout=PARKING_SECONDS)
         clean = gang is not None and len(gang.gone) == job.num_workers
         parked = clean and await self._table.park(job)
         self._table.drop(job.id)

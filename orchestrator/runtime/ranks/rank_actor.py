@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ from orchestrator.runtime.ranks.process.footprint import Footprint
 
 RETIRED_SECONDS: Final = 60.0
 """The daemon takes or removes a gang that it parked much earlier; a daemon that was killed does neither."""
+
+SETTLE_SECONDS: Final = 1.0
+SETTLE_INTERVAL_SECONDS: Final = 0.02
 
 
 class RankActor:
@@ -52,9 +56,16 @@ class RankActor:
         self._user = ""
         left = await self._service.retire()
         os.umask(self._umask)
-        left += self._clean.grown()
+        left += await self._grown()
         if not left:
             self._retirement = asyncio.get_running_loop().call_later(RETIRED_SECONDS, os._exit, 0)
+        return left
+
+    async def _grown(self) -> tuple[str, ...]:
+        """Return what the actor holds beyond its start: also a rank's log is still open for a moment after its end."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := self._clean.grown()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the kernel tells of no closed file
+            await asyncio.sleep(SETTLE_INTERVAL_SECONDS)
         return left
 
     async def take(self, job_id: str, gang: int, attempt: int) -> None:

@@ -15,19 +15,43 @@ that nothing here uses. Leaving them out needs ``ray._private.node``: that depen
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.runtime.cluster.head import worker_setup
+from orchestrator.runtime.cluster.head import worker_setup, worker_template
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOCKET_NAME: Final = "workers"
+AGENT_OPTION: Final = "--dashboard_agent_command="
 
 
 def start_head(options: dict[str, Any]) -> dict[str, Any]:
     """Start the head; return its GCS address, its session directory, and its process ids by name."""
+    from ray._private import services
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
     class SmallNode(Node):  # type: ignore[misc]  # Ray is not type-checked
-        """A head without the dashboard's server process."""
+        """A head without the dashboard's processes."""
+
+        def start_raylet(self, *arguments: Any, **options: Any) -> None:
+            """Start the raylet as Ray does, but for the program of its dashboard agent."""
+            path = os.environ[worker_setup.TEMPLATE_SOCKET] = f"{self.get_sockets_dir_path()}/{SOCKET_NAME}"
+            report_ports(self.get_session_dir_path(), self.node_id)
+            start = services.start_ray_process
+
+            def start_with_the_template(command: list[str], *others: Any, **more: Any) -> Any:
+                return start(with_the_template(command, path), *others, **more)
+
+            services.start_ray_process = start_with_the_template
+            try:
+                super().start_raylet(*arguments, **options)
+            finally:
+                services.start_ray_process = start
 
         def start_api_server(self, **_options: Any) -> None:
             """Start nothing: no part of orch uses the dashboard's server."""
@@ -57,6 +81,25 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         "session_dir": node.get_session_dir_path(),
         "pids": {name: [p.process.pid for p in group] for name, group in node.all_processes.items()},
     }
+
+
+def report_ports(session_dir: str, node_id: str) -> None:
+    """Write the files in which the raylet looks for the ports of its dashboard agent, before it waits for them."""
+    from ray import _raylet
+
+    raylet: Any = _raylet  # an extension module without types
+    for name in (
+        raylet.METRICS_AGENT_PORT_NAME,
+        raylet.METRICS_EXPORT_PORT_NAME,
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    ):
+        raylet.persist_port(session_dir, node_id, name, worker_template.UNUSED_PORT)
+
+
+def with_the_template(command: Sequence[str], path: str) -> list[str]:
+    """Return a raylet's command line with the template of workers, at the socket ``path``, as its dashboard agent."""
+    agent = AGENT_OPTION + subprocess.list2cmdline(worker_template.command(sys.executable, path))
+    return [agent if argument.startswith(AGENT_OPTION) else argument for argument in command]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Ray's own ``setup_worker.py`` prepares a ``runtime_env`` and then replaces itself by the worker. To do so it imports all of
 Ray, and so does the worker after it: 0.5 s of processor time for every actor. Without a ``runtime_env`` there is nothing
-to prepare; with one, this program executes Ray's own.
+to prepare: the template of workers (``worker_template.py``) forks one, or, where none answers, this program executes one.
+With a ``runtime_env`` it executes Ray's own.
 
 The raylet runs this file by its path. It imports nothing of orch or Ray.
 """
@@ -11,11 +12,29 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import sys
+import time
 from typing import Final
 
 RAYS_OWN: Final = "setup_worker.py"
 """Ray's program, beside the worker's."""
+
+TEMPLATE_SOCKET: Final = "ORCH_WORKER_TEMPLATE"
+"""The environment variable with the path of the template's socket; absent where there is no template."""
+
+SIZE: Final = struct.Struct("=I")
+HANDLES: Final = 3
+HERE: Final = b"H"
+GO: Final = b"G"
+"""The fork is HERE; only after GO, which this program sends last, it becomes the worker: never are there two."""
+
+REPLY_SECONDS: Final = 15.0
+"""How long the template may take, its imports on a busy machine included; then a worker is executed."""
+
+OOM_SCORE: Final = "/proc/self/oom_score_adj"
+RETRY_SECONDS: Final = 0.01
 
 _CONTEXT: Final = "--serialized-runtime-env-context"
 _LANGUAGE: Final = "--language"
@@ -49,6 +68,52 @@ def _is_plain(context: str, python: str) -> bool:
     )
 
 
+def fork_from_template(arguments: list[str], path: str, seconds: float = REPLY_SECONDS) -> bool:
+    """Have the template at ``path`` fork the worker; return whether it did. Where it did not, it never will."""
+    deadline = time.monotonic() + seconds
+    try:
+        with connect(path, deadline) as connection:
+            content = json.dumps(_request(arguments)).encode()
+            socket.send_fds(connection, [SIZE.pack(len(content))], range(HANDLES))
+            connection.sendall(content)
+            if connection.recv(len(HERE)) != HERE:
+                return False
+            connection.sendall(GO)
+            return True
+    except OSError:
+        return False
+
+
+def connect(path: str, deadline: float) -> socket.socket:
+    """Connect to the template, which the raylet starts at the same time as its first workers. Raises OSError."""
+    while not os.path.exists(path) and time.monotonic() < deadline:  # noqa: PTH110 - pathlib costs as much as all else here
+        time.sleep(RETRY_SECONDS)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _request(arguments: list[str]) -> dict[str, object]:
+    handle = os.open(OOM_SCORE, os.O_RDONLY | os.O_CLOEXEC)
+    oom_score_adj = os.read(handle, 16).decode()
+    os.close(handle)
+    return {
+        "argv": arguments,
+        "environ": dict(os.environ),
+        "directory": os.getcwd(),  # noqa: PTH109 - pathlib costs as much as all else here
+        "leads_group": os.getpgid(0) == os.getpid(),
+        "oom_score_adj": oom_score_adj,
+    }
+
+
 if __name__ == "__main__":
     _command = command(sys.argv[1:], sys.executable)
-    os.execv(_command[0], _command)
+    _template = os.environ.pop(TEMPLATE_SOCKET, "")  # not for what a worker starts
+    _is_rays_own = _command[1].endswith(f"/{RAYS_OWN}")
+    if not _template or _is_rays_own or not fork_from_template(_command[1:], _template):
+        os.execv(_command[0], _command)

@@ -83,3 +83,17 @@ def test_an_actor_with_something_of_the_job_serves_no_other(tmp_path: Path) -> N
             await actor.take("b-abc234", 1, 1)
 
     asyncio.run(run())
+
+
+def test_a_file_that_is_closed_a_moment_later_is_not_left(tmp_path: Path) -> None:
+    async def run() -> None:
+        actor = actor_of(tmp_path)
+        log = (tmp_path / "rank0.log").open("wb")
+        retired = asyncio.create_task(actor.retire("a-abc234-g1"))
+        await asyncio.sleep(0)
+        assert not retired.done()
+        log.close()
+        assert await retired == ()
+        await actor.take("b-abc234", 1, 1)
+
+    asyncio.run(run())

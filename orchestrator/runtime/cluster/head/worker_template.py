@@ -1,0 +1,185 @@
+"""The program that an embedded head's raylet starts in place of Ray's dashboard agent: it forks the workers.
+
+A raylet does not start without a dashboard agent. Ray's own serves the dashboard, metrics and submissions of Ray's job server,
+none of which orch has: 80 MB, 0.5 % of a core, and 1.4 s of processor time at each start.
+
+A worker that begins as a program of its own takes 1 s of processor time for its imports. This process has imported the same
+modules, runs no thread, and has used nothing of Ray: a fork of it becomes a worker in a fifth of the time, and shares its
+memory. ``worker_setup.py`` asks for one, and starts the worker itself where there is no answer. Each connection is served by
+the fork that becomes the worker, so nothing that a caller does holds up the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from orchestrator.runtime.cluster.head.worker_setup import (
+    GO,
+    HANDLES,
+    HERE,
+    OOM_SCORE,
+    REPLY_SECONDS,
+    SIZE,
+)
+
+RAYLET_PID: Final = "RAY_RAYLET_PID"
+"""The environment variable by which the raylet gives its process id to what it starts."""
+
+ANY_JOB: Final = {"RAY_JOB_ID": "ffffffff"}
+"""Ray reads this once, when it is imported: the workers of a template, like those that are started ahead, serve any job."""
+
+UNUSED_PORT: Final = 1
+"""The port that is reported to the raylet: no process of a user can listen there, so calls are refused at once."""
+
+PRELOADED: Final = ("ray._private.node", "ray._private.worker", "orchestrator.runtime.cluster.worker_preload")
+"""What Ray's program of a worker imports, and what a rank actor needs."""
+
+BACKLOG: Final = 128
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a worker is given that begins as a program of its own."""
+
+    argv: list[str]  # the worker's program and its arguments
+    environ: dict[str, str]
+    directory: str
+    leads_group: bool  # has a process group of its own: what it leaves there, Ray ends
+    oom_score_adj: str
+    handles: list[int]  # standard input, output and error
+
+
+def command(python: str, path: str) -> list[str]:
+    """Return the command line that runs this program with the socket ``path``.
+
+    A fork keeps it until it gives itself a name: so it names the session, by which those that a dead head leaves are found.
+    """
+    return [python, __file__, path]
+
+
+def fork_workers(path: str, raylet: int) -> Request | None:
+    """Serve requests at the socket ``path`` until the process ``raylet`` ends, then return None; in a fork, return its request.
+
+    A fork whose caller has given up ends here.
+    """
+    ended = os.pidfd_open(raylet)
+    with listen(path) as listener:
+        import_what_workers_import()
+        while True:
+            ready, _, _ = select.select([listener.fileno(), ended], [], [])
+            if ended in ready:
+                return None
+            connection = accept(listener)
+            if connection is None:
+                continue
+            if os.fork() == 0:
+                break
+            connection.close()
+    os.close(ended)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request = receive(connection)
+    if request is None:
+        os._exit(1)
+    return request
+
+
+def listen(path: str) -> socket.socket:
+    """Listen before the imports: a caller that comes early waits for them, which takes no longer than its own would."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away forks that have ended
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"{path}-")
+    listener.listen(BACKLOG)
+    Path(f"{path}-").rename(path)  # where nothing listens at the path, the template has ended
+    return listener
+
+
+def import_what_workers_import() -> None:
+    """Import Ray and what a rank actor needs, and keep the collector away from all of it, so that its memory stays shared."""
+    os.environ.update(ANY_JOB)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """Return the next connection of this user's; None for one that has ended, or is another user's."""
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        return None
+    _pid, user, _group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    if user == os.getuid():
+        return connection
+    connection.close()
+    return None
+
+
+def receive(connection: socket.socket) -> Request | None:
+    """Return the request, or None where the caller has given up: it starts the worker itself."""
+    connection.settimeout(REPLY_SECONDS)
+    with connection, contextlib.suppress(OSError, ValueError, KeyError):
+        size, handles, _, _ = socket.recv_fds(connection, SIZE.size, HANDLES)
+        fields: dict[str, Any] = json.loads(_exactly(connection, *SIZE.unpack(size)))
+        request = Request(
+            argv=fields["argv"],
+            environ=fields["environ"],
+            directory=fields["directory"],
+            leads_group=fields["leads_group"],
+            oom_score_adj=fields["oom_score_adj"],
+            handles=handles,
+        )
+        connection.sendall(HERE)
+        if len(handles) == HANDLES and _exactly(connection, len(GO)) == GO:
+            return request
+    return None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        piece = connection.recv(size - len(content))
+        if not piece:
+            raise ConnectionError("the caller has ended")
+        content += piece
+    return content
+
+
+def become(request: Request) -> None:
+    """Run the worker's program as if it had been executed with ``request``."""
+    for number, handle in enumerate(request.handles):
+        os.dup2(handle, number)
+        os.close(handle)
+    os.environ.clear()
+    os.environ.update(request.environ | ANY_JOB)
+    os.chdir(request.directory)
+    if request.leads_group:
+        os.setpgid(0, 0)
+    with contextlib.suppress(OSError):
+        Path(OOM_SCORE).write_text(request.oom_score_adj, encoding="ascii")
+    sys.argv = request.argv
+    sys.path.insert(0, str(Path(request.argv[0]).parent))
+    runpy.run_path(request.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's directory, whose modules are not top-level ones
+    _request = fork_workers(sys.argv[1], int(os.environ[RAYLET_PID]))
+    if _request is not None:
+        become(_request)

@@ -1,0 +1,92 @@
+"""A gang that ended well is kept for another job once its keepers have confirmed its end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.core import events as ev
+from orchestrator.core.job.record import Job
+from orchestrator.runtime.gangs.ending import Ender
+from orchestrator.runtime.gangs.gang import Gang
+from tests.unit.core.builders import T0, after, make_spec, pending, running
+
+RUNNING = running(pending(make_spec(workers=1)))
+SUCCEEDED = after(RUNNING, ev.AttemptSucceeded(job_id=RUNNING.id, at=T0 + 11, attempt=1))
+
+
+class Scene:
+    """A gang of one rank; what was done with it, in order."""
+
+    def __init__(self, job: Job) -> None:
+        self.done: list[str] = []
+        self.job = job
+        self.gang = Gang(number=job.gang, actors=[SimpleNamespace(flush=SimpleNamespace(remote=self._flushed))])
+        self.confirmed = asyncio.Event()
+        self.gang.watchers = [asyncio.create_task(self._watch())]
+        table: Any = SimpleNamespace(
+            known=lambda _id: self.gang,
+            attach=self._attached,
+            park=self._park,
+            remove=self._remove,
+            drop=lambda _id: None,
+        )
+        files: Any = SimpleNamespace(finish=self._finished)
+        nodes: Any = SimpleNamespace(agent_for=lambda _node: None, until_fenced=self._fenced)
+        no: Any = None
+        self.ender = Ender(table, no, no, nodes, files, until_connected=self._connected, post=self._post)
+
+    async def _watch(self) -> None:
+        await self.confirmed.wait()
+        self.gang.gone.add(0)
+
+    async def _flushed(self, _seconds: float) -> None:
+        return None
+
+    async def _attached(self, _job: Job) -> Gang:
+        return self.gang
+
+    async def _park(self, _job: Job) -> bool:
+        self.done.append("parked")
+        return True
+
+    async def _remove(self, _job: Job) -> None:
+        self.done.append("removed")
+
+    async def _finished(self, _job: Job) -> None:
+        return None
+
+    async def _fenced(self, _node: str) -> None:
+        self.done.append("waited for the node")
+
+    async def _connected(self) -> None:
+        return None
+
+    def _post(self, events: list[ev.Event]) -> None:
+        self.done += [event.kind for event in events]
+
+
+def test_a_gang_whose_end_is_confirmed_late_is_kept() -> None:
+    async def run() -> list[str]:
+        assert SUCCEEDED.succeeded
+        scene = Scene(SUCCEEDED)
+        release = asyncio.create_task(scene.ender.release(SUCCEEDED))
+        done, _ = await asyncio.wait([release], timeout=0.05)
+        assert not done
+        scene.confirmed.set()
+        await release
+        return scene.done
+
+    assert asyncio.run(run()) == ["parked", "gang_released"]
+
+
+def test_a_gang_that_did_not_end_well_is_removed_at_once() -> None:
+    async def run() -> list[str]:
+        scene = Scene(RUNNING)
+        await scene.ender.release(RUNNING)
+        for task in scene.gang.watchers:
+            task.cancel()
+        return scene.done
+
+    assert asyncio.run(run())[0] == "removed"
