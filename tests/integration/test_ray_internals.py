@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.runtime.cluster.head import worker_setup
-from orchestrator.runtime.cluster.head.launcher import AGENT_OPTION
+from orchestrator.runtime.cluster.head import late_agent, worker_setup
+from orchestrator.runtime.cluster.head.launcher import DASHBOARD_AGENT, RUNTIME_ENV_AGENT
 from tests.support.processes import listening_on, ray_workers, worker_template
 from tests.support.stack import Stack, wait_until
 
@@ -49,13 +49,35 @@ def test_the_raylet_starts_no_dashboard_agent_of_rays(stack: Stack) -> None:
     assert {"persist_port", "METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME"} <= set(dir(_raylet))
     assert "DASHBOARD_AGENT_LISTEN_PORT_NAME" in dir(_raylet)
     source = inspect.getsource(services.start_raylet)
-    assert AGENT_OPTION in source
+    assert DASHBOARD_AGENT in source
+    assert RUNTIME_ENV_AGENT in source
     assert "start_ray_process(" in source
     children = psutil.Process(stack.head_pids()["raylet"]).children()
     assert not [child for child in children if "DashboardAgent" in " ".join(child.cmdline())]
     template = worker_template(stack).pid
     agents = wait_until("there is a node agent", lambda: ray_workers(stack, "NodeAgent"))
     assert {agent.ppid() for agent in agents} == {template}, "a fork"
+
+
+def test_rays_agent_of_runtime_envs_begins_with_the_first_job_that_has_one(stack: Stack, tmp_path: Path) -> None:
+    def agent() -> tuple[int, str]:
+        for child in psutil.Process(stack.head_pids()["raylet"]).children():
+            line = " ".join(child.cmdline())
+            if late_agent.__file__ in line or "RuntimeEnvAgent" in line:
+                return child.pid, line.strip()
+        return 0, ""
+
+    before, _ = agent()
+    assert before
+    (tmp_path / "work" / "shelf").mkdir(parents=True)
+    (tmp_path / "work" / "shelf" / "__init__.py").write_text("BOOKS = 7\n")
+    spec = (
+        "{version: 1, name: env, entrypoint: python -c 'import shelf; print(shelf.BOOKS)', runtime_env: {py_modules: [shelf]}, "
+        "resources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 1}}}"
+    )
+    job = stack.wait(stack.submit(spec, tmp_path / "work"))
+    assert job.state == "SUCCEEDED", job.failure
+    assert agent() == (before, "ray::RuntimeEnvAgent")
 
 
 def test_the_embedded_head_is_small_and_listens_on_the_loopback_address_alone(stack: Stack) -> None:

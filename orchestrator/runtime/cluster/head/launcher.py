@@ -20,13 +20,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.runtime.cluster.head import worker_setup, worker_template
+from orchestrator.runtime.cluster.head import late_agent, worker_setup, worker_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOCKET_NAME: Final = "workers"
-AGENT_OPTION: Final = "--dashboard_agent_command="
+DASHBOARD_AGENT: Final = "--dashboard_agent_command="
+RUNTIME_ENV_AGENT: Final = "--runtime_env_agent_command="
 
 
 def start_head(options: dict[str, Any]) -> dict[str, Any]:
@@ -39,15 +40,17 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         """A head without the dashboard's processes."""
 
         def start_raylet(self, *arguments: Any, **options: Any) -> None:
-            """Start the raylet as Ray does, but for the program of its dashboard agent."""
+            """Start the raylet as Ray does, but for the programs of its agents."""
             path = os.environ[worker_setup.TEMPLATE_SOCKET] = f"{self.get_sockets_dir_path()}/{SOCKET_NAME}"
-            report_ports(self.get_session_dir_path(), self.node_id)
+            port_file = report_ports(self.get_session_dir_path(), self.node_id)
+            template = worker_template.command(sys.executable, path)
+            late = late_agent.command(sys.executable, self.node_ip_address, port_file)
             start = services.start_ray_process
 
-            def start_with_the_template(command: list[str], *others: Any, **more: Any) -> Any:
-                return start(with_the_template(command, path), *others, **more)
+            def start_with_own_agents(command: list[str], *others: Any, **more: Any) -> Any:
+                return start(with_own_agents(command, template, late), *others, **more)
 
-            services.start_ray_process = start_with_the_template
+            services.start_ray_process = start_with_own_agents
             try:
                 super().start_raylet(*arguments, **options)
             finally:
@@ -83,8 +86,11 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def report_ports(session_dir: str, node_id: str) -> None:
-    """Write the files in which the raylet looks for the ports of its dashboard agent, before it waits for them."""
+def report_ports(session_dir: str, node_id: str) -> str:
+    """Write the files in which the raylet looks for the ports of its dashboard agent, before it waits for them.
+
+    Returns the path of the one that the runtime-environment agent writes.
+    """
     from ray import _raylet
 
     raylet: Any = _raylet  # an extension module without types
@@ -94,12 +100,23 @@ def report_ports(session_dir: str, node_id: str) -> None:
         raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
     ):
         raylet.persist_port(session_dir, node_id, name, worker_template.UNUSED_PORT)
+    return f"{session_dir}/{raylet.get_port_filename(node_id, raylet.RUNTIME_ENV_AGENT_PORT_NAME)}"
 
 
-def with_the_template(command: Sequence[str], path: str) -> list[str]:
-    """Return a raylet's command line with the template of workers, at the socket ``path``, as its dashboard agent."""
-    agent = AGENT_OPTION + subprocess.list2cmdline(worker_template.command(sys.executable, path))
-    return [agent if argument.startswith(AGENT_OPTION) else argument for argument in command]
+def with_own_agents(command: Sequence[str], template: Sequence[str], late: Sequence[str]) -> list[str]:
+    """Return a raylet's command line with other programs as its agents.
+
+    The template of workers is in place of the dashboard agent, and the late agent in front of the runtime-environment agent.
+    """
+
+    def changed(argument: str) -> str:
+        if argument.startswith(DASHBOARD_AGENT):
+            return DASHBOARD_AGENT + subprocess.list2cmdline(template)
+        if argument.startswith(RUNTIME_ENV_AGENT):
+            return f"{RUNTIME_ENV_AGENT}{subprocess.list2cmdline(late)} {argument.removeprefix(RUNTIME_ENV_AGENT)}"
+        return argument
+
+    return [changed(argument) for argument in command]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from orchestrator.runtime.cluster.head.late_agent import RAYLET_PID
 from orchestrator.runtime.cluster.head.worker_setup import (
     GO,
     HANDLES,
@@ -34,9 +35,6 @@ from orchestrator.runtime.cluster.head.worker_setup import (
     REPLY_SECONDS,
     SIZE,
 )
-
-RAYLET_PID: Final = "RAY_RAYLET_PID"
-"""The environment variable by which the raylet gives its process id to what it starts."""
 
 ANY_JOB: Final = {"RAY_JOB_ID": "ffffffff"}
 """Ray reads this once, when it is imported: the workers of a template, like those that are started ahead, serve any job."""

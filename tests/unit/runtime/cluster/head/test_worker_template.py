@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.cluster.head import worker_setup, worker_template
+from orchestrator.runtime.cluster.head import late_agent, worker_setup, worker_template
 from tests.support.stack import process_gone, wait_until
 
 REPORTS = """
@@ -42,7 +42,7 @@ print(worker_setup.fork_from_template(sys.argv[2:], sys.argv[1], 300.0), file=sy
 def template_of(raylet: int) -> Iterator[tuple[Path, psutil.Process]]:
     with tempfile.TemporaryDirectory(prefix="orch-t-") as directory:
         path = Path(directory) / "workers"
-        environ = {**os.environ, worker_template.RAYLET_PID: str(raylet)}
+        environ = {**os.environ, late_agent.RAYLET_PID: str(raylet)}
         command = [*worker_template.command(sys.executable, str(path)), "--of-ray"]
         process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
         try:
