@@ -186,9 +186,11 @@ def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) 
 RAISES_SIGTERM = """
 import signal, sys, threading
 import ray
-from orchestrator.runtime.cluster.signal_handlers import disarm_abort, restore_handlers
+from orchestrator.runtime.cluster.signal_handlers import claim_handlers, disarm_abort, restore_handlers
 seen = []
 signal.signal(signal.SIGTERM, lambda *_: seen.append("SIGTERM"))
+if sys.argv[2] == "claimed":
+    claim_handlers()
 def connect():
     ray.init(address=sys.argv[1], namespace="signals", log_to_driver=False, configure_logging=False)
 thread = threading.Thread(target=connect)  # as the daemon does: in the main thread Ray replaces Python's handler, too
@@ -202,23 +204,29 @@ restore_handlers()
 signal.raise_signal(signal.SIGTERM)
 restored = signal.getitimer(signal.ITIMER_REAL)[0] == 0
 ray.shutdown()
+restore_handlers()
+signal.raise_signal(signal.SIGTERM)
 print(by_ray, disarmed, restored, len(seen))
 """
 
 
-def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack) -> None:
-    """Ray arms an alarm that aborts the process 3 s after SIGTERM. The first answer tells when Ray does not any more."""
+@pytest.mark.parametrize(("claimed", "arms"), [("claimed", "False"), ("not claimed", "True")])
+def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack, claimed: str, arms: str) -> None:
+    """Ray arms an alarm that aborts the process 3 s after SIGTERM, unless its handler was there before it connected.
+
+    The second case tells when Ray does not any more; the first when it installs its handler in another way.
+    """
     token = breakable.settings.paths.ray / "token"
     address = json.loads((breakable.settings.paths.ray / "head.json").read_text())["gcs_address"]
     done = subprocess.run(
-        [sys.executable, "-c", RAISES_SIGTERM, address],
+        [sys.executable, "-c", RAISES_SIGTERM, address, claimed],
         env={**os.environ, **ray_environment(token)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert done.stdout.split() == ["True", "True", "True", "2"], done.stderr
+    assert done.stdout.split() == [arms, "True", "True", "3"], done.stderr
 
 
 def left_without_commands(stack: Stack) -> list[int]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.runtime.cluster.head.start import ClusterError, start_seconds
 from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
-from orchestrator.runtime.cluster.signal_handlers import restore_handlers
+from orchestrator.runtime.cluster.signal_handlers import claim_handlers, restore_handlers
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.own_thread import in_own_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 CALL_SECONDS: Final = 30.0
 CALLS_AT_ONCE: Final = 8
@@ -61,13 +62,10 @@ class RayConnection:
             raise ClusterError(f"cannot connect to Ray at {address}: {reason}{hint}") from error
 
     async def _enter(self, address: str) -> None:
-        # Ray installs its handler during the call: the sooner ours is restored, the fewer signals reach Ray's.
-        keeper = asyncio.create_task(_keep_handlers())
-        try:
+        await in_own_thread(lambda: importlib.import_module("ray"))
+        claim_handlers()
+        async with _own_handlers():
             await in_own_thread(lambda: self._connect(address, self.namespace))
-        finally:
-            keeper.cancel()
-            restore_handlers()
 
     async def end_entering(self) -> None:
         """Wait until a connection attempt succeeds or fails: Ray aborts a process whose head dies during the attempt."""
@@ -78,7 +76,8 @@ class RayConnection:
     async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Disconnect without waiting for a free call slot: calls to a dead or hung head may occupy them all."""
         with contextlib.suppress(Exception):
-            await within(seconds, in_own_thread(self._disconnect))
+            async with _own_handlers():
+                await within(seconds, in_own_thread(self._disconnect))
 
     def opened(self) -> None:
         """Allow gangs to be placed from now on."""
@@ -105,6 +104,20 @@ class RayConnection:
     def connected(self) -> bool:
         """Whether Ray accepts calls."""
         return self._open.is_set()
+
+
+@contextlib.asynccontextmanager
+async def _own_handlers() -> AsyncIterator[None]:
+    """Keep Python's signal handlers: a new Ray may install its own while it connects, and it resets SIGTERM when it disconnects.
+
+    The sooner ours are restored, the fewer signals abort or end this process.
+    """
+    keeper = asyncio.create_task(_keep_handlers())
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        restore_handlers()
 
 
 async def _keep_handlers() -> None:

@@ -1,12 +1,16 @@
-"""Keeps the process's own SIGTERM handler although Ray installs one.
+"""Keeps the process's own SIGTERM handler although Ray installs one when it connects, and resets it when it disconnects.
 
 ``ray.init`` replaces any SIGTERM handler by one in C++. It arms an alarm that aborts the process 3 s later, prints a stack,
 and then calls the handler that it replaced. A process that takes longer to end is killed by SIGABRT halfway; on a busy
-machine the stack alone can take that long. Ray has no option to disable the handler.
+machine the stack alone can take that long. Ray has no option to disable the handler, but installs it once in a process:
+``claim_handlers`` has it do so before it connects, when Python's handler can be restored at once. While Ray connects it
+holds the interpreter's lock, on a busy machine for seconds, and nothing of Python could undo what it does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import signal
 from typing import TYPE_CHECKING, Final
 
@@ -14,10 +18,26 @@ if TYPE_CHECKING:
     from types import FrameType
 
 TAKEN_BY_RAY: Final = (signal.SIGTERM,)
+INSTALL: Final = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
+"""``ray::RayLog::InstallFailureSignalHandler(const char *argv0, bool call_previous_handler)``"""
+
+
+def claim_handlers() -> None:
+    """Have Ray install its handlers, and restore Python's own. Call in the main thread, before the first connection.
+
+    Where a new Ray has no such function, it installs them while it connects: ``restore_handlers``, then ``disarm_abort``, help.
+    """
+    from ray import _raylet
+
+    with contextlib.suppress(AttributeError):
+        install = getattr(ctypes.CDLL(_raylet.__file__), INSTALL)
+        install.argtypes, install.restype = (ctypes.c_char_p, ctypes.c_bool), None
+        install(None, True)
+    restore_handlers()
 
 
 def restore_handlers() -> None:
-    """Restore Python's own handlers in place of Ray's. Call in the main thread, during and after each connection."""
+    """Restore Python's own handlers in place of Ray's. Call in the main thread, while Ray connects or disconnects, and after."""
     for number in TAKEN_BY_RAY:
         handler = signal.getsignal(number)
         if handler is not None:
