@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.train.errors import StopTraining
 from orchestrator.train.integrations.folders import DRAFT, keep_newest, newest, publish, remove
+from orchestrator.train.integrations.ranks import require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ def resume(
     keep: int = KEEP,
     ctx: Context | None = None,
 ) -> AcceleratedRun:
-    """Load the newest state in ``folder``, after ``accelerator.prepare``; the run, at its step."""
+    """Load the newest state in ``folder``, after ``accelerator.prepare``; the run, at its step.
+
+    Raises ConfigError where Accelerate has not found the job's other ranks.
+    """
     ctx = current_context() if ctx is None else ctx
+    remedy = "without GPUs write Accelerator(cpu=True)"
+    require_all_ranks(ctx, accelerator.num_processes, library="Accelerate", remedy=remedy)
     run = AcceleratedRun(accelerator, Path(folder), ctx, save_every=save_every, keep=keep)
     found = newest(Path(folder), STATE)
     if found is not None:

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainerState
 
 from orchestrator.train.errors import StopTraining
 from orchestrator.train.integrations.folders import newest
+from orchestrator.train.integrations.ranks import require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:
@@ -72,7 +73,11 @@ def train(trainer: Trainer, *, ctx: Context | None = None, **arguments: Any) -> 
     """As ``trainer.train()``, under orch: with the callback, from the newest whole checkpoint in ``args.output_dir``.
 
     What an earlier start has finished is not repeated: weights and state are loaded, and None is returned. A ``resume_from_checkpoint`` of your own is used where there is no such checkpoint yet.
+    Raises ConfigError where the Trainer has not found the job's other ranks.
     """
+    ctx = current_context() if ctx is None else ctx
+    remedy = "without GPUs write TrainingArguments(use_cpu=True)"
+    require_all_ranks(ctx, trainer.args.world_size, library="the Trainer", remedy=remedy)
     trainer.add_callback(OrchCallback(ctx))
     found = newest(Path(trainer.args.output_dir), CHECKPOINT, _is_whole)
     if found is not None and _is_done(trainer, found):

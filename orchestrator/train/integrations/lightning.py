@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.train.errors import StopTraining
 from orchestrator.train.integrations.folders import DRAFT, keep_newest, newest, publish
+from orchestrator.train.integrations.ranks import require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:
@@ -94,8 +95,12 @@ def fit(
 ) -> None:
     """As ``trainer.fit``, under orch: with the callback, from the newest checkpoint that it has saved.
 
-    A ``ckpt_path`` of your own is used where there is no such checkpoint yet.
+    A ``ckpt_path`` of your own is used where there is no such checkpoint yet. Raises ConfigError where Lightning has not
+    found the job's other ranks.
     """
+    ctx = current_context() if ctx is None else ctx
+    remedy = f"write Trainer(devices={ctx.local_world_size}, num_nodes={ctx.world_size // ctx.local_world_size})"
+    require_all_ranks(ctx, trainer.world_size, library="Lightning", remedy=remedy)
     callback = OrchCallback(save_every=save_every, ctx=ctx)
     trainer.callbacks.append(callback)
     if callback.newest_checkpoint is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +48,51 @@ def test_the_script_runs_and_a_second_start_has_nothing_left_to_do(tmp_path: Pat
         assert done.returncode == 0, done.stderr
         steps.append(done.stdout.splitlines()[-1])
     assert steps == ["step 12", "step 12"]
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_two_ranks_train_together_and_save_once(tmp_path: Path, name: str) -> None:
+    if importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    assert _two_ranks(SCRIPTS[name], tmp_path) == [(0, "step 12"), (0, "step 12")]
+    saved = [path.name for path in tmp_path.rglob("*") if re.fullmatch(r"(step|checkpoint)-\d+(\.ckpt)?", path.name)]
+    assert len(saved) >= 2
+    assert not list(tmp_path.rglob(".draft-*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "alone"),
+    [("acc.py", "cpu=not torch.cuda.is_available()", ""), ("lit.py", "devices=ranks", "devices=1")],
+)
+def test_ranks_that_do_not_find_each_other_are_told_what_to_write(
+    tmp_path: Path, name: str, found: str, alone: str
+) -> None:
+    if importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    assert found in SCRIPTS[name]
+    for code, errors in _two_ranks(SCRIPTS[name].replace(found, alone), tmp_path, errors=True):
+        assert code != 0
+        assert "orchestrator.train.errors.ConfigError: " in errors
+        assert "the job has 2 ranks: they would not train together" in errors
+    assert not list(tmp_path.rglob("step-*"))
+
+
+def _two_ranks(script: str, folder: Path, *, errors: bool = False) -> list[tuple[int, str]]:
+    """Run it as two ranks on processors; return how each ended, and the last line of its output or errors."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    both |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "recipe", "OMP_NUM_THREADS": "1"}
+
+    def run(rank: int) -> tuple[int, str]:
+        environ = {**os.environ, **both, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        done = warm.run(script, cwd=folder, modules=warm.FRAMEWORKS, env=environ)
+        lines = (done.stderr if errors else done.stdout).splitlines()
+        return done.returncode, lines[-1] if lines else done.stderr
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
 
 
 @pytest.mark.parametrize("text", JOBS, ids=range(len(JOBS)))
