@@ -173,9 +173,10 @@ def progress_text(console: Console, job: JobView) -> str:
 
 
 def gpus_held(job: JobView) -> float:
-    """GPUs that the job holds or, before it runs, asks for."""
+    """GPUs that the job holds or, before it runs, asks for; a rank with a share of one counts as that share."""
+    asked = float(per_worker(job).get("gpu") or 0.0)
     held = sum(len(rank.gpu_uuids) for rank in job.gpus)
-    return float(held) if held else float(per_worker(job).get("gpu") or 0.0) * job.num_workers
+    return held * (min(asked, 1.0) if asked else 1.0) if held else asked * job.num_workers
 
 
 def per_worker(job: JobView) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, percent, state_cell
+from orchestrator.cli.render.job_table import gpus_text
 from orchestrator.cli.render.units import size
 from orchestrator.cli.top import model
 from orchestrator.cli.top.frame import Traffic
@@ -206,7 +207,7 @@ def job_cells(line: JobLine) -> dict[str, Styled]:
     cells = {
         "job": (clean(job.id), ""),
         "state": (job.state, "green" if job.state == "RUNNING" else "yellow"),
-        "gpus": (str(sum(len(rank.gpu_uuids) for rank in job.gpus)), ""),
+        "gpus": (gpus_text(job), ""),
         "progress": (step, ""),
         "speed": (speed, ""),
         "balance": (clean(text), " ".join(BAND_STYLES.get(band, ()))),

@@ -192,6 +192,8 @@ def test_gpus_held_or_asked_for() -> None:
     held = (RankView(rank=0, node="a", gpu_uuids=("G1", "G2")), RankView(rank=1, node="a", gpu_uuids=("G3", "G4")))
     assert gpus_text(job(gpus=held)) == "4"
     assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0.25}})) == "0.5"
+    shared = tuple(RankView(rank=rank, node="a", gpu_uuids=("G1",)) for rank in (0, 1))
+    assert gpus_text(job(gpus=shared, resources={"resources_per_worker": {"gpu": 0.25}})) == "0.5"
     assert gpus_text(job(resources={"resources_per_worker": {"gpu": 0}})) == ""
     assert gpus_text(job(resources={})) == ""
 
