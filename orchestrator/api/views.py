@@ -194,6 +194,19 @@ class JobView(View):
         """The job has ended and will not change any more."""
         return self.state in TERMINAL_STATES
 
+    @property
+    def per_worker(self) -> dict[str, Any]:
+        """What each rank is given: gpu, cpu, and what else was asked for."""
+        found = self.resources.get("resources_per_worker")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def gpu_count(self) -> float:
+        """GPUs that the job holds or, before it runs, asks for; a rank with a share of one counts as that share."""
+        asked = float(self.per_worker.get("gpu") or 0.0)
+        held = sum(len(rank.gpu_uuids) for rank in self.gpus)
+        return held * (min(asked, 1.0) if asked else 1.0) if held else asked * self.num_workers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobList(View):

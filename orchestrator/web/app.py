@@ -288,7 +288,7 @@ class PageViews:
             overrides=tuple(form.get("overrides", "").split()) if rerun else (),
         )
         reply = await self._service.act(job_id, wanted, caller)
-        note = urlencode({"note": f"{job_id} {reply.message}"})
+        note = urlencode({"note": f"{reply.job_id} {reply.message}"})
         return RedirectResponse(f"{job_address(reply.job_id)}?{note}", status_code=HTTPStatus.SEE_OTHER)
 
     async def _job_parts(self, job_id: JobId, window: Window, *, may_act: bool) -> Mapping[str, str]:

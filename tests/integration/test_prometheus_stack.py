@@ -277,14 +277,15 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
     held.hang = 1
     seen.until_fired(watched, "OrchGpuSilent", "OrchExporterStale")
 
-    def is_node_down() -> bool:
-        for index in range(len(driver)):  # again and again: an exporter that does not answer is replaced
-            stop_exporter(world, driver.uuid(index))
-        seen.look(watched)
-        return "OrchNodeDown" in seen.fired
+    with stopped_daemon(world):  # which would replace them; Prometheus keeps their addresses
 
-    watched.eventually(is_node_down, "the node is down")
-    watched.eventually(lambda: watched.received_of("OrchNodeDown"), "the node reaches the webhook")
+        def is_node_down() -> bool:
+            stop_exporters(world)
+            seen.look(watched)
+            return "OrchNodeDown" in seen.fired
+
+        watched.eventually(is_node_down, "the node is down")
+        watched.eventually(lambda: watched.received_of("OrchNodeDown"), "the node reaches the webhook")
     seen.finish(watched)
     return seen
 
@@ -296,6 +297,24 @@ def preempt(world: World, job: str) -> None:
     world.stack.wait_state(job, "PENDING")
     assert world.stack.orch("nodes", "uncordon", node.name).returncode == 0
     world.stack.wait_state(job, "RUNNING")
+
+
+@contextmanager
+def stopped_daemon(world: World) -> Iterator[None]:
+    daemon = psutil.Process(world.stack.daemon_pid())
+    daemon.suspend()
+    try:
+        yield
+    finally:
+        daemon.resume()
+
+
+def stop_exporters(world: World) -> None:
+    """SIGSTOP to all there are; one may have been on its way when the daemon was stopped."""
+    for process in world.stack.processes():
+        with contextlib.suppress(psutil.Error):
+            if "ray::exporter" in " ".join(process.cmdline()).lower():
+                process.suspend()
 
 
 def stop_exporter(world: World, uuid: str) -> None:

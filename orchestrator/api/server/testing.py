@@ -246,7 +246,7 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
         job = self._jobs[job_id]
         if request.verb is Verb.RERUN:
             job = self.add(job.name, user=caller.user, uid=caller.uid)
-            return ActionReply(job_id=job.id, state=job.state, message=f"submitted again as {job.id}")
+            return ActionReply(job_id=job.id, state=job.state, message=f"runs what {job_id} ran, from its archive")
         state, message = OUTCOMES[request.verb]
         if job.is_terminal and job.state != state:
             raise RefusedError(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
-from orchestrator.cli.render.job_table import STATE_STYLES, per_worker, progress_text, state_text
+from orchestrator.cli.render.job_table import STATE_STYLES, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, metric, number, span
 from orchestrator.figures import figure
@@ -55,7 +55,7 @@ SILENT_SECONDS = 30.0
 
 def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple[str, str]]:
     workers = _workers(job)
-    wants = ", ".join(f"{name} {_wanted(name, value)}" for name, value in per_worker(job).items() if value is not None)
+    wants = ", ".join(f"{name} {_wanted(name, value)}" for name, value in job.per_worker.items() if value is not None)
     return [
         ("progress", _progress(console, job) or _unknown_progress(job, now)),
         ("speed", _speed(job)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean, clip
 from orchestrator.cli.render.gpu_view import poor_balance
@@ -83,7 +83,7 @@ def _unit(jobs: Sequence[JobView]) -> tuple[str, str, str]:
 def _unit_row(jobs: Sequence[JobView], now: float, *, with_user: bool) -> list[Cell]:
     name, size, states = _unit(jobs)
     restarts = sum(job.restarts for job in jobs)
-    gpus = sum(gpus_held(job) for job in jobs if job.state in MOVING)
+    gpus = sum(job.gpu_count for job in jobs if job.state in MOVING)
     return [
         Cell(name, ("bold",)),
         Cell("matrix", ("dim",)),
@@ -172,20 +172,6 @@ def progress_text(console: Console, job: JobView) -> str:
     return text
 
 
-def gpus_held(job: JobView) -> float:
-    """GPUs that the job holds or, before it runs, asks for; a rank with a share of one counts as that share."""
-    asked = float(per_worker(job).get("gpu") or 0.0)
-    held = sum(len(rank.gpu_uuids) for rank in job.gpus)
-    return held * (min(asked, 1.0) if asked else 1.0) if held else asked * job.num_workers
-
-
-def per_worker(job: JobView) -> dict[str, Any]:
-    """What each rank was given: gpu, cpu, and what else was asked for."""
-    found = job.resources.get("resources_per_worker")
-    return found if isinstance(found, dict) else {}
-
-
 def gpus_text(job: JobView) -> str:
     """The number of GPUs; empty for none."""
-    gpus = gpus_held(job)
-    return number(gpus) if gpus else ""
+    return number(job.gpu_count) if job.gpu_count else ""

@@ -6,6 +6,7 @@ import os
 import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -110,6 +111,14 @@ def test_the_overview_has_findings_first_and_the_queue_with_reasons(browser: Bro
     assert "62%" in text
     assert text.index("waits for 8 GPUs") < text.index("behind first")
     assert 'data-live="/live/overview?gpus=load"' in text
+
+
+def test_gpus_are_counted_as_the_ranks_share_them(browser: Browser) -> None:
+    shared = tuple(RankView(rank=rank, node="a", gpu_uuids=("G1",)) for rank in (0, 1))
+    half = {"resources_per_worker": {"gpu": 0.5}}
+    for state, gpus in (("RUNNING", shared), ("PENDING", ())):
+        job = browser.service.add(state=state, num_workers=2, gpus=gpus, resources=half)
+        assert "<dt>GPUs</dt><dd>1</dd>" in browser.get(f"/jobs/{job.id}").text
 
 
 @pytest.mark.parametrize("state", ["PENDING", "STARTING", "RUNNING", "SUSPENDED", "SUCCEEDED", "CANCELLED"])
@@ -222,7 +231,10 @@ def test_an_action_is_confirmed_then_done(browser: Browser) -> None:
 def test_rerun_takes_changes_and_leads_to_the_new_job(browser: Browser) -> None:
     job = browser.service.add(state="FAILED")
     done = browser.post(f"/jobs/{job.id}/rerun", {"overrides": "priority=60 a.b=c", "from_checkpoint": "yes"})
-    assert job.id not in done.headers["location"].partition("?")[0]
+    address, _, note = done.headers["location"].partition("?")
+    new = address.rpartition("/")[2]
+    assert new != job.id
+    assert parse_qs(note) == {"note": [f"{new} runs what {job.id} ran, from its archive"]}
     assert browser.get(f"/jobs/{job.id}/explode").status == 404
     assert browser.post(f"/jobs/{job.id}/update").status == 404
 
