@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import InvalidSpecError, Problem
@@ -90,6 +91,21 @@ def with_after(spec: JobSpec, after: Sequence[str]) -> tuple[Dependency, ...]:
     if problems:
         raise InvalidSpecError(_heading("--after", problems), problems=problems)
     return tuple(found)
+
+
+async def own_name_by_id(spec: JobSpec, store: Store) -> JobSpec:
+    """Return the spec with the id of an earlier job of its own name in ``depends_on``, which ``--after`` may mean.
+
+    A spec that is read again, for a rerun with changes, would wait for itself by that name.
+    """
+    if all(dependency.job != spec.name for dependency in spec.depends_on):
+        return spec
+    try:
+        earlier = (await store.find(spec.name)).job.id
+    except (store_errors.JobNotFoundError, store_errors.AmbiguousJobError):  # said with all that is wrong
+        return spec
+    by_id = (replace(one, job=earlier) if one.job == spec.name else one for one in spec.depends_on)
+    return replace(spec, depends_on=tuple(by_id))
 
 
 async def resolve(spec: JobSpec, store: Store, source: str) -> tuple[Prerequisite, ...]:

@@ -17,7 +17,7 @@ from orchestrator.core.scheduler.scheduler import State
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
-from orchestrator.daemon.jobs.prerequisites import prerequisite_states, resolve
+from orchestrator.daemon.jobs.prerequisites import own_name_by_id, prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.daemon.search.book import SearchBook
 from orchestrator.daemon.search.plan import plan_of
@@ -180,6 +180,7 @@ class Submissions:
             check_queue(one.spec, self._loop.shares.sharing)
         for storage in dict.fromkeys(one.spec.checkpoint.storage_path for one in checked):
             await self._check_storage(storage)
+        checked = [replace(one, spec=await own_name_by_id(one.spec, self._store)) for one in checked]
         needed = {one.spec.depends_on: await self.prerequisites(one.spec, request.source) for one in checked}
         resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
         files, at = self.files_of(caller), self._loop.now()

@@ -166,3 +166,15 @@ def test_a_rerun_waits_again_only_where_the_job_had_not_started(tmp_path: Path) 
         assert (await desk.reader.job(again.job_id)).depends_on == {}
 
     on_a_desk(tmp_path, story)
+
+
+def test_a_rerun_with_changes_waits_for_the_earlier_job_of_its_own_name(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        first = await submitted(desk, key="key-first")
+        second = await submitted(desk, key="key-second", after=("tiny:any",))
+        assert (await desk.reader.job(second)).depends_on == {first: "any"}
+        await desk.act(second, Verb.CANCEL)
+        rerun = await desk.act(second, Verb.RERUN, overrides=("priority=60",))
+        assert (await desk.reader.job(rerun.job_id)).depends_on == {first: "any"}
+
+    on_a_desk(tmp_path, story)
