@@ -78,7 +78,8 @@ def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]
 
 
 def run_until_parked(stack: Stack, folder: Path, *, ranks: int = 1) -> str:
-    """Run jobs until the gang of one is parked, and return that job."""
+    """Run jobs until the gang of one is parked, and return that job; none takes over what another test has parked."""
+    wait_until("what was parked is removed", lambda: not links(stack))
     for number in range(MOST_PAIRS):
         job_id = run(stack, folder, f"first{number}", "pass", ranks=ranks)
         if f"{job_id}-g1.parked" in links(stack):

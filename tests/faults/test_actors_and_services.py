@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.runtime.cluster.head.processes import of_session
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import (
     actor_pids,
@@ -171,6 +172,13 @@ def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: 
         assert parents(psutil.Process(pid) for pid in actor_pids(stack, job_id)) == {raylet}
         finish(stack, ledger, job_id, tmp_path, 1)
     assert stack.head_pids()["raylet"] == raylet
+    forks = [process.pid for process in of_session(raylet)]
+    os.kill(raylet, signal.SIGKILL)  # all that it had has a template again
+    all_gone("the head that is ended", forks)
+    head_file = stack.settings.paths.ray / "head.json"
+    wait_until("there is another head", lambda: head_file.exists() and stack.head_pids()["raylet"] != raylet)
+    assert worker_template(stack).pid != template.pid
+    wait_until("it has a node", lambda: [node.state for node in stack.client.nodes()] == ["READY"])
 
 
 def parents(processes: Iterable[psutil.Process]) -> set[int]:

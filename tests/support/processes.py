@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.runtime.cluster.head.processes import of_session
 from tests.support.stack import PATIENCE_SECONDS, Stack, process_gone, wait_until
 
 
@@ -34,7 +35,7 @@ def actor_pids(stack: Stack, job_id: str) -> list[int]:
 def ray_workers(stack: Stack, title: str) -> list[psutil.Process]:
     """The worker processes of the home's Ray whose title contains ``title``; one that ends meanwhile is left out."""
     found = []
-    for process in psutil.Process(stack.head_pids()["raylet"]).children(recursive=True):
+    for process in of_session(stack.head_pids()["raylet"]):
         with contextlib.suppress(psutil.Error):
             if any(title in part for part in process.cmdline()):
                 found.append(process)

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.cli.drills.disk_filler import DiskFiller, refuse_to_fill
@@ -183,12 +183,12 @@ def _agents(raylet: int) -> list[tuple[int, bool]]:
     """Return process ids of the node agents under a raylet, and whether each has been created and serves."""
     import psutil
 
+    from orchestrator.runtime.cluster.head.processes import of_session
+
     found: list[tuple[int, bool]] = []
-    with contextlib.suppress(psutil.Error):
-        children: list[Any] = psutil.Process(raylet).children(recursive=True)
-        for process in children:
-            with contextlib.suppress(psutil.Error):
-                title = next(iter(process.cmdline()), "")
-                if title.startswith(AGENT) and process.uids().real == os.getuid():
-                    found.append((process.pid, "__init__" not in title))
+    for process in of_session(raylet):
+        with contextlib.suppress(psutil.Error):
+            title = next(iter(process.cmdline()), "")
+            if title.startswith(AGENT) and process.uids().real == os.getuid():
+                found.append((process.pid, "__init__" not in title))
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from orchestrator.runtime.cluster.head.processes import of_session
 from orchestrator.runtime.nodes.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
@@ -44,13 +45,10 @@ def prestart_as_guest(counts: Mapping[str, int] | int, token: str | None) -> Non
 def idle_workers(raylet_pid: int) -> int:
     """Return how many workers of a raylet on this machine are idle or starting; 0 when the raylet has ended."""
     count = 0
-    try:
-        for child in psutil.Process(raylet_pid).children(recursive=True):  # also the template's
-            with contextlib.suppress(psutil.Error):
-                line = " ".join(child.cmdline())
-                count += "ray::IDLE" in line or "default_worker.py" in line
-    except psutil.Error:
-        return 0
+    for process in of_session(raylet_pid):
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            count += "ray::IDLE" in line or "default_worker.py" in line
     return count
 
 

@@ -71,10 +71,34 @@ def kill_session(head: Head) -> None:
     victims: list[psutil.Process] = []
     for pid, created in head.pids.values():
         if is_alive(pid, created):
-            process = psutil.Process(pid)
-            victims += [process, *process.children(recursive=True)]
+            victims += _started_by(psutil.Process(pid))
     # Workers whose raylet has died; their command line names the session until they rename themselves.
     _kill([*victims, *_mentioning(head.session_dir)])
+
+
+def _started_by(root: psutil.Process) -> list[psutil.Process]:
+    """List the process and what it has started, also forks of a template that has ended."""
+    found = {process.pid: process for process in (root, *root.children(recursive=True))}
+    members = [] if _session(root.pid) == os.getsid(0) else of_session(root.pid)
+    for orphan in (member for member in members if member.pid not in found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {process.pid: process for process in (orphan, *orphan.children(recursive=True))}
+    return list(found.values())
+
+
+def of_session(pid: int) -> list[psutil.Process]:
+    """List the processes in the session of ``pid``; of a raylet these are its workers, also those whose template has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        session = os.getsid(pid)
+        return [process for process in psutil.process_iter() if _session(process.pid) == session]
+    return []
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def end_fork_server(pid: int) -> None:
