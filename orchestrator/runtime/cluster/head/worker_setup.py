@@ -36,6 +36,7 @@ REPLY_SECONDS: Final = 15.0
 OOM_SCORE: Final = "/proc/self/oom_score_adj"
 RETRY_SECONDS: Final = 0.01
 
+_CREDENTIALS: Final = struct.Struct("3i")
 _CONTEXT: Final = "--serialized-runtime-env-context"
 _LANGUAGE: Final = "--language"
 
@@ -92,10 +93,20 @@ def connect(path: str, deadline: float) -> socket.socket:
     connection.settimeout(max(RETRY_SECONDS, deadline - time.monotonic()))
     try:
         connection.connect(path)
+        if not is_own(connection):
+            raise PermissionError(f"{path} is another user's")
     except OSError:
         connection.close()
         raise
     return connection
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether a process of this user is at the other end."""
+    _pid, user, _group = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return bool(user == os.getuid())
 
 
 def _request(arguments: list[str]) -> dict[str, object]:

@@ -34,6 +34,7 @@ from orchestrator.runtime.cluster.head.worker_setup import (
     OOM_SCORE,
     REPLY_SECONDS,
     SIZE,
+    is_own,
 )
 
 ANY_JOB: Final = {"RAY_JOB_ID": "ffffffff"}
@@ -46,7 +47,6 @@ PRELOADED: Final = ("ray._private.node", "ray._private.worker", "orchestrator.ru
 """What Ray's program of a worker imports, and what a rank actor needs."""
 
 BACKLOG: Final = 128
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()
     except OSError:
         return None
-    _pid, user, _group = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
-    if user == os.getuid():
+    if is_own(connection):
         return connection
     connection.close()
     return None
@@ -132,7 +129,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
 def receive(connection: socket.socket) -> Request | None:
     """Return the request, or None where the caller has given up: it starts the worker itself."""
     connection.settimeout(REPLY_SECONDS)
-    with connection, contextlib.suppress(OSError, ValueError, KeyError):
+    with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError, struct.error):
         size, handles, _, _ = socket.recv_fds(connection, SIZE.size, HANDLES)
         fields: dict[str, Any] = json.loads(_exactly(connection, *SIZE.unpack(size)))
         request = Request(

@@ -168,6 +168,18 @@ def test_without_a_template_the_worker_is_executed(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["job"] == "01000000"
 
 
+def test_a_template_of_another_user_is_given_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="orch-t-") as directory, closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(f"{directory}/workers")
+        listener.listen()
+        other = os.getuid() + 1
+        monkeypatch.setattr(os, "getuid", lambda: other)
+        assert not worker_setup.fork_from_template(["worker.py"], f"{directory}/workers", 300.0)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1) == b""
+
+
 def test_a_template_that_closes_the_connection_is_not_waited_for(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="orch-t-") as directory, closing(socket.socket(socket.AF_UNIX)) as listener:
         path = f"{directory}/workers"
