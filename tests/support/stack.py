@@ -223,11 +223,14 @@ class Stack:
         return self.client.wait(job_id, timeout_seconds=seconds)
 
     def wait_state(self, job_id: str, *states: str, seconds: float = PATIENCE_SECONDS) -> JobView:
+        wanted = " or ".join(states)
+
         def reached() -> JobView | None:
             job = self.job(job_id)
+            assert job.state in states or not job.is_terminal, f"{job_id} is not {wanted}: {job.state}, {job.reason}"
             return job if job.state in states else None
 
-        return wait_until(f"{job_id} is {' or '.join(states)}; it is {self.job(job_id).state}", reached, seconds)
+        return wait_until(f"{job_id} is {wanted}; it was {self.job(job_id).state}", reached, seconds)
 
     def wait_step(self, job_id: str, step: int, seconds: float = PATIENCE_SECONDS) -> JobView:
         def reached() -> JobView | None:

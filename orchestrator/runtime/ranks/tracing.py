@@ -47,10 +47,12 @@ async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[
             raise TraceRefusedError(f"rank {rank} ended before the trace was complete: ask for fewer steps")
         if not pending:
             raise TraceRefusedError(
-                f"rank {rank} could not write the trace: free shared memory, or ask for fewer steps"
+                f"rank {rank} could not write the trace: free shared memory, ask for fewer steps, or wait until a"
+                " profiler of the script's own is not in use"
             )
         if time.monotonic() > deadline:
             raise TraceRefusedError(
-                f"rank {rank} did not complete the steps within {seconds:g} s: ask for fewer, or allow more time"
+                f"rank {rank} did not complete the steps within {seconds:g} s: ask for fewer, allow more time, or, where the"
+                " script runs a profiler of its own, wait until that has ended"
             )
         await asyncio.sleep(_POLL_SECONDS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,14 @@ from orchestrator.train.script.trace_request import DEFAULT_STEPS
 if TYPE_CHECKING:
     import torch
     from torch.profiler import profile
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrace:
+    """A trace that was written. Who asked for it removes the file as soon as it has its name."""
+
+    path: Path
+    size_bytes: int
 
 
 class Tracer:
@@ -46,28 +55,38 @@ class Tracer:
         return files.request(self._base, steps)
 
     def look(self) -> None:
-        """Start tracing if that was requested. Call it between steps, now and then."""
+        """Start tracing if that was requested, and no profiler of the script runs. Call it between steps, now and then."""
         if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
             return
-        self._left = files.steps_asked(self._request)
+        from torch._C._autograd import _profiler_enabled
         from torch.profiler import ProfilerActivity, profile
 
+        if _profiler_enabled():  # torch has one profiler at a time: to start ours would end the script's
+            return
+        self._left = files.steps_asked(self._request)
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.start()
 
-    def step_done(self) -> Path | None:
-        """Count a step; return the trace's path after the last one. Call it after every step while `active`."""
+    def step_done(self) -> FinishedTrace | None:
+        """Count a step; return the trace after the last one. Call it after every step while `active`."""
         self._left -= 1
         return self.finish() if self._left <= 0 else None
 
-    def finish(self) -> Path | None:
-        """End the trace in progress, with the steps so far; return its path, None when there is none."""
+    def finish(self) -> FinishedTrace | None:
+        """End the trace in progress, with the steps so far; return it, None when there is none."""
         if self._profile is None:
             return None
+        from torch._C._autograd import _profiler_enabled
+
         finished, self._profile = self._profile, None
+        if (
+            not _profiler_enabled()
+        ):  # a profiler of the script has ended ours: torch crashes on the export of such a one
+            self._withdraw()
+            return None
         finished.stop()
         return self._write(finished)
 
@@ -78,23 +97,27 @@ class Tracer:
             files.beside(self._base, files.READY_SUFFIX).unlink(missing_ok=True)
             self._request = None
 
-    def _write(self, finished: profile) -> Path | None:
-        assert self._base is not None
+    def _withdraw(self) -> None:
         assert self._request is not None
+        self._request.unlink(missing_ok=True)
+
+    def _write(self, finished: profile) -> FinishedTrace | None:
+        assert self._base is not None
         raw, target = files.beside(self._base, ".trace.part"), files.beside(self._base, files.TRACE_SUFFIX)
         packed = files.beside(self._base, f"{files.TRACE_SUFFIX}.part")
         try:
             finished.export_chrome_trace(str(raw))
             with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=3) as file:
                 shutil.copyfileobj(source, file)
+            size = packed.stat().st_size
             packed.replace(target)
         except OSError:  # shared memory is full: no trace, but training continues
             packed.unlink(missing_ok=True)
             return None
         finally:
             raw.unlink(missing_ok=True)
-            self._request.unlink(missing_ok=True)
-        return target
+            self._withdraw()
+        return FinishedTrace(target, size)
 
 
 def tracer_of_this_rank(device: torch.device) -> Tracer:

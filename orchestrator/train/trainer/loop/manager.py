@@ -32,13 +32,13 @@ from orchestrator.train.trainer.process_group import join_ranks, leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
     from types import TracebackType
 
     from torch import nn
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from orchestrator.train.script.profiling import FinishedTrace
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.data.batches import LossFunction
     from orchestrator.train.trainer.engine.trainer import MetricFunction, OptimizerFactory, SchedulerFactory, StepResult
@@ -239,11 +239,11 @@ class MultiGPUTrainingManager:
         self._tracer.look()
         self.fault_tolerance.check(self.progress, group, metrics.late_streak())
 
-    def _traced(self, path: Path | None) -> None:
+    def _traced(self, trace: FinishedTrace | None) -> None:
         """Report a finished trace, if there is one; its writing counts for no step."""
-        if path is not None:
+        if trace is not None:
             reporter, metrics = self._ready()
-            reporter.event("train.trace", step=self.progress.step, megabytes=path.stat().st_size / 1e6)
+            reporter.event("train.trace", step=self.progress.step, megabytes=trace.size_bytes / 1e6)
             metrics.pause()
 
     def _finish_epoch(self, first_step: int) -> dict[str, float]:

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import structlog
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.train.errors import DataError, only_on_main
 from orchestrator.train.script.environment import RankEnvironment
 from orchestrator.train.script.profiling import Tracer, tracer_of_this_rank
 from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.trace_request import REQUEST_SUFFIX, TraceRefusedError, collect, listens
+from orchestrator.train.script.trace_request import REQUEST_SUFFIX, TRACE_SUFFIX, TraceRefusedError, collect, listens
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
@@ -162,6 +163,55 @@ def test_a_trace_of_a_loop_of_the_user_s_own_that_ends_early(tmp_path: Path) -> 
     names = [event.get("name", "") for event in json.loads(gzip.decompress(trace))["traceEvents"]]
     assert names.count("Optimizer.step#SGD.step") == 2, "the first step looks, the others are traced"
     assert not list(tmp_path.glob("page*"))
+
+
+def test_a_trace_is_told_of_also_when_it_was_fetched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked takes the file away as soon as it has its name: the training loop must not come back to it."""
+    replace = Path.replace
+
+    def fetch_at_once(path: Path, target: Path) -> Path:
+        replaced = replace(path, target)
+        if target.name.endswith(TRACE_SUFFIX):
+            assert collect(tmp_path / "page") is not None
+        return replaced
+
+    monkeypatch.setattr(Path, "replace", fetch_at_once)
+    ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
+    with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
+        manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+        _, loader, _ = manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)
+        manager._tracer.ask(1)
+        batches = list(loader)
+        for _ in range(3):
+            manager.train_step(batches[0])
+        assert not manager._tracer.active
+        assert manager.progress.step == 3
+
+
+def test_a_profiler_of_the_script_s_own_is_left_alone(tmp_path: Path) -> None:
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        tracer.ask(1)
+        tracer.look()
+        assert not tracer.active
+        torch.ones(2).add(1)
+    assert "aten::add" in {event.name for event in own.events()}
+    tracer.look()  # the request is still there
+    assert tracer.step_done() is not None
+
+
+def test_a_trace_that_a_profiler_of_the_script_ends_is_given_up(tmp_path: Path) -> None:
+    """Torch crashes the process when such a trace is exported."""
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+    tracer.ask(1)
+    tracer.look()
+    with profile(activities=[ProfilerActivity.CPU]):
+        torch.ones(2).add(1)
+    assert tracer.step_done() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.trace-ready"]
+    tracer.ask(1)
+    tracer.look()
+    assert tracer.step_done() is not None
 
 
 def test_a_trace_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
