@@ -87,7 +87,7 @@ class Uploads:
         with self._lock:
             held = self._held.get(uid)
             if held is None:
-                held = sum(path.stat().st_size for path in self._pieces(uid))
+                held = sum(map(_size, self._pieces(uid)))
             if held + size > PILE * self._max_bytes:
                 raise RefusedError(
                     f"your uploads hold {held / 1e6:.0f} MB, the limit is {PILE * self._max_bytes / 1e6:.0f} MB",
@@ -168,6 +168,14 @@ class Uploads:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink()
+
+
+def _size(path: Path) -> int:
+    """Bytes of a piece; none of one that another request has removed, or given its name, meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _mark_used(path: Path, now: float) -> bool:

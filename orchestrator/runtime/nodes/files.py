@@ -22,7 +22,7 @@ from orchestrator.spec.paths import Paths
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -172,11 +172,11 @@ class NodeFiles:
         """Remove the files of jobs that are not ``live``, and the least recently used blobs beyond the cache's size."""
         removed = []
         now = time.time()
-        for path in self.paths.jobs.glob("*"):
-            if path.name not in live and now - path.stat().st_ctime > young_seconds:
+        for status, path in _there(self.paths.jobs.glob("*")):
+            if path.name not in live and now - status.st_ctime > young_seconds:
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path.name)
-        blobs = [(p.stat(), p) for p in self.paths.blobs.glob("sha256/*/*")]
+        blobs = list(_there(self.paths.blobs.glob("sha256/*/*")))
         size = sum(status.st_size for status, _ in blobs)
         for status, path in sorted(blobs, key=lambda each: each[0].st_atime):
             if size <= self._cache_bytes:
@@ -185,3 +185,10 @@ class NodeFiles:
                 path.unlink(missing_ok=True)
                 size -= status.st_size
         return removed
+
+
+def _there(paths: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
+    """What the paths are, without those that have gone since they were listed: a draft gets its name meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path.stat(), path

@@ -109,6 +109,14 @@ def test_a_user_cannot_fill_the_disk(uploads: Uploads) -> None:
     sent(uploads, b"another user's", uid=UID + 1)
 
 
+def test_a_piece_that_goes_while_they_are_counted_counts_for_nothing(uploads: Uploads, tmp_path: Path) -> None:
+    """The draft of another request gets its name between the listing and the look at it: as a link to nothing here."""
+    first = sent(uploads, b"first")
+    (tmp_path / "uploads" / str(UID) / first[:2] / ".draft-gone").symlink_to(tmp_path / "gone")
+    uploads.missing(UID, [first], 5, NOW)
+    sent(uploads, b"second")
+
+
 def test_a_directory_over_the_limit_is_refused_before_it_is_sent(uploads: Uploads) -> None:
     with pytest.raises(RefusedError, match="the limit is"):
         uploads.missing(UID, [], 1001, NOW)

@@ -136,6 +136,18 @@ def test_jobs_that_have_ended_are_forgotten_and_the_cache_is_bounded(tmp_path: P
     assert (files.paths.blob(old).exists(), files.paths.blob(new).exists()) == (False, True)
 
 
+def test_what_goes_while_the_cache_is_listed_is_passed_over(tmp_path: Path) -> None:
+    """A draft gets its name, a job's directory is removed, between the listing and the look at it: as a link to nothing here."""
+    files = NodeFiles(tmp_path, cache_bytes=0)
+    digest = hashlib.sha256(b"data").hexdigest()
+    files.put_blob(digest, 0, b"data", last=True)
+    files.paths.blob(digest).with_name(".draft.sent").symlink_to(tmp_path / "gone")
+    files.paths.jobs.mkdir(parents=True)
+    (files.paths.jobs / "gone-aaaaaa").symlink_to(tmp_path / "gone")
+    assert files.keep_only((), young_seconds=-1) == []
+    assert not files.paths.blob(digest).exists()
+
+
 def test_pages_of_jobs_that_have_ended_are_removed(tmp_path: Path) -> None:
     node = node_directory(f"orch-test{os.getpid()}-{time.monotonic_ns()}", "n")
     pages = page_directory(node.parent.name)
