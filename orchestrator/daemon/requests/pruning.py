@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import stat
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.api import views as v
@@ -11,7 +15,6 @@ from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -57,4 +60,11 @@ def _placed_by_user(job: Job, paths: Paths) -> str:
 
 
 def _size(directory: Path) -> int:
-    return sum(p.lstat().st_size for p in directory.rglob("*") if p.is_file() and not p.is_symlink())
+    """Bytes of the files below a directory, without those that something else removes meanwhile: a second prune."""
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = Path(folder, name).lstat()
+                size += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return size
