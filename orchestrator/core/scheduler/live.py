@@ -69,26 +69,28 @@ class LiveJobs(MutableMapping[JobId, Job]):
                 self.conditions.add(job)
             else:
                 self.lines.add(job)
-        active = job.state.may_hold_gang
-        if active:
+        if job.state.may_hold_gang:
             self.conditions.count(job, 1)
-        _keep(self.active, job, active)
-        _keep(self.elastic, job, active and job.elastic is not None)
-        _keep(self.moving, job, active and moves(job))
+            self.active[job_id] = job
+            _keep(self.elastic, job, job.elastic is not None)
+            _keep(self.moving, job, moves(job))
+            self._unseen[job_id] = None
+        elif job_id in self.active:
+            self._let_go(job_id)
         self.conditions.changed(job_id)
         self.occupancy.put(job)
-        if active:
-            self._unseen[job_id] = None
-        else:
-            self._unseen.pop(job_id, None)
 
     def __delitem__(self, job_id: JobId) -> None:
         self._take_out(job_id)
         del self._jobs[job_id]
-        for kept in (self.active, self.elastic, self.moving, self._unseen):
-            kept.pop(job_id, None)
+        self._let_go(job_id)
         self.conditions.changed(job_id)
         self.occupancy.drop(job_id)
+
+    def _let_go(self, job_id: JobId) -> None:
+        """The job is active no more."""
+        for kept in (self.active, self.elastic, self.moving, self._unseen):
+            kept.pop(job_id, None)
 
     def _take_out(self, job_id: JobId) -> None:
         """Leave the record that is known now out of what is counted."""

@@ -169,7 +169,7 @@ def _cut(text: str) -> tuple[str, str, tuple[str, ...]] | None:
 def _parsed(text: str) -> dict[str, Any] | None:
     """Return the object that the text is, nothing else beside it; None where it is not one, or has a key twice."""
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        found = _DECODER.decode(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -180,3 +180,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         raise ValueError("a key is there twice")
     return found
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once)  # json.loads makes a new one for each text
