@@ -176,7 +176,7 @@ def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) 
         "the head is there": head.exists,
         "it connects to the head": lambda: connects_to(daemon.pid, head),
     }
-    wait_until(moment, begun[moment], 60, interval=0.001)
+    wait_until(moment, begun[moment], interval=0.001)
     daemon.send_signal(signal.SIGTERM)
     assert daemon.wait(timeout=PATIENCE_SECONDS) == 0, stack.serve_log()
     assert "Traceback" not in stack.serve_log()

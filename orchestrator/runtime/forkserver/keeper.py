@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import cgroups, holder, linux, page, proctree, wire
 from .deadline import ASKED_SECONDS, STOP_SECONDS, Deadline
 from .masking import Masker
-from .program.launch import Program, launch
+from .program.launch import OPEN, Program, launch
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -66,14 +66,15 @@ def keep(spawn: Spawn, baseline: Baseline) -> Program:
     keeper_pid = os.getpid()
     started_at = time.time()
     group = None if spawn.lease is None else cgroups.Group.create(cgroups.find_place())
-    gate, opened = os.pipe() if group is not None else (None, None)
+    gate, opened = os.pipe() if group is not None or spawn.gated else (None, None)
     child_pid = os.fork()
     if child_pid != 0:
-        if group is not None and gate is not None:
+        if group is not None:
             # The move may take the kernel 15 ms; meanwhile the child prepares itself and waits at the gate.
             group = moved(child_pid, group)
+        if gate is not None:
             os.close(gate)
-        run(functools.partial(Keeper, spawn, reports, child_pid, started_at, group), then_close=opened)
+        run(functools.partial(Keeper, spawn, reports, child_pid, started_at, group, opened))
     return launch(spawn, baseline, reports, keeper_pid, gate=gate)
 
 
@@ -92,16 +93,11 @@ def settle(descriptors: set[int], baseline: Baseline) -> None:
     linux.close_all_but({0, 1, 2} | descriptors | set(baseline.descriptors))
 
 
-def run(make: Callable[[], Keeper], *, then_close: int | None = None) -> NoReturn:
-    """Run the keeper and end the process in every case; the child's parent-death signal then ends the tree.
-
-    `then_close` is closed when the keeper is ready for the child's signals.
-    """
+def run(make: Callable[[], Keeper]) -> NoReturn:
+    """Run the keeper and end the process in every case; the child's parent-death signal then ends the tree."""
     code = 1
     try:
         keeper = make()
-        if then_close is not None:
-            os.close(then_close)
         keeper.run()
         code = 0
     except BaseException:
@@ -111,13 +107,24 @@ def run(make: Callable[[], Keeper], *, then_close: int | None = None) -> NoRetur
 
 
 class Keeper:
-    """The keeper's state, from the fork to the last death."""
+    """The keeper's state, from the fork to the last death.
+
+    The child waits at ``gate``, where there is one, until the keeper is ready for its signals and, of a request that is gated,
+    until the owner has said that it knows of this keeper.
+    """
 
     def __init__(
-        self, spawn: Spawn, reports: Reports, child_pid: int, started_at: float, group: cgroups.Group | None = None
+        self,
+        spawn: Spawn,
+        reports: Reports,
+        child_pid: int,
+        started_at: float,
+        group: cgroups.Group | None = None,
+        gate: int | None = None,
     ) -> None:
         self._spawn = spawn
         self._group = group
+        self._gate = gate
         self._memory: dict[str, Any] | None = None
         self._reports = reports
         self._child_pid = child_pid
@@ -140,6 +147,15 @@ class Keeper:
         self._note_holder()
         if group is not None and spawn.memory_bytes is not None:
             group.limit_memory(spawn.memory_bytes)
+        if not spawn.gated:
+            self._open_gate()
+
+    def _open_gate(self) -> None:
+        if self._gate is not None:
+            gate, self._gate = self._gate, None
+            with contextlib.suppress(BrokenPipeError):  # the child has ended
+                os.write(gate, OPEN)
+            os.close(gate)
 
     def _note_holder(self) -> None:
         """Record in the lock file what must be ended if this process is killed."""
@@ -268,6 +284,8 @@ class Keeper:
 
     def _obey(self, command: dict[str, Any]) -> None:
         match command["cmd"]:
+            case "go":
+                self._open_gate()
             case "signal":
                 self._signal_group(int(command["signal"]))
             case "stop":

@@ -281,7 +281,7 @@ class Server:
             if spare is not None:
                 self._keepers[spare] = spawn.mode
                 _close(fds)
-                return {"ok": True, "keeper_pid": spare}, None
+                return _started(spare, spawn), None
         linux.block_signals()
         try:
             pid = os.fork()
@@ -295,7 +295,7 @@ class Server:
         linux.unblock_signals()
         self._keepers[pid] = spawn.mode
         _close(fds)
-        return {"ok": True, "keeper_pid": pid}, None
+        return _started(pid, spawn), None
 
     def _restartable(self, baseline: Baseline) -> int:
         """Return how many running processes a spare could replace faster at a restart."""
@@ -331,6 +331,11 @@ def _or_die(start: Callable[[], Program]) -> Program:
     except BaseException:
         os.write(2, traceback.format_exc().encode(errors="backslashreplace"))
         os._exit(1)
+
+
+def _started(keeper_pid: int, spawn: request.Spawn) -> dict[str, Any]:
+    """Answer: an owner says `go` where this is gated; a keeper of an earlier version does not know the word."""
+    return {"ok": True, "keeper_pid": keeper_pid, "gated": spawn.gated}
 
 
 def _refusal(code: str, message: str) -> dict[str, Any]:

@@ -161,8 +161,14 @@ def _as_keeper(
 
     def begin() -> keeper.Keeper:
         """Start the child after its lock file names it and its group has its limit."""
-        kept = keeper.Keeper(request.parse(message, copies), reports, child_pid, started_at, group)
-        _send(below, message, fds)
+        spawn = request.parse(message, copies)
+        gate, opened = os.pipe() if spawn.gated else (None, None)
+        kept = keeper.Keeper(spawn, reports, child_pid, started_at, group, opened)
+        if gate is None:
+            _send(below, message, fds)
+        else:
+            _send(below, {**message, "fds": [*message["fds"], "gate"]}, [*fds, gate])
+            os.close(gate)
         below.close()
         os.close(channel)
         for descriptor in fds:
@@ -191,7 +197,8 @@ def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keep
     if received is None:
         os._exit(1)
     channel.detach()  # closed by its number, like all descriptors that the program must not have
-    return launch.launch(request.parse(*received), baseline, reports, keeper_pid)
+    spawn = request.parse(*received)
+    return launch.launch(spawn, baseline, reports, keeper_pid, gate=spawn.gate)
 
 
 def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], list[int]] | None:

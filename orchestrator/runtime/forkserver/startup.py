@@ -130,7 +130,8 @@ def _announce(pipe: int, message: dict[str, Any]) -> None:
 def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
     """Return the lock's descriptor, or None and the holder. A POSIX lock: forks do not inherit it, the kernel frees it.
 
-    A holder without a socket is about to end and notices that at its next tick: this waits for it.
+    A holder without a socket is about to end and notices that at its next tick, one without a number has just begun: this
+    waits for both.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + 2 * TICK_SECONDS
@@ -139,8 +140,8 @@ def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
-            if os.path.exists(socket_path) or time.monotonic() > until:
-                text = os.pread(handle, 32, 0)
+            text = os.pread(handle, 32, 0)
+            if (os.path.exists(socket_path) and text.isdigit()) or time.monotonic() > until:
                 os.close(handle)
                 return None, int(text) if text.isdigit() else None
             time.sleep(_LOCK_RETRY_SECONDS)

@@ -67,9 +67,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer:
-    """The outcome of start_fork_server."""
+    """The outcome of start_fork_server. ``pid`` is None of a running server that has not noted its own yet."""
 
-    pid: int
+    pid: int | None
     already_running: bool
 
 
@@ -155,8 +155,7 @@ class ForkServerClient:
         """
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
-            reply = await self._call(message, fds)
-            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+            return _begun(await self._call({**message, "gated": True}, fds), ours)
 
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
@@ -212,8 +211,7 @@ class ForkServerClient:
         """`spawn`, blocking."""
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
-            reply = self._call_sync(message, fds)
-            return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=Lifeline(ours.dup()))
+            return _begun(self._call_sync({**message, "gated": True}, fds), ours)
 
     def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
@@ -253,6 +251,14 @@ class ForkServerClient:
         return ForkServerMissingError(
             f"no fork server behind {self._path} ({error.strerror or error}); start one with start_fork_server"
         )
+
+
+def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
+    """Let the process run its first line, now that its start is known here: one whose answer is lost never does."""
+    lifeline = Lifeline(ours.dup())
+    if reply.get("gated") is True:
+        lifeline.go()
+    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=lifeline)
 
 
 class _lifeline_pair:  # noqa: N801 - used as a function
@@ -363,7 +369,8 @@ def start_fork_server(
     with contextlib.suppress(ValueError):
         reply = json.loads(outcome.stdout)
         if "error" not in reply:
-            return StartedServer(pid=int(reply["pid"]), already_running=bool(reply["already_running"]))
+            pid = reply["pid"]
+            return StartedServer(pid=None if pid is None else int(pid), already_running=bool(reply["already_running"]))
         raise ForkServerStartError(reply["error"])
     stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
     raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {stderr_lines[0]}; see {log_path}")

@@ -223,6 +223,10 @@ class Lifeline:
         self._waiting: asyncio.Future[None] | None = None
         self._memory: MemoryUsed | None = None
 
+    def go(self) -> bool:
+        """Let the process run its first line."""
+        return self._order({"cmd": "go"})
+
     def signal(self, number: int) -> bool:
         """Send a signal to the process's group."""
         return self._order({"cmd": "signal", "signal": int(number)})

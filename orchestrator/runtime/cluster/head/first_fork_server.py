@@ -39,7 +39,7 @@ class FirstForkServer:
             return
         await asyncio.wait({begun})  # a thread cannot be cancelled, and what it starts must be known
         server = None if begun.exception() is not None else begun.result()
-        if server is not None and not server.already_running:
+        if server is not None and server.pid is not None and not server.already_running:
             self._socket.unlink(missing_ok=True)
             await asyncio.to_thread(end_fork_server, server.pid)
 

@@ -36,6 +36,9 @@ EXIT_NOT_EXECUTABLE = 126
 MOST_LIKELY_VICTIM = 1000
 """The highest oom_score_adj: the kernel kills such a process before any other with a lower value."""
 
+OPEN = b"."
+"""What a keeper writes to the gate."""
+
 MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
 
@@ -81,7 +84,7 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
 def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, *, gate: int | None = None) -> Program:
     """Set up the new process, with all signals blocked; return what to run, or do not return.
 
-    None of the user's code runs before the other end of the pipe `gate` is closed.
+    None of the user's code runs before the keeper opens the pipe `gate`; without a keeper this process ends there.
     """
     reports.attach_writer()
     reports.masker = Masker(spawn.secrets)
@@ -127,7 +130,10 @@ def _mark(spawn: Spawn) -> None:
 
 def _pass(gate: int | None) -> None:
     if gate is not None:
-        os.read(gate, 1)
+        if (
+            os.read(gate, 1) != OPEN
+        ):  # the keeper has died: its parent-death signal may come a moment after its files are closed
+            os._exit(1)
         os.close(gate)
 
 

@@ -47,7 +47,7 @@ def test_a_real_memory_kill_is_seen() -> None:
         assert (killed.path, killed.before) == (f"{group}/memory.oom_control", 0)
         assert killed.count > 0
     finally:
-        wait_until("the group is empty", lambda: not (group / "cgroup.procs").read_text(), 10)
+        wait_until("the group is empty", lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
 
 

@@ -1,0 +1,44 @@
+"""Who is the server of a socket."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.runtime.forkserver import startup
+
+HOLDER = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fcntl.lockf(handle, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.readline()
+os.pwrite(handle, str(os.getpid()).encode(), 0)
+print("noted", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_server_that_has_just_begun_is_known_once_it_has_noted_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, socket_file = tmp_path / "s.lock", tmp_path / "s"
+    socket_file.touch()  # of the server before
+    command = [sys.executable, "-c", HOLDER, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+
+        def goes_on(_: float) -> None:
+            assert holder.stdin is not None
+            assert holder.stdout is not None
+            holder.stdin.write("\n")
+            assert holder.stdout.readline() == "noted\n"
+
+        monkeypatch.setattr(startup.time, "sleep", goes_on)
+        assert startup._lock(str(lock), str(socket_file)) == (None, holder.pid)
+        holder.stdin.write("\n")
