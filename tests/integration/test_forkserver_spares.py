@@ -118,7 +118,7 @@ def held(pid: int) -> list[str]:
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(re.sub(r"socket:.*", "socket", os.readlink(f"/proc/{pid}/fd/{fd}")))
+            found.append(re.sub(r"(socket|pipe):.*", r"\1", os.readlink(f"/proc/{pid}/fd/{fd}")))
     return sorted(found)
 
 
@@ -127,7 +127,7 @@ def test_a_spare_holds_nothing_of_a_job(server: RunningServer, tmp_path: Path) -
         (spare,) = spares
         (child,) = psutil.Process(spare).children()
         log = str(server.directory / "fork.log")
-        waits_for = {spare: ["anon_inode:[pidfd]", "socket", "socket"], child.pid: ["socket"]}
+        waits_for = {spare: ["anon_inode:[pidfd]", "pipe", "socket", "socket"], child.pid: ["pipe", "socket"]}
         for pid, waits in waits_for.items():
             wanted = sorted(["/dev/null", log, log, *waits])
             wait_until(lambda pid=pid, wanted=wanted: held(pid) == wanted, "it waits, and holds nothing else")

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from . import cgroups, holder, linux, page, proctree, wire
 from .deadline import ASKED_SECONDS, STOP_SECONDS, Deadline
 from .masking import Masker
-from .program.launch import OPEN, Program, launch
+from .program.gate import Child, Gate
+from .program.launch import Program, launch
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -62,20 +63,18 @@ _SHORT_CHARACTERS = 200
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
     """Run the keeper in a fresh fork with all signals blocked. Returns in the training process only, with what it runs."""
     settle(spawn.descriptors(), baseline)
-    reports = Reports()
+    reports, gate = Reports(), Gate()
     keeper_pid = os.getpid()
     started_at = time.time()
     group = None if spawn.lease is None else cgroups.Group.create(cgroups.find_place())
-    gate, opened = os.pipe() if group is not None or spawn.gated else (None, None)
     child_pid = os.fork()
     if child_pid != 0:
+        gate.for_keeper()
         if group is not None:
             # The move may take the kernel 15 ms; meanwhile the child prepares itself and waits at the gate.
             group = moved(child_pid, group)
-        if gate is not None:
-            os.close(gate)
-        run(functools.partial(Keeper, spawn, reports, child_pid, started_at, group, opened))
-    return launch(spawn, baseline, reports, keeper_pid, gate=gate)
+        run(functools.partial(Keeper, spawn, Child(child_pid, started_at, reports, gate), group))
+    return launch(spawn, baseline, reports, keeper_pid, gate.for_child())
 
 
 def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
@@ -97,8 +96,7 @@ def run(make: Callable[[], Keeper]) -> NoReturn:
     """Run the keeper and end the process in every case; the child's parent-death signal then ends the tree."""
     code = 1
     try:
-        keeper = make()
-        keeper.run()
+        make().run()
         code = 0
     except BaseException:
         sys.stderr.write(f"keeper {os.getpid()}: {traceback.format_exc()}")
@@ -109,26 +107,14 @@ def run(make: Callable[[], Keeper]) -> NoReturn:
 class Keeper:
     """The keeper's state, from the fork to the last death.
 
-    The child waits at ``gate``, where there is one, until the keeper is ready for its signals and, of a request that is gated,
-    until the owner has said that it knows of this keeper.
+    The child waits at its gate until the keeper is ready for its signals, and until the owner knows of it where that is asked for.
     """
 
-    def __init__(
-        self,
-        spawn: Spawn,
-        reports: Reports,
-        child_pid: int,
-        started_at: float,
-        group: cgroups.Group | None = None,
-        gate: int | None = None,
-    ) -> None:
+    def __init__(self, spawn: Spawn, child: Child, group: cgroups.Group | None = None) -> None:
         self._spawn = spawn
         self._group = group
-        self._gate = gate
         self._memory: dict[str, Any] | None = None
-        self._reports = reports
-        self._child_pid = child_pid
-        self._started_at = started_at
+        self._child = child
         self._masker = Masker(spawn.secrets)
         self._error: dict[str, Any] | None = None
         self._cause: str | None = None
@@ -148,20 +134,13 @@ class Keeper:
         if group is not None and spawn.memory_bytes is not None:
             group.limit_memory(spawn.memory_bytes)
         if not spawn.gated:
-            self._open_gate()
-
-    def _open_gate(self) -> None:
-        if self._gate is not None:
-            gate, self._gate = self._gate, None
-            with contextlib.suppress(BrokenPipeError):  # the child has ended
-                os.write(gate, OPEN)
-            os.close(gate)
+            child.gate.open()
 
     def _note_holder(self) -> None:
         """Record in the lock file what must be ended if this process is killed."""
         if self._spawn.lease is None:
             return
-        keeper, child = holder.identity_of(os.getpid()), holder.identity_of(self._child_pid)
+        keeper, child = holder.identity_of(os.getpid()), holder.identity_of(self._child.pid)
         if keeper is None or child is None:
             return  # the child is already dead, and no other process was started
         try:
@@ -174,7 +153,7 @@ class Keeper:
     def _take_signals(self) -> socket.socket:
         """Turn signals into bytes on a socket. Requests to end are only recorded: a keeper ends when its tree has ended."""
         linux.set_process_name("orch-keeper")
-        linux.set_title(f"orch-keeper of {self._child_pid}: {self._spawn.mode} {self._spawn.target}")
+        linux.set_title(f"orch-keeper of {self._child.pid}: {self._spawn.mode} {self._spawn.target}")
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
@@ -279,13 +258,13 @@ class Keeper:
         """How long the rank may still take to end by itself; 0 unless it was asked to stop, and not by its owner."""
         now = time.time()
         asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
-        times = [at for at in (self._terminated_at, self._reports.terminated_at, asked) if at is not None]
+        times = [at for at in (self._terminated_at, self._child.reports.terminated_at, asked) if at is not None]
         return min(STOP_SECONDS, STOP_SECONDS - (now - min(times))) if times else 0.0
 
     def _obey(self, command: dict[str, Any]) -> None:
         match command["cmd"]:
             case "go":
-                self._open_gate()
+                self._child.gate.open()
             case "signal":
                 self._signal_group(int(command["signal"]))
             case "stop":
@@ -302,10 +281,10 @@ class Keeper:
         if self._exited:
             return
         try:
-            os.killpg(self._child_pid, number)
+            os.killpg(self._child.pid, number)
         except ProcessLookupError:
             # Forked, but not yet the leader of its own group.
-            proctree.kill(self._child_pid, number)
+            proctree.kill(self._child.pid, number)
 
     def _set_cause(self, cause: str) -> None:
         """Record the cause of the order. A later order replaces a milder one, but not the cause of an earlier death."""
@@ -341,19 +320,19 @@ class Keeper:
     def _relay_reports(self) -> None:
         for report in self._received():
             if report.get("event") == "started":
-                report["pid"] = self._child_pid
+                report["pid"] = self._child.pid
             elif report.get("event") != "error":
                 continue  # the child can write anything into the shared memory
             message = self._without_secrets(report)
             if message["event"] == "error":
                 self._error = {key: value for key, value in message.items() if key != "event"}
             elif message["event"] == "started":
-                message["pid"] = self._child_pid  # from the fork: a script could name another process
+                message["pid"] = self._child.pid  # from the fork: a script could name another process
             self._queue_message(message)
 
     def _received(self) -> list[dict[str, Any]]:
         try:
-            return self._reports.receive()
+            return self._child.reports.receive()
         except (wire.WireError, struct.error) as error:
             sys.stderr.write(f"keeper {os.getpid()}: a report of the child was left out: {error}\n")
             return []
@@ -375,7 +354,7 @@ class Keeper:
                 return
             if pid == 0:
                 return
-            if pid == self._child_pid:
+            if pid == self._child.pid:
                 self._memory = self._memory_used(usage.ru_maxrss * 1024)
                 self._record_exit(os.waitstatus_to_exitcode(status))
 
@@ -416,7 +395,7 @@ class Keeper:
     def _ending(self, now: float) -> dict[str, Any]:
         """Return whether and by what the process and the keeper were asked to stop, and the process's last steps."""
         last = page.read_last_page(self._spawn.page, now=now)
-        seen = [at for at in (last.stop_seen_at, self._reports.terminated_at) if at is not None]
+        seen = [at for at in (last.stop_seen_at, self._child.reports.terminated_at) if at is not None]
         return {
             "stop_seen_at": min(seen, default=None),
             "keeper_terminated_at": self._terminated_at,
@@ -431,9 +410,9 @@ class Keeper:
         record = {
             "version": RECORD_VERSION,
             "record": self._spawn.record,
-            "pid": self._child_pid,
+            "pid": self._child.pid,
             "keeper_pid": os.getpid(),
-            "started_at": self._started_at,
+            "started_at": self._child.started_at,
             **outcome,
             "memory": self._memory,
         }

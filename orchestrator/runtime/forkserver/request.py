@@ -75,14 +75,12 @@ class Spawn(SpawnRequest):
     """Held open by the keeper only until no process of the tree is left; a lock on it shows that the tree lives."""
     extra: Mapping[int, int]
     """The number in the new process -> the number here."""
-    gated: bool = False
+    gated: bool
     """None of the user's code runs before the owner says `go`, which it does once it has the answer to its request."""
-    gate: int | None = None
-    """From a spare's keeper to its child: the pipe that the child waits at."""
 
     def descriptors(self) -> set[int]:
         """Return every descriptor that came with the request."""
-        optional = {fd for fd in (self.stdin, self.listen, self.lease, self.gate) if fd is not None}
+        optional = {fd for fd in (self.stdin, self.listen, self.lease) if fd is not None}
         return {self.stdout, self.stderr, self.lifeline} | optional | set(self.extra.values())
 
 
@@ -118,7 +116,6 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         memory_bytes=_whole_number(message, "memory_bytes"),
         extra=extra,
         gated=message.get("gated") is True,
-        gate=named.get("gate"),
         umask=_umask(message),
         secrets=_texts(message, "secrets"),
     )
@@ -133,7 +130,7 @@ def _name_descriptors(roles: tuple[str, ...], fds: list[int]) -> tuple[dict[str,
         kind, _, number = role.partition(":")
         if kind == "extra" and _DESCRIPTOR.fullmatch(number) and int(number) > 2:
             extra[int(number)] = fd
-        elif role in (*REQUIRED_FDS, "stdin", "listen", "lease", "gate"):
+        elif role in (*REQUIRED_FDS, "stdin", "listen", "lease"):
             named[role] = fd
         else:
             raise BadRequestError(

@@ -15,10 +15,12 @@ import select
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import cgroups, keeper, linux, proctree, request, wire
 from .program import interpreter, launch
+from .program.gate import Child, Gate
 from .reports import Reports
 
 if TYPE_CHECKING:
@@ -137,38 +139,32 @@ def wait_for_request(channel: int, baseline: Baseline) -> Program:
     """Become a spare, in a fresh fork with all signals blocked. Returns in a training process only."""
     keeper.settle({channel}, baseline)
     linux.set_title("orch-spare: keeper")
-    reports = Reports()
+    reports, gate = Reports(), Gate()
     keeper_pid = os.getpid()
     above, below = socket.socketpair()
     group = cgroups.Group.create(cgroups.find_place())
     child_pid = os.fork()
     if child_pid != 0:
         below.close()
-        _as_keeper(channel, above, reports, child_pid, None if group is None else keeper.moved(child_pid, group))
+        gate.for_keeper()
+        group = None if group is None else keeper.moved(child_pid, group)
+        _as_keeper(channel, above, Child(child_pid, time.time(), reports, gate), group)
     above.close()
     os.close(channel)
-    return _as_child(below, baseline, reports, keeper_pid)
+    return _as_child(below, baseline, reports, keeper_pid, gate.for_child())
 
 
-def _as_keeper(
-    channel: int, below: socket.socket, reports: Reports, child_pid: int, group: cgroups.Group | None
-) -> NoReturn:
-    received = _received_by_keeper(channel, child_pid)
+def _as_keeper(channel: int, below: socket.socket, child: Child, group: cgroups.Group | None) -> NoReturn:
+    received = _received_by_keeper(channel, child.pid)
     if received is None:
-        _end_unused(child_pid, group)
-    started_at = time.time()
+        _end_unused(child.pid, group)
+    child = replace(child, started_at=time.time())
     message, fds = received
 
     def begin() -> keeper.Keeper:
         """Start the child after its lock file names it and its group has its limit."""
-        spawn = request.parse(message, copies)
-        gate, opened = os.pipe() if spawn.gated else (None, None)
-        kept = keeper.Keeper(spawn, reports, child_pid, started_at, group, opened)
-        if gate is None:
-            _send(below, message, fds)
-        else:
-            _send(below, {**message, "fds": [*message["fds"], "gate"]}, [*fds, gate])
-            os.close(gate)
+        kept = keeper.Keeper(request.parse(message, copies), child, group)
+        _send(below, message, fds)
         below.close()
         os.close(channel)
         for descriptor in fds:
@@ -188,7 +184,7 @@ def _end_unused(child_pid: int, group: cgroups.Group | None) -> NoReturn:
     os._exit(0)
 
 
-def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keeper_pid: int) -> Program:
+def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keeper_pid: int, gate: int) -> Program:
     if not linux.die_with_parent(keeper_pid):
         os._exit(1)
     linux.set_title("orch-spare")
@@ -197,8 +193,7 @@ def _as_child(channel: socket.socket, baseline: Baseline, reports: Reports, keep
     if received is None:
         os._exit(1)
     channel.detach()  # closed by its number, like all descriptors that the program must not have
-    spawn = request.parse(*received)
-    return launch.launch(spawn, baseline, reports, keeper_pid, gate=spawn.gate)
+    return launch.launch(request.parse(*received), baseline, reports, keeper_pid, gate)
 
 
 def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], list[int]] | None:

@@ -48,6 +48,7 @@ from orchestrator.runtime.spawn.lifeline import (
     Lifeline,
     MemoryUsed,
     Started,
+    owned,
     read_exit_record,
 )
 from orchestrator.runtime.spawn.stopped_server import StoppedServerWatch
@@ -67,7 +68,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer:
-    """The outcome of start_fork_server. ``pid`` is None of a running server that has not noted its own yet."""
+    """The outcome of start_fork_server. ``pid`` is None of a running server that has not noted its own."""
 
     pid: int | None
     already_running: bool
@@ -188,8 +189,6 @@ class ForkServerClient:
             data += part
         return bytes(data)
 
-    # -- the same, blocking
-
     def hello_sync(self) -> Hello:
         """`hello`, blocking."""
         return _hello(self._call_sync({"op": "hello"}, []))
@@ -254,11 +253,7 @@ class ForkServerClient:
 
 
 def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
-    """Let the process run its first line, now that its start is known here: one whose answer is lost never does."""
-    lifeline = Lifeline(ours.dup())
-    if reply.get("gated") is True:
-        lifeline.go()
-    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=lifeline)
+    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup(), gated=reply.get("gated") is True))
 
 
 class _lifeline_pair:  # noqa: N801 - used as a function
@@ -369,8 +364,7 @@ def start_fork_server(
     with contextlib.suppress(ValueError):
         reply = json.loads(outcome.stdout)
         if "error" not in reply:
-            pid = reply["pid"]
-            return StartedServer(pid=None if pid is None else int(pid), already_running=bool(reply["already_running"]))
+            return StartedServer(pid=reply["pid"], already_running=bool(reply["already_running"]))
         raise ForkServerStartError(reply["error"])
     stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
     raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {stderr_lines[0]}; see {log_path}")

@@ -6,6 +6,7 @@ Owns the owner's end; the other end is the keeper's (forkserver/keeper.py). Stan
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import time
@@ -223,10 +224,6 @@ class Lifeline:
         self._waiting: asyncio.Future[None] | None = None
         self._memory: MemoryUsed | None = None
 
-    def go(self) -> bool:
-        """Let the process run its first line."""
-        return self._order({"cmd": "go"})
-
     def signal(self, number: int) -> bool:
         """Send a signal to the process's group."""
         return self._order({"cmd": "signal", "signal": int(number)})
@@ -342,6 +339,14 @@ class Lifeline:
             event = replace(event, memory=self._memory, ending=self._ending)
         if event is not None:
             self._pending.append(event)
+
+
+def owned(sock: socket.socket, *, gated: bool) -> Lifeline:
+    """Return the owner's end of a lifeline whose process is known to be started: one that is gated now runs its first line."""
+    if gated:
+        with contextlib.suppress(OSError):  # the keeper has ended: the lifeline says so
+            sock.send(wire.encode_line({"cmd": "go"}))
+    return Lifeline(sock)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:

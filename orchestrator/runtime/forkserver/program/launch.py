@@ -23,6 +23,7 @@ from ..masking import Masker
 from ..reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 from ..torch_changes import teardown
 from . import cold_start, interpreter, rendezvous_store, stop_notes
+from .gate import pass_gate
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,9 +36,6 @@ EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
 MOST_LIKELY_VICTIM = 1000
 """The highest oom_score_adj: the kernel kills such a process before any other with a lower value."""
-
-OPEN = b"."
-"""What a keeper writes to the gate."""
 
 MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
@@ -81,10 +79,10 @@ def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, *, gate: int | None = None) -> Program:
+def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, gate: int) -> Program:
     """Set up the new process, with all signals blocked; return what to run, or do not return.
 
-    None of the user's code runs before the keeper opens the pipe `gate`; without a keeper this process ends there.
+    None of the user's code runs before the keeper opens the gate, whose reader is `gate`.
     """
     reports.attach_writer()
     reports.masker = Masker(spawn.secrets)
@@ -100,19 +98,20 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
     if spawn.lease is not None or spawn.stdin is not None:
         _mark(spawn)
     if spawn.mode == "command":
-        _pass(gate)
+        pass_gate(gate)
         _execute((spawn.target, *spawn.args), spawn.env, reports, cold=None)
     if spawn.mode == "store":
+        pass_gate(gate)
         return _become_store(spawn, baseline, reports)
     reason = _cold_reason(spawn, baseline)
     if reason is not None:
         flag = ["-m"] if spawn.mode == "module" else []
         argv = (baseline.python, "-u", *spawn.python_options, *flag, spawn.target, *spawn.args)
-        _pass(gate)
+        pass_gate(gate)
         _execute(argv, spawn.env, reports, cold=reason)
     interpreter.restore(spawn, baseline)
     run = interpreter.prepare(spawn)
-    _pass(gate)
+    pass_gate(gate)
     linux.reset_signals(python=True)
     stop_notes.note_sigterm(reports.note_sigterm)
     _report_started(reports, cold=None)
@@ -126,15 +125,6 @@ def _mark(spawn: Spawn) -> None:
     mark = spawn.env.get(MARK)
     if mark is not None:
         linux.mark_environment(MARK, mark)
-
-
-def _pass(gate: int | None) -> None:
-    if gate is not None:
-        if (
-            os.read(gate, 1) != OPEN
-        ):  # the keeper has died: its parent-death signal may come a moment after its files are closed
-            os._exit(1)
-        os.close(gate)
 
 
 def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
@@ -194,7 +184,7 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
     return Program(functools.partial(rendezvous_store.serve, spawn.listen), reports)
 
 
-def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> int | None:
+def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int) -> int:
     """Make 0 the requested stdin or /dev/null, place 1, 2 and the extra descriptors, and close all others.
 
     Returns the new number of `gate`.
@@ -203,13 +193,13 @@ def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int | None) -> in
     wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
     # Moved away first: a source may have the number that is another one's target.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
-    if gate is not None:
-        gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)
+    gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)
     spare = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first) for target, source in wanted.items()}
     for target, source in spare.items():
         os.dup2(source, target, inheritable=True)
-    keep = set(wanted) | set(baseline.descriptors)
-    keep.update(number for number in (spawn.listen, gate) if number is not None)
+    keep = set(wanted) | set(baseline.descriptors) | {gate}
+    if spawn.listen is not None:
+        keep.add(spawn.listen)
     linux.close_all_but(keep)
     if spawn.stdin is not None and os.isatty(0):
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
