@@ -67,6 +67,9 @@ resources: {{num_workers: {ranks}, resources_per_worker: {{gpu: {gpu}, cpu: 0}}}
 """
 
 
+SILENT = "job_id_gpu_uuid_rank:orch_job_gpu:silent"
+
+
 @dataclass(slots=True)
 class Seen:
     """What a story showed: places with data, alerts by name, messages to people, facts noted on the way."""
@@ -276,6 +279,12 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
     watched.eventually(lambda: watched.query('sum(orch_gpus{state="broken"}) >= 1'), "the lost GPU counts as broken")
     held.hang = 1
     seen.until_fired(watched, "OrchGpuSilent", "OrchExporterStale")
+
+    def is_asked_for() -> bool:
+        seen.ask(watched)
+        return SILENT in seen.answered
+
+    watched.eventually(is_asked_for, "the silent GPU is on its panel")
 
     with stopped_daemon(world):  # which would replace them; Prometheus keeps their addresses
 

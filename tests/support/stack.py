@@ -28,7 +28,7 @@ from tests.support.leftovers import note_home
 
 PYTHON = sys.executable
 ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
-PATIENCE_SECONDS = 300.0
+PATIENCE_SECONDS = 900.0
 """With what happens at once, or within seconds, on an idle machine: a deadline costs nothing where the test passes, and a
 machine that does other things is five times as slow."""
 
