@@ -35,7 +35,7 @@ from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
 from orchestrator.daemon.nodes.fork_servers import ForkServers
 from orchestrator.daemon.nodes.head_care import HeadCare
 from orchestrator.daemon.nodes.health import NodeHealth
-from orchestrator.daemon.nodes.idle_workers import IdleWorkers
+from orchestrator.daemon.nodes.idle_workers import IdleWorkers, can_start_more
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
 from orchestrator.daemon.notify.notifier import Notifier
@@ -266,7 +266,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     observers = JobObservers(
         changes=ground.changes,
         notifier=notifier,
-        idle_workers=IdleWorkers(runtime.cluster.warm, spawn),
+        idle_workers=IdleWorkers(runtime.cluster.warm, spawn, useful=lambda: can_start_more(loop.decided, loop.nodes)),
         intake=intake,
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),

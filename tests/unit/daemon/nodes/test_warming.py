@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.daemon.nodes.fork_servers import ForkServers
-from orchestrator.daemon.nodes.idle_workers import KNOWN_ACTORS, IdleWorkers
-from tests.unit.core.builders import node, running
+from orchestrator.daemon.nodes.idle_workers import KNOWN_ACTORS, IdleWorkers, can_start_more
+from tests.unit.core.builders import make_spec, node, pending, running
 from tests.unit.daemon.parts import Spawned
 
 
@@ -50,7 +51,7 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
 
     async def run() -> None:
         spawned = Spawned()
-        idle = IdleWorkers(warm, spawned, later_seconds=0.0)
+        idle = IdleWorkers(warm, spawned, useful=lambda: True, later_seconds=0.0)
         job = running()
         idle.changed(job)
         idle.changed(job)
@@ -74,7 +75,7 @@ def test_a_gang_whose_actors_served_another_has_used_no_worker() -> None:
 
     async def run() -> None:
         spawned = Spawned()
-        idle = IdleWorkers(warm, spawned, later_seconds=0.0)
+        idle = IdleWorkers(warm, spawned, useful=lambda: True, later_seconds=0.0)
 
         async def place(name: str, *pids: int) -> None:
             seats = tuple(SimpleNamespace(node_id="a", actor_pid=pid) for pid in pids)
@@ -92,3 +93,51 @@ def test_a_gang_whose_actors_served_another_has_used_no_worker() -> None:
         assert len(asked) == 4, "what was known long ago is forgotten"
 
     asyncio.run(run())
+
+
+def test_no_worker_is_made_where_none_is_useful_until_one_is() -> None:
+    asked: list[Mapping[str, int]] = []
+    useful = False
+
+    async def warm(placed: Mapping[str, int]) -> None:
+        asked.append(placed)
+
+    async def run() -> None:
+        nonlocal useful
+        spawned = Spawned()
+        idle = IdleWorkers(warm, spawned, useful=lambda: useful, later_seconds=0.0)
+        job, other = running(), pending(job_id="other-aaaaaa")
+        idle.changed(job)
+        await spawned.run()
+        idle.changed(other)
+        await spawned.run()
+        assert asked == []
+        useful = True
+        idle.ended(job.id)
+        idle.changed(other)
+        await spawned.run()
+        assert asked == [Counter(job.nodes)], "once"
+
+    asyncio.run(run())
+
+
+def gang(ranks: int, *, cpu: float = 0, gpu: float = 0) -> LiveJobs:
+    """A job that runs on node "a"."""
+    return LiveJobs([running(pending(make_spec(workers=ranks, cpu=cpu, gpu=gpu)))])
+
+
+def test_workers_are_useful_where_a_job_waits_or_has_room() -> None:
+    two = {"a": node("a", cpus=2, gpus=0)}
+    full = gang(2, cpu=1)
+    assert can_start_more(LiveJobs(), two)
+    assert not can_start_more(full, two)
+    assert can_start_more(gang(1, cpu=1), two)
+    assert can_start_more(LiveJobs([*full.values(), pending(job_id="next-aaaaaa", sequence=2)]), two)
+    assert not can_start_more(LiveJobs(), {}), "nothing can start without a node"
+
+
+def test_on_nodes_with_gpus_these_say_whether_there_is_room() -> None:
+    eight = {"a": node("a", cpus=64, gpus=8)}
+    assert not can_start_more(gang(8, gpu=1), eight)
+    assert can_start_more(gang(4, gpu=1), eight)
+    assert can_start_more(gang(7, gpu=0.5), eight)
