@@ -10,12 +10,13 @@ import pytest
 from tests.mutants import __main__ as runner
 from tests.mutants.__main__ import LEAST_CAUGHT, NOT_CAUGHT, ROOT, known, mutated
 from tests.mutants.seeded import MUTANTS, TESTS, Mutant
+from tests.support.trees import tree_of
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_bug_can_be_put_in(mutant: Mutant) -> None:
     text = (ROOT / "orchestrator" / mutant.path).read_text()
-    assert ast.dump(ast.parse(mutated(mutant, text))) != ast.dump(ast.parse(text))
+    assert ast.dump(tree_of(mutated(mutant, text))) != ast.dump(tree_of(text))
     assert [part for part in TESTS if mutant.path.startswith(part)]
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.trees import tree_of
+
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
@@ -70,7 +72,7 @@ SECONDS: Final = {
 @functools.cache
 def shared_daemon(file: str) -> str:
     """Which of the shared daemons the tests and fixtures of a file ask for; the empty text for none."""
-    functions = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in ast.walk(tree_of((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
     asking = [one for one in functions if one.name.startswith("test_") or "fixture" in map(_name, one.decorator_list)]
     asked = {argument.arg for one in asking for argument in one.args.args}
     made = {one.name for one in asking if not one.name.startswith("test_")}

@@ -17,6 +17,7 @@ from dashboards import build, lint, rules
 from dashboards.promql import selector
 from dashboards.widgets import SCHEMA_VERSION, to_json
 from orchestrator import catalogue
+from tests.support.trees import tree_of
 
 BOARDS = {board.uid: to_json(board) for board in build.BOARDS}
 METRICS = {metric.name: metric for metric in catalogue.METRICS}
@@ -86,7 +87,7 @@ def test_sources_take_names_from_the_catalogue_alone() -> None:
     """A metric's name is written once, in the catalogue; here it is only ever a constant."""
     allowed = {"orchestrator", "orchestrator.catalogue", "orchestrator.core.states", "orchestrator.core.diagnosis"}
     for path in Path(build.__file__).parent.glob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator"):
                 assert node.module in allowed, path.name

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator import catalogue
 from orchestrator.catalogue import METRICS, Metric
+from tests.support.trees import tree_of
 
 UNIT_SUFFIX = {
     "ratio": "_ratio",
@@ -70,7 +71,7 @@ def test_constants_are_named_after_their_metric() -> None:
 
 
 def test_imports_nothing_of_the_project_and_no_third_party_package() -> None:
-    tree = ast.parse(Path(catalogue.__file__).read_text(encoding="utf-8"))
+    tree = tree_of(Path(catalogue.__file__).read_text(encoding="utf-8"))
     modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     assert set(modules) <= set(sys.stdlib_module_names)

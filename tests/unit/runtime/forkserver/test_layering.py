@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator.runtime.forkserver as package
+from tests.support.trees import tree_of
 
 FOLDER = Path(package.__file__).parent
 FILES = sorted(FOLDER.rglob("*.py"))
@@ -17,7 +18,7 @@ FILES = sorted(FOLDER.rglob("*.py"))
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_imports(path: Path) -> None:
     imported = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path.read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
