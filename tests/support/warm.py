@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,15 @@ class Parent:
 
 
 _parents: dict[tuple[str, ...], Parent] = {}
+_making = threading.Lock()
+
+
+def _parent(modules: tuple[str, ...]) -> Parent:
+    """The one for these modules; of several threads that ask first, one makes it."""
+    with _making:
+        if modules not in _parents:
+            _parents[modules] = Parent(modules)
+        return _parents[modules]
 
 
 def end() -> None:
@@ -116,9 +126,7 @@ class Warm:
             given, self.stdin = _end(theirs, stdin, 0, "w")
             out, self.stdout = _end(theirs, stdout, 1, "r")
             err, self.stderr = _end(theirs, stderr, 2, "r")
-            if modules not in _parents:
-                _parents[modules] = Parent(modules)
-            self._answer = _parents[modules].fork(request, [given, out, err])
+            self._answer = _parent(modules).fork(request, [given, out, err])
         self.pid = self._number(PATIENCE_SECONDS)
 
     def _number(self, seconds: float | None) -> int:
