@@ -80,7 +80,7 @@ def test_what_its_owner_does_not_know_of_never_runs(
         wait_until(lambda: ran.exists() or waits_at_the_gate(keeper), "the process to be ready")
         assert not ran.exists()
         lifeline.close()
-        wait_until(lambda: not alive(keeper), "the keeper to end what nobody knows of")
+        wait_until(lambda: not alive(keeper), "the keeper to end")
         assert not ran.exists()
         os.close(lock)
 

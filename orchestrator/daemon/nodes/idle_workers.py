@@ -1,6 +1,6 @@
 """Replenishes Ray's idle workers: a gang uses some, and the next gang starts faster when they are replaced.
 
-An idle worker wakes up a hundred times a second, as each of Ray's does. So none is kept while the nodes are full and nothing waits.
+An idle worker wakes up a hundred times a second, as each of Ray's does. So none is made while the nodes are full and nothing waits.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.train.script import trace_request as files
 from orchestrator.train.script.environment import read_environment
@@ -20,6 +20,10 @@ from orchestrator.train.script.trace_request import DEFAULT_STEPS
 if TYPE_CHECKING:
     import torch
     from torch.profiler import profile
+
+
+_OURS: Final = 1
+"""What torch's own mark of a profiler that runs is while it is the Tracer's; torch sets it to True and False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,10 @@ class Tracer:
         """Start tracing if that was requested, and no profiler of the script runs. Call it between steps, now and then."""
         if self._request is None or self.active or not os.path.exists(self._request):  # noqa: PTH110  (twice as fast)
             return
-        from torch._C._autograd import _profiler_enabled
+        from torch.autograd import profiler
         from torch.profiler import ProfilerActivity, profile
 
-        if _profiler_enabled():  # torch has one profiler at a time: to start ours would end the script's
+        if _running_profiler():  # torch has one at a time: to start ours would end the script's
             return
         self._left = files.steps_asked(self._request)
         activities = [ProfilerActivity.CPU]
@@ -69,6 +73,7 @@ class Tracer:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.start()
+        profiler._is_profiler_enabled = _OURS  # type: ignore[assignment]  # noqa: SLF001  # nothing public tells whose it is
 
     def step_done(self) -> FinishedTrace | None:
         """Count a step; return the trace after the last one. Call it after every step while `active`."""
@@ -79,12 +84,10 @@ class Tracer:
         """End the trace in progress, with the steps so far; return it, None when there is none."""
         if self._profile is None:
             return None
-        from torch._C._autograd import _profiler_enabled
-
         finished, self._profile = self._profile, None
-        if (
-            not _profiler_enabled()
-        ):  # a profiler of the script has ended ours: torch crashes on the export of such a one
+        if _running_profiler() is not _OURS:
+            # A profiler of the script began meanwhile, and ended ours: torch crashes on the export of such a one, and
+            # to stop ours would end the script's where it still runs.
             self._withdraw()
             return None
         finished.stop()
@@ -118,6 +121,13 @@ class Tracer:
             raw.unlink(missing_ok=True)
             self._withdraw()
         return FinishedTrace(target, size)
+
+
+def _running_profiler() -> object:
+    """Return torch's mark of a profiler that runs: false, ``_OURS``, or True for any other."""
+    from torch.autograd import profiler
+
+    return profiler._is_profiler_enabled  # noqa: SLF001  # nothing public tells whose it is
 
 
 def tracer_of_this_rank(device: torch.device) -> Tracer:

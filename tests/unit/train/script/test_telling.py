@@ -214,6 +214,18 @@ def test_a_trace_that_a_profiler_of_the_script_ends_is_given_up(tmp_path: Path) 
     assert tracer.step_done() is not None
 
 
+def test_a_profiler_of_the_script_that_outlasts_a_trace_is_left_alone(tmp_path: Path) -> None:
+    """To end ours would end that one, and torch crashes the process when it is exported."""
+    tracer = Tracer(tmp_path / "page", torch.device("cpu"))
+    tracer.ask(1)
+    tracer.look()
+    with profile(activities=[ProfilerActivity.CPU]) as own:
+        assert tracer.step_done() is None
+        torch.ones(2).add(1)
+    own.export_chrome_trace(str(tmp_path / "own.json"))
+    assert "aten::add" in (tmp_path / "own.json").read_text()
+
+
 def test_a_trace_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracer = Tracer(tmp_path / "page", torch.device("cpu"))
 
