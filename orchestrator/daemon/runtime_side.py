@@ -40,7 +40,8 @@ class RuntimeSide:
             await self._fork_servers.warm()
 
     async def settle(self) -> None:
-        """Start the exporters, then as many idle workers as they took, so that the first job finds some."""
+        """Free what an earlier daemon left; start the exporters, then as many idle workers as they took for the first job."""
+        self._gangs.settle()
         await self._exporters.refresh()
         await self._cluster.warm()
 

@@ -139,6 +139,14 @@ def test_what_a_killed_daemon_parked_is_removed_and_not_taken(breakable: Stack, 
     assert f"{first}-g1.parked" not in links(breakable)
 
 
+def test_what_a_killed_daemon_parked_is_freed_though_no_job_follows(breakable: Stack, tmp_path: Path) -> None:
+    first = run_until_parked(breakable, tmp_path)
+    breakable.kill_daemon()
+    breakable.up()
+    wait_until("what was parked is removed", lambda: not links(breakable))
+    all_gone("the parked actor", actor_pids(breakable, first))
+
+
 def test_a_parked_actor_that_was_killed_costs_no_attempt(breakable: Stack, tmp_path: Path) -> None:
     first = run_until_parked(breakable, tmp_path, ranks=2)
     os.kill(actor_pids(breakable, first)[1], signal.SIGKILL)

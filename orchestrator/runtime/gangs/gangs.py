@@ -86,6 +86,10 @@ class Gangs:
         task = asyncio.create_task(self._execute(job, effect), name=f"{type(effect).__name__}-{job.id}")
         self._work[job.id] = _Work(effect, task)
 
+    def settle(self) -> None:
+        """Begin to remove what an earlier daemon left and no job needs."""
+        self._table.remove_left()
+
     def forget_all(self) -> None:
         """Drop all gangs and report each as lost: Ray's head has died, and every gang with it."""
         for work in self._work.values():

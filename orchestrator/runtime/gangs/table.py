@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orchestrator.runtime.gangs.gang import Gang
-from orchestrator.runtime.gangs.reuse.parked_gangs import PARKED_SECONDS
+from orchestrator.runtime.gangs.reuse.expiry import Expiry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,8 +44,7 @@ class GangTable:
         self._call = call
         self._gangs: dict[JobId, Gang] = {}
         self._calls: dict[JobId, asyncio.Task[Any]] = {}
-        self._some_parked = False
-        self._expiry: asyncio.Task[None] | None = None
+        self._expiry = Expiry(lambda: call(actors.remove_parked))
 
     def known(self, job_id: JobId) -> Gang | None:
         """Return the gang that was last attached for the job."""
@@ -95,23 +94,12 @@ class GangTable:
         gang = self.current(job)
         if gang is None or not await self._in_order(job.id, lambda: self._actors.park(job, gang.actors)):
             return False
-        self._some_parked = True
-        if self._expiry is None:
-            self._expiry = asyncio.create_task(self._expire(), name="parked-gangs")
+        self._expiry.begin()
         return True
 
-    async def _expire(self) -> None:
-        """Remove parked gangs that no job takes; end when there are none."""
-        while self._some_parked:
-            self._some_parked = False
-            await asyncio.sleep(PARKED_SECONDS)
-            try:
-                self._some_parked |= await self._call(self._actors.remove_parked)
-            except (
-                Exception
-            ):  # Ray does not answer, or its head has died, and the gangs with it: the next try shows which
-                self._some_parked = True
-        self._expiry = None
+    def remove_left(self) -> None:
+        """Begin to remove the gangs that an earlier daemon parked: they hold their reservations, and no job takes them."""
+        self._expiry.begin(0.0)
 
     def drop(self, job_id: JobId) -> None:
         """Forget the job's gang."""
@@ -130,7 +118,7 @@ class GangTable:
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
         tasks: list[asyncio.Task[Any]] = [task for gang in self._gangs.values() for task in gang.watchers]
-        tasks += [*self._calls.values(), *([self._expiry] if self._expiry else [])]
+        tasks += [*self._calls.values(), *([self._expiry.task] if self._expiry.task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -40,6 +40,10 @@ class RayActors:
     def remove(self, _: Job) -> None:
         self.asked.append("remove")
 
+    def remove_parked(self) -> bool:
+        self.asked.append("remove parked")
+        return False
+
     async def call(self, function: Any) -> Any:
         if self.slow is not None:
             slow, self.slow = self.slow, None
@@ -185,5 +189,20 @@ def test_a_gang_is_attached_once_and_calls_about_it_keep_their_order(tmp_path: P
         gang.begin(JOB.attempt_number)
         assert world.table.actors_up(JOB) == ("actor 0", "actor 1")
         await world.table.close()
+
+    asyncio.run(run())
+
+
+def test_what_an_earlier_daemon_parked_is_removed_though_no_job_follows(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path)
+        world.gangs.settle()
+        world.gangs.settle()
+        expiry = world.table._expiry.task
+        assert expiry is not None
+        async with asyncio.timeout(300):
+            await expiry
+        assert world.actors.asked == ["remove parked"]
+        await world.gangs.close()
 
     asyncio.run(run())
