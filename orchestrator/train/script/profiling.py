@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.train.script import trace_request as files
 from orchestrator.train.script.environment import read_environment
+from orchestrator.train.script.scheduled_profilers import ScheduledProfilers
 from orchestrator.train.script.trace_request import DEFAULT_STEPS
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Tracer:
         self._request = None if base is None else files.beside(base, files.REQUEST_SUFFIX)
         self._profile: profile | None = None
         self._left = 0
+        self._scheduled = ScheduledProfilers()
         if base is not None:
             files.withdraw(base)  # left by an earlier process
             files.beside(base, files.READY_SUFFIX).write_text(str(os.getpid()), encoding="ascii")
@@ -65,7 +67,7 @@ class Tracer:
         from torch.autograd import profiler
         from torch.profiler import ProfilerActivity, profile
 
-        if _running_profiler():  # torch has one at a time: to start ours would end the script's
+        if _running_profiler() or self._scheduled.any_ahead():  # torch has one at a time: ours would end the script's
             return
         self._left = files.steps_asked(self._request)
         activities = [ProfilerActivity.CPU]
@@ -85,9 +87,9 @@ class Tracer:
         if self._profile is None:
             return None
         finished, self._profile = self._profile, None
-        if _running_profiler() is not _OURS:
-            # A profiler of the script began meanwhile, and ended ours: torch crashes on the export of such a one, and
-            # to stop ours would end the script's where it still runs.
+        if _running_profiler() is not _OURS or self._scheduled.any_prepared():
+            # A profiler of the script began meanwhile, or prepares to, and ended ours: torch crashes on the export of
+            # such a one, and to stop ours would end the script's where it still runs.
             self._withdraw()
             return None
         finished.stop()
