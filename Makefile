@@ -65,11 +65,13 @@ faults: $(STAMP)
 reference: $(STAMP)
 	$(BIN)/python -m tests.unit.core.scheduler.reference 10000
 
-# The daemon through a million simulated faults: many hours. make campaign FAULTS=10000 is a part of it, FIRST=N other histories.
-FIRST ?= 0
+# The daemon through a million simulated faults: hours, in as many sittings as one likes. It goes on where tests/simulation/results.json ends,
+# and adds to it. make campaign FIRST=N FAULTS=10000: other histories, which are not noted.
+FIRST ?=
 FAULTS ?= 1000000
+PROCESSES ?= $(shell nproc)
 campaign: $(STAMP)
-	$(BIN)/python -m tests.simulation run --first $(FIRST) --faults $(FAULTS)
+	$(BIN)/python -m tests.simulation run --faults $(FAULTS) --processes $(PROCESSES) $(if $(FIRST),--first $(FIRST),--results tests/simulation/results.json)
 
 # Every reader of foreign bytes, some seconds each; an input that is a defect is kept in tests/fuzz/corpus.
 SECONDS ?= 300

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.simulation import campaign
 from tests.simulation.history import History
+from tests.simulation.results import Part, Results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +32,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="histories of one seed after the other; each one that fails is shortened")
-    run.add_argument("--first", type=int, default=0, metavar="SEED", help="the seed to begin with (default: 0)")
+    run.add_argument("--first", type=int, metavar="SEED", help="the seed to begin with (default: 0, or behind FILE's)")
     run.add_argument("--faults", type=_positive, default=1_000_000, help="end after so many faults (default: 1000000)")
     run.add_argument("--seconds", type=_positive, default=86_400, help="end after so many seconds (default: a day)")
+    run.add_argument("--processes", type=_positive, default=1, help="run in so many processes (default: 1)")
+    run.add_argument("--chunk", type=_positive, default=campaign.CHUNK, help="seeds that a process runs at a time")
+    run.add_argument(
+        "--results", type=Path, metavar="FILE", help="add what is found to FILE; its parts count for --faults"
+    )
     replay = commands.add_parser("replay", help="one history, step by step")
     replay.add_argument("seed", type=int)
     replay.add_argument(
@@ -58,10 +64,30 @@ def _numbers(text: str) -> list[int]:
 
 def _run(options: argparse.Namespace) -> int:
     deadline = time.monotonic() + options.seconds
+    results = Results(options.results) if options.results else None
+    first = options.first if options.first is not None else results.next_seed if results else 0
+    left = options.faults - (results.faults.total() if results else 0)
+    if left <= 0:
+        print(f"{options.results} has {options.faults - left} faults already: ask for more with --faults")
+        return 0
+    part = Part.begin(first)
+    if results is not None:
+        results.parts.append(part)
+
+    def note(report: Report) -> None:
+        part.add(report)
+        if results is not None:
+            results.write()
+
     report = campaign.run(
-        itertools.count(options.first), faults=options.faults, until=lambda: time.monotonic() >= deadline
+        first,
+        faults=left,
+        until=lambda: time.monotonic() >= deadline,
+        processes=options.processes,
+        chunk=options.chunk,
+        on_chunk=note,
     )
-    print(_summary(options.first, report))
+    print(_summary(first, report))
     for outcome in report.failed[:MOST_SHRUNK]:
         print(_told(outcome))
     for outcome in report.failed[MOST_SHRUNK:]:

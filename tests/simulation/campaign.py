@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
+import multiprocessing
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,8 @@ from tests.simulation.world import World
 from tests.unit.core.builders import T0
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from multiprocessing.pool import AsyncResult
 
     from tests.simulation.acts import Act
 
@@ -27,6 +31,7 @@ LENGTH = 120
 MOST_ROUNDS = 3000
 SHRINKING_TRIES = 400
 RECORD_EVERY = 16  # steps between two readings of every event
+CHUNK = 20  # seeds that one process runs at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +168,65 @@ class Report:
         if outcome.failure:
             self.failed.append(outcome)
 
+    def merge(self, other: Report) -> None:
+        self.histories += other.histories
+        self.steps += other.steps
+        self.seconds += other.seconds
+        self.faults += other.faults
+        self.failed += other.failed
+
 
 def history_of(seed: int, *, length: int = LENGTH, acts: Mapping[str, Act] = ACTS) -> History:
     """Return the history of a seed."""
     return draw(seed, length, {name: act.weight for name, act in acts.items()})
 
 
-def run(seeds: Iterable[int], *, faults: int, until: Callable[[], bool] = lambda: False) -> Report:
-    """Run the histories of the seeds in their order, until ``faults`` faults were injected or ``until`` returns true."""
+def run(
+    first: int,
+    *,
+    faults: int,
+    until: Callable[[], bool] = lambda: False,
+    processes: int = 1,
+    chunk: int = CHUNK,
+    on_chunk: Callable[[Report], None] = lambda _: None,
+) -> Report:
+    """Run the histories of the seeds from ``first`` on, until ``faults`` faults were injected or ``until`` returns true.
+
+    Each of the ``processes`` runs ``chunk`` seeds at a time; ``on_chunk`` gets the report of each chunk, in the order of the seeds.
+    """
+    report = Report()
+    chunks = (range(seed, seed + chunk) for seed in itertools.count(first, chunk))
+    with _mapping(processes) as mapped:
+        for found in mapped(chunks):
+            report.merge(found)
+            on_chunk(found)
+            if report.faults.total() >= faults or until():
+                break
+    return report
+
+
+def run_seeds(seeds: Iterable[int]) -> Report:
+    """Run the histories of these seeds."""
     report, began = Report(), time.monotonic()
     for seed in seeds:
-        if report.faults.total() >= faults or until():
-            break
         report.add(run_history(history_of(seed)))
     report.seconds = time.monotonic() - began
     return report
+
+
+@contextlib.contextmanager
+def _mapping(processes: int) -> Iterator[Callable[[Iterable[range]], Iterator[Report]]]:
+    """Yield a function that runs chunks; as many are begun as there are processes, and the one behind."""
+    if processes == 1:
+        yield lambda chunks: map(run_seeds, chunks)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+
+        def mapped(chunks: Iterable[range]) -> Iterator[Report]:
+            waiting: deque[AsyncResult[Report]] = deque()
+            for chunk in chunks:
+                waiting.append(pool.apply_async(run_seeds, (chunk,)))
+                if len(waiting) > processes:
+                    yield waiting.popleft().get()
+
+        yield mapped  # the pool ends with what it has begun

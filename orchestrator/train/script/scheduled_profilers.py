@@ -26,7 +26,7 @@ class ScheduledProfilers:
         return self._find(_is_ahead)
 
     def any_prepared(self) -> bool:
-        """Whether one has prepared to record: whoever ends another profiler now ends that one, and it crashes at its own end."""
+        """Whether one has prepared to record. To end another profiler now ends that one as well, and the process crashes at its end."""
         return self._find(_is_prepared)
 
     def _find(self, matches: Callable[[profile], bool]) -> bool:
