@@ -79,12 +79,15 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # Ten thousand kills, stops, freezes and terminations of everything, and a thousand kills of the daemon while users submit, pause, resume and
-# cancel: hours. make soak KILLS=20 DISTURBANCES=20 is a part of it.
+# cancel: hours. The first goes on from the newest result, for at most SITTING seconds. make soak KILLS=20 DISTURBANCES=20 is a part of it.
 KILLS ?= 1000
 HOST_FAULTS ?= 200
 DISTURBANCES ?= 10000
+SITTING ?= inf
+DISTURBED = $(lastword $(sort $(wildcard benchmarks/results/*-disturbances.json)))
 soak: $(STAMP)
-	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --json benchmarks/results/$$(date +%F)-disturbances.json
+	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --seconds $(SITTING) $(DISTURBED:%=--before %) \
+		--json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
 # Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. make hosts HOST_FAULTS=20

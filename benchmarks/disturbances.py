@@ -9,6 +9,7 @@ measured at rest after each round: what they have grown by is told per thousand 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -225,39 +226,65 @@ def _ends(stack: Stack, ledger: Ledger, job_id: str) -> list[str]:
     return problems + left_in_ray(stack)
 
 
+def sitting(found: Found, held: Sequence[tuple[int, dict[str, float]]], seconds: float, seed: int) -> dict[str, Any]:
+    """One call's part of the result."""
+    return {
+        "recoveries": found.recoveries,
+        "passed_over": found.passed_over,
+        "problems": found.problems,
+        "by_disturbance": dict(found.disturbances.most_common()),
+        "recovery_seconds": {name: measure.summary(times) for name, times in sorted(found.seconds.items())},
+        "growth_per_thousand": growth(held),
+        "held": held[-1][1] if held else None,
+        "seconds": round(seconds, 1),
+        "seed": seed,
+        "machine": measure.machine(),
+        "commit": measure.commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def whole(sittings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The result of all calls; its machine is that of the last."""
+    problems = [problem for each in sittings for problem in each["problems"]]
+    recoveries = sum(each["recoveries"] for each in sittings)
+    kinds: Counter[str] = sum((Counter(each["by_disturbance"]) for each in sittings), Counter())
+    return {
+        "measure": "disturbances",
+        "unit": "promises broken",
+        "better": "lower",
+        "ours": {
+            "median": len(problems),
+            "n": recoveries,
+            "passed_over": sum(each["passed_over"] for each in sittings),
+        },
+        "peers": {},
+        "ratio": {},
+        "target": "none",
+        "met": not problems and recoveries > 0,
+        "by_disturbance": dict(kinds.most_common()),
+        "sittings": list(sittings),
+        **{key: sittings[-1][key] for key in ("machine", "commit", "date")},
+    }
+
+
 def main() -> int:
     """Run and report; exit code 1 when a promise was broken, with the seed that repeats it."""
     options = measure.parser(str(__doc__).partition("\n")[0], 1)
-    options.add_argument("--disturbances", type=int, default=10_000)
+    options.add_argument("--disturbances", type=int, default=10_000, help="of this call and of FILE (default: 10000)")
+    options.add_argument("--before", type=Path, metavar="FILE", help="a result that this call goes on from")
     options.add_argument("--seconds", type=float, default=float("inf"), help="end after so long (default: never)")
     options.add_argument("--per-round", type=int, default=PER_ROUND, help="disturbances of one job (default: 100)")
-    options.add_argument("--seed", type=int, default=20_261_124)
+    options.add_argument("--seed", type=int, default=20_261_124, help="of the first call; each later one adds 1")
     chosen = options.parse_args()
-    began = time.monotonic()
-    found, held = run(chosen.disturbances, chosen.seconds, chosen.seed, chosen.per_round)
-    measure.report(
-        {
-            "measure": "disturbances",
-            "unit": "promises broken",
-            "better": "lower",
-            "ours": {"median": len(found.problems), "n": found.recoveries, "passed_over": found.passed_over},
-            "peers": {},
-            "ratio": {},
-            "target": "none",
-            "met": not found.problems and found.recoveries > 0,
-            "problems": found.problems,
-            "by_disturbance": dict(found.disturbances.most_common()),
-            "recovery_seconds": {name: measure.summary(times) for name, times in sorted(found.seconds.items())},
-            "growth_per_thousand": growth(held),
-            "held": held[-1][1] if held else None,
-            "seconds": round(time.monotonic() - began, 1),
-            "seed": chosen.seed,
-            "machine": measure.machine(),
-            "commit": measure.commit(),
-            "date": time.strftime("%Y-%m-%d"),
-        },
-        chosen.json,
-    )
+    before = json.loads(chosen.before.read_text(encoding="utf-8"))["sittings"] if chosen.before else []
+    left = chosen.disturbances - sum(each["recoveries"] for each in before)
+    if left <= 0:
+        print(f"{chosen.before} has {chosen.disturbances - left} recoveries already: ask for more with --disturbances")
+        return 0
+    began, seed = time.monotonic(), chosen.seed + len(before)
+    found, held = run(left, chosen.seconds, seed, chosen.per_round)
+    measure.report(whole([*before, sitting(found, held, time.monotonic() - began, seed)]), chosen.json)
     return 1 if found.problems else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.disturbances import SIGNALS, Disturber, growth
+from benchmarks import disturbances
+from benchmarks.disturbances import SIGNALS, Disturber, Found, growth, sitting, whole
 from tests.support.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -23,6 +25,37 @@ def test_growth_is_told_per_thousand_recoveries() -> None:
     last = (600, {"open_files": 101.0, "shm_bytes": 0.0})
     assert growth([first, (200, {}), last]) == {"open_files": 2.0, "shm_bytes": 0.0}
     assert growth([first]) is None
+
+
+def test_a_call_goes_on_from_the_result_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def run(count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Any]]:
+        asked.append((count, seed))
+        found = Found(recoveries=min(count, 3))
+        found.disturbances["kill rank"] = found.recoveries
+        found.seconds["kill rank"] = [0.1] * found.recoveries
+        return found, []
+
+    monkeypatch.setattr(disturbances, "run", run)
+    file = tmp_path / "result.json"
+    common = ["disturbances", "--seed", "7", "--disturbances", "5", "--json", str(file)]
+    for before in ([], ["--before", str(file)], ["--before", str(file)]):
+        monkeypatch.setattr(sys, "argv", [*common, *before])
+        assert disturbances.main() == 0
+    assert asked == [(5, 7), (2, 8)], "there is nothing left for the third"
+    assert "has 5 recoveries already" in capsys.readouterr().out
+    result = json.loads(file.read_text())
+    assert result["ours"] == {"median": 0, "n": 5, "passed_over": 0}
+    assert (result["met"], result["by_disturbance"], len(result["sittings"])) == (True, {"kill rank": 5}, 2)
+
+
+def test_a_promise_that_was_broken_once_stays_in_the_result() -> None:
+    broken = sitting(Found(recoveries=1, problems=["a step was left out"]), [], 1.0, 1)
+    result = whole([broken, sitting(Found(recoveries=9), [], 1.0, 2)])
+    assert (result["ours"]["median"], result["ours"]["n"], result["met"]) == (1, 10, False)
 
 
 @pytest.fixture
