@@ -331,7 +331,7 @@ class Client(SubmissionQuestions):
         return ChangeReply.from_json(reply).version
 
     def wait(self, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None) -> JobView:
-        """Return the job once it has ended; wait for a restarting daemon. Raises DeadlineError after ``timeout_seconds``."""
+        """Return the job once it has ended; wait for a restarting daemon. Raises NotEndedError after ``timeout_seconds``."""
         from orchestrator.api.transport import following
 
         return following.wait(self, ref, timeout_seconds=timeout_seconds, patience=patience)

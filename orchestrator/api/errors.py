@@ -23,6 +23,7 @@ EXIT_UNREACHABLE = 4
 EXIT_REFUSED = 5
 EXIT_PARTLY = 6
 """Of several jobs, it was done to some and not to others."""
+EXIT_NOT_ENDED = 7
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -203,6 +204,14 @@ class DaemonFrozenError(DeadlineError):
             f"the daemon at {label} is stopped (process {pid}): it answers nothing until it is continued",
             hint=f"`kill -CONT {pid}` continues it; or `kill -KILL {pid}`, then `orch up` (jobs keep running)",
         )
+
+
+class NotEndedError(DeadlineError):
+    """The job has not ended within the time to wait for it. It goes on; wait again, or cancel it."""
+
+    code = "not_ended"
+    exit_code = EXIT_NOT_ENDED
+    default_hint = "it goes on: `orch wait` waits on, `orch cancel` ends it"
 
 
 class ProtocolMismatchError(OrchError):

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError, NotEndedError
 from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.transport import following
 from orchestrator.cli.choosing import job_or_matrix
@@ -26,17 +26,25 @@ if TYPE_CHECKING:
 
 
 def wait_jobs(
-    session: Session, refs: list[str], *, as_json: bool, as_array: bool | None = None, exact: bool = False
+    session: Session,
+    refs: list[str],
+    *,
+    as_json: bool,
+    as_array: bool | None = None,
+    exact: bool = False,
+    timeout_seconds: float | None = None,
 ) -> int:
     """Wait until every job has ended, also each of a matrix; return 0 when all succeeded, else 1.
 
-    ``as_array``: also the JSON of one job is an array. ``exact``: ``refs`` are ids of jobs.
+    ``as_array``: also the JSON of one job is an array. ``exact``: ``refs`` are ids of jobs. Raises NotEndedError after
+    ``timeout_seconds``, for all of them together.
     """
     jobs = []
-    named = refs if exact else list(_each_job(session, refs))
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    named = refs if exact else list(_each_job(session, refs, deadline))
     as_array = True if len(named) != len(refs) else as_array
     for ref in named:
-        job = _wait_one(session, ref)
+        job = _wait_one(session, ref, deadline)
         jobs.append(job)
         if not as_json:
             report_end(session, job)
@@ -51,38 +59,50 @@ def wait_jobs(
     return exit_code_of(jobs)
 
 
-def _each_job(session: Session, refs: list[str]) -> Iterator[str]:
+def _each_job(session: Session, refs: list[str], deadline: float | None) -> Iterator[str]:
     """Yield the references, with a matrix replaced by its jobs."""
     for ref in refs:
         one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience())  # type: ignore[misc]  # bound now
         if isinstance(one, MatrixView) and one.searching:
-            one = _search_over(session, one.id)
+            one = _search_over(session, one.id, deadline)
         yield from [job.job_id for job in one.jobs] if isinstance(one, MatrixView) else [ref]
 
 
-def _search_over(session: Session, matrix_id: str) -> MatrixView:
-    """Return a search once no further trial comes; print a line for each trial that has ended."""
+def _search_over(session: Session, matrix_id: str, deadline: float | None) -> MatrixView:
+    """Return a search once no further trial comes; print a line for each trial that has ended. Raises NotEndedError."""
     client, reported = session.client(), 0
-    for view in following.watch(client, lambda: client.matrix(matrix_id), job_ids=(), patience=session.patience()):
+    for view in following.watch(
+        client, lambda: client.matrix(matrix_id), job_ids=(), patience=session.patience(), deadline=deadline
+    ):
         ended = sum(job.ended_at is not None for job in view.jobs)
         if ended != reported:
             session.console.note(f"{matrix_id} {ended} of {view.count} trials ended")
             reported = ended
         if not view.searching:
             return view
+        if _is_past(deadline):
+            raise NotEndedError(f"{matrix_id} has not ended yet: {ended} of {view.count} trials have")
     raise AssertionError("a watch has no end")
 
 
-def _wait_one(session: Session, ref: str) -> JobView:
+def _wait_one(session: Session, ref: str, deadline: float | None) -> JobView:
     client, patience = session.client(), session.patience()
     shown = ""
     job_id = following.present(lambda: client.job(ref), patience).id
-    for job in following.watch(client, lambda: client.job(job_id), job_ids=[job_id], patience=patience):
+    for job in following.watch(
+        client, lambda: client.job(job_id), job_ids=[job_id], patience=patience, deadline=deadline
+    ):
         if job.is_terminal:
             return job
         if shown != (shown := f"{job.state}: {job.reason}"):
             session.console.note(f"{job.id} {clean(shown)}")
+        if _is_past(deadline):
+            raise following.not_ended(job)
     raise AssertionError("a watch has no end")
+
+
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline
 
 
 def exit_code_of(jobs: Iterable[JobView]) -> int:

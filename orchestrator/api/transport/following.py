@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from orchestrator.api.errors import DaemonUnreachableError, DeadlineError
+from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, NotEndedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,8 +110,8 @@ def watch(
 ) -> Iterator[Seen]:
     """Yield what ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
 
-    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can check the clock.
-    Changes within ``rest_seconds`` after a reading are read together.
+    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can check the clock: from
+    then on an absent daemon is not waited for. Changes within ``rest_seconds`` after a reading are read together.
     """
     patience = patience or Patience()
     version: int | None = None
@@ -126,6 +126,8 @@ def watch(
             value = read()
         except Absence as error:
             version = None  # the next answer arrives at once, for changes meanwhile
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
             patience.absent(error)
             continue
         patience.present()
@@ -136,7 +138,7 @@ def watch(
 def wait(
     client: Daemon, ref: str, *, timeout_seconds: float | None = None, patience: Patience | None = None
 ) -> JobView:
-    """Return the job, once it has ended. Raises DeadlineError after ``timeout_seconds``, NoSuchJobError."""
+    """Return the job, once it has ended. Raises NotEndedError after ``timeout_seconds``, NoSuchJobError."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     patience = patience or Patience()
     first = present(lambda: client.job(ref), patience)
@@ -150,10 +152,16 @@ def wait(
         if job.is_terminal:
             return job
         if deadline is not None and time.monotonic() >= deadline:
-            raise DeadlineError(
-                f"job {job.id} has not ended yet: {job.state} ({job.reason})", hint=f"`orch wait {job.id}` waits on"
-            )
+            raise not_ended(job)
     raise AssertionError("a watch has no end")
+
+
+def not_ended(job: JobView) -> NotEndedError:
+    """Return the error about a job that has not ended in time."""
+    return NotEndedError(
+        f"job {job.id} has not ended yet: {job.state} ({job.reason})",
+        hint=f"it goes on: `orch wait {job.id}` waits on, `orch cancel {job.id}` ends it",
+    )
 
 
 def present(ask: Callable[[], Seen], patience: Patience) -> Seen:

@@ -12,6 +12,8 @@ from orchestrator.cli.commands.shared import Json, Quiet
 from orchestrator.cli.session import Session
 from orchestrator.cli.status_view import StatusOptions, show_status
 
+MAX_SECONDS = 365 * 86_400.0
+
 
 def status(
     job: Annotated[str | None, typer.Argument(metavar="JOB", help="One job in full; none lists them.")] = None,
@@ -59,17 +61,25 @@ def wait(
     state: States = None,
     label: Labels = None,
     name: Name = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="SPAN", help="Give up after so long, with exit code 7: 30s, 2h.")
+    ] = None,
     dry_run: DryRun = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Wait until jobs have ended; exit code 0 when all succeeded, else 1.
+    """Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout is over, else 1.
 
     Options choose among jobs that have not ended. Waits for a daemon that restarts as well. With --json: the job's object, or an array for several.
     """
     from orchestrator.cli.live import wait_jobs
+    from orchestrator.cli.render.units import parse_span_within
 
+    seconds = None if timeout is None else parse_span_within(timeout, "--timeout", least=0.0, most=MAX_SECONDS)
     session = Session(quiet=quiet)
     found = selection(jobs, user, state, label, name, dry_run=dry_run, json=json)
     refs = meant(session, found, WAIT, asks=False)
-    return EXIT_OK if refs is None else wait_jobs(session, refs, as_json=json, as_array=len(found.refs) != 1)
+    if refs is None:
+        return EXIT_OK
+    as_array = len(found.refs) != 1
+    return wait_jobs(session, refs, as_json=json, as_array=as_array, timeout_seconds=seconds)

@@ -428,6 +428,19 @@ def test_wait_mirrors_the_result(orch: Orch, served: ServedFake) -> None:
     assert [item["state"] for item in orch("wait", good.id, bad.id, "--json").json] == ["SUCCEEDED", "FAILED"]
 
 
+def test_wait_gives_up_when_its_time_is_over(orch: Orch, served: ServedFake) -> None:
+    ended = served.do(lambda service: service.add(state="SUCCEEDED"))
+    runs = served.do(lambda service: service.add("runs", state="RUNNING"))
+    assert orch("wait", ended.id, "--timeout", "0s").code == 0
+    result = orch("wait", runs.id, "--timeout", "100ms")
+    assert (result.code, result.out) == (7, "")
+    assert f"{runs.id} has not ended yet: RUNNING" in result.err
+    assert "orch cancel" in result.err
+    assert orch("wait", ended.id, runs.id, "--timeout", "0s").code == 7, "the time is for all of them together"
+    for nonsense in ("10", "soon", "-1s", "2000d"):
+        assert orch("wait", runs.id, "--timeout", nonsense).code == 2
+
+
 def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: JobView) -> None:
     served.do(lambda service: service.set(job.id, progress=ProgressView(fraction=0.25, eta_seconds=60.0)))
     assert "25% 1m00s left" in orch("status").out

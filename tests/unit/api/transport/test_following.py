@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.client import Client
-from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, InternalError, NoSuchJobError
+from orchestrator.api.errors import DaemonUnreachableError, InternalError, NoSuchJobError, NotEndedError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.transport.following import Patience, follow_logs, present, wait, watch
 from tests.support.stack import PATIENCE_SECONDS
@@ -82,9 +82,15 @@ def test_wait_returns_when_the_job_ends(served: ServedFake, client: Client) -> N
 
 def test_wait_has_a_limit_when_asked(served: ServedFake, client: Client) -> None:
     job = served.do(lambda service: service.add())
-    with pytest.raises(DeadlineError, match="not ended yet") as caught:
+    with pytest.raises(NotEndedError, match="not ended yet") as caught:
         wait(client, job.id, timeout_seconds=0.1)
     assert "orch wait" in caught.value.hint
+
+
+def test_a_daemon_that_is_away_at_the_limit_is_not_waited_for(served: ServedFake, client: Client) -> None:
+    job = served.do(lambda service: service.add())
+    with Later(held(served), served.stop), pytest.raises(DaemonUnreachableError):
+        wait(client, job.id, timeout_seconds=2.0, patience=Patience(reconnect_seconds=1e9))
 
 
 def test_wait_for_nothing_is_an_error(client: Client) -> None:
