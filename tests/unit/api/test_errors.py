@@ -16,7 +16,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.spec import problems as spec_problems
 
-EXIT_CODES = {2, 3, 4, 5, 70}
+EXIT_CODES = {2, 3, 4, 5, 7, 70}
 
 
 def every_error() -> list[type[OrchError]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.api.matrix_views import MatrixJobView, MatrixView
 from orchestrator.api.queue_views import HolderView, OutlookView
 from orchestrator.api.views import CheckpointView, FailureView, GpuView, ProgressView
 from orchestrator.cli.status_view import MORE, MOST_WAITING
@@ -439,6 +440,25 @@ def test_wait_gives_up_when_its_time_is_over(orch: Orch, served: ServedFake) -> 
     assert orch("wait", ended.id, runs.id, "--timeout", "0s").code == 7, "the time is for all of them together"
     for nonsense in ("10", "soon", "-1s", "2000d"):
         assert orch("wait", runs.id, "--timeout", nonsense).code == 2
+
+
+def test_wait_gives_up_on_a_search_too(orch: Orch, served: ServedFake) -> None:
+    trial = MatrixJobView(index=0, values={"lr": 0.1}, job_id="digits-aaaaa2", name="digits", state="RUNNING")
+    view = MatrixView(
+        id="digits-w2pqsy",
+        name="digits",
+        user="ada",
+        uid=0,
+        state="RUNNING",
+        submitted_at=1.0,
+        count=20,
+        searching=True,
+        jobs=(trial,),
+    )
+    served.do(lambda service: service.matrices.update({view.id: view}))
+    result = orch("wait", view.id, "--timeout", "0s")
+    assert (result.code, result.out) == (7, "")
+    assert f"{view.id} has not ended yet: 0 of 20 trials have" in result.err
 
 
 def test_progress_is_shown_in_the_table(orch: Orch, served: ServedFake, job: JobView) -> None:
