@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from textual.widgets import DataTable, Static
+from textual.widgets.data_table import RowKey
 
 from orchestrator.api.errors import OrchError
 from orchestrator.api.views import AttemptView, FindingView, JobView, ProgressView, RankView
@@ -24,6 +25,7 @@ from orchestrator.cli.top.model import Order
 from orchestrator.cli.top.past import HISTORY, SETTLED_SECONDS, Past
 from orchestrator.cli.top.processes import ProcessLine
 from orchestrator.cli.top.source import TopSource
+from orchestrator.cli.top.tables import FittedTable
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health
@@ -229,6 +231,24 @@ def drive(source: Any, script: Any, size: tuple[int, int] = (180, 50)) -> None:
             await script(app, pilot)
 
     asyncio.run(go())
+
+
+def test_a_frame_or_a_highlighted_row_that_comes_when_the_program_ends_is_not_drawn() -> None:
+    """Textual takes the screen away before it stops the timers and has handled every message."""
+    source = StillSource(frame((row(0), row(1))))
+
+    async def run() -> None:
+        app = TopApp(source, interval=0.1)
+        highlighted: list[DataTable.RowHighlighted] = []
+        async with app.run_test(size=(180, 50)):
+            table = app.query_one("#gpus", FittedTable)
+            highlighted.append(DataTable.RowHighlighted(table, 0, RowKey("GPU-0")))
+        assert app.screen_stack == []
+        source.frame = frame((row(0),))
+        app.follow()
+        app.on_data_table_row_highlighted(highlighted[0])
+
+    asyncio.run(run())
 
 
 def cells(app: TopApp, name: str) -> list[dict[str, str]]:
