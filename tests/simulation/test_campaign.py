@@ -41,6 +41,10 @@ def test_a_rank_that_has_ended_is_not_run_again_in_the_same_attempt() -> None:
     assert campaign.run_history(campaign.history_of(1385)).failure == ""
 
 
+def test_a_job_that_no_node_can_hold_is_refused_also_while_all_are_down() -> None:
+    assert campaign.run_history(campaign.history_of(1312)).failure == ""
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_seed_gives_the_same_history_each_time(durable: bool) -> None:
     history = History(5, durable, campaign.history_of(5, length=60).steps)

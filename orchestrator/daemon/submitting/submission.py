@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     """Refuse a job that this cluster can never hold, with the remedy. Raises RefusedError."""
     worker = checked.spec.resources.resources_per_worker
-    alive = [n for n in nodes.values() if n.alive]
+    present = [n for n in nodes.values() if n.alive] or list(nodes.values())
     _refuse_unknown_nodes(checked, nodes)
     _refuse_unknown_labels(checked, nodes)
     if worker.gpu and not any(n.gpus for n in nodes.values()):
@@ -51,11 +51,11 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
             hint="set resources_per_worker: {gpu: 0} to train on CPUs, or try things out with `orch down` and"
             " `orch up --simulate-gpus 2`",
         )
-    if alive and not could_ever_fit(probe(checked), nodes):
-        _refuse_unshared(checked, alive)
+    if nodes and not could_ever_fit(probe(checked), nodes):
+        _refuse_unshared(checked, present)
         if missing_nodes(probe(checked), nodes):
             return  # it waits, and says for which
-        per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in alive)
+        per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in present)
         workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
             f"no node can fit {plural(workers, 'rank')} with {plural(gpus, 'GPU')} and {plural(cpus, 'CPU')} ({per_node})",
@@ -104,10 +104,11 @@ def _unknown_label(key: str, value: str, known: Mapping[str, set[str]]) -> str:
     return f"no node has the label {key}={value}{asked}"
 
 
-def _refuse_unshared(checked: Checked, alive: Sequence[Node]) -> None:
+def _refuse_unshared(checked: Checked, present: Sequence[Node]) -> None:
     """Refuse a job that fits only on nodes with which its checkpoints would be lost."""
-    apart = [n.name for n in alive if not n.shares_home]
-    if apart and could_ever_fit(probe(checked), {n.id: replace(n, shares_home=True) for n in alive}):
+    apart = [n.name for n in present if not n.shares_home]
+    sharing = {n.id: replace(n, shares_home=True, alive=True) for n in present}
+    if apart and could_ever_fit(probe(checked), sharing):
         raise RefusedError(
             f"the job needs {', '.join(sorted(set(apart)))}, which do not share ORCH_HOME with the daemon:"
             f" {needs_home(probe(checked))}",

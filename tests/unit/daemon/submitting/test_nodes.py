@@ -41,6 +41,17 @@ def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
         check_fits(asked(9, "a"), down)
 
 
+def test_what_no_node_could_hold_is_refused_also_while_all_are_down() -> None:
+    """It was taken, and waited for ever."""
+    down = {name: replace(each, alive=False) for name, each in THERE.items()}
+    check_fits(asked(10), down)
+    with pytest.raises(RefusedError, match=r"no node can fit 11 ranks .*\(a: .*8 GPUs; b: .*2 GPUs\)"):
+        check_fits(asked(11), down)
+    apart = {name: replace(each, shares_home=False) for name, each in down.items()}
+    with pytest.raises(RefusedError, match="needs a, b, which do not share ORCH_HOME"):
+        check_fits(asked(10), apart)
+
+
 def test_a_job_waits_for_the_only_node_with_gpus() -> None:
     known = nodes(node("a", gpus=0), node("b", gpus=2))
     check_fits(asked(1), {**known, "b": replace(known["b"], alive=False)})
