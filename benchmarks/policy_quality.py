@@ -5,26 +5,33 @@ family of synthetic traces at load 0.9, and for a cut of a trace on as many node
 completion times and of the 99th percentile of waits. Ours are two: the daemon with ``ORCH_TIME_SHARING=1m``, and as it comes (``default``).
 Nothing declares a duration, and nothing is known of like jobs. The bound (shortest remaining time first) and the published policies
 (``las``, ``tiresias``) have what no scheduler has: preemption is free, and GPUs have no nodes. Jobs save every 30 minutes.
+
+It takes hours at its default sizes. With ``--keep FILE`` the ratios of each trace are kept there, and the next call continues with the rest;
+``--seconds N`` ends a call after about so long, with the result of what is done: every family's first seed comes first.
 """
 
 from __future__ import annotations
 
-from math import ceil, fsum
+from collections import defaultdict
+from functools import partial
+from math import ceil, fsum, inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from benchmarks import kept
 from benchmarks.measure import parser, report, result, summary
 from orchestrator.analysis.simulation.comparison import compare, parse_nodes
 from orchestrator.analysis.simulation.reading import read_trace
 from orchestrator.analysis.simulation.synthetic import FAMILIES, synthetic_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestrator.core.simulation.trace import TraceJob
 
 LOAD: Final = 0.9
 GPUS_A_NODE: Final = 8
+CUT: Final = "trace"
 TARGETS: Final = {
     "mean_over_bound": 1.05,
     "mean_over_fifo": 0.76,
@@ -41,23 +48,42 @@ def main() -> None:
     made.add_argument("--trace", type=Path, help="a trace to play too, as orch simulate reads it")
     made.add_argument("--jobs", type=int, default=20_000, help="of a synthetic trace, and of each cut of the trace")
     made.add_argument("--nodes", default="64x8", help="of synthetic traces")
+    made.add_argument("--keep", type=Path, help="file of results; a later call continues with the rest")
+    made.add_argument("--seconds", type=float, default=inf, help="begin no further trace after so long")
     options = made.parse_args()
     trace = read_trace(options.trace) if options.trace else []
-    report(measure(options.jobs, options.nodes, options.pairs, trace), options.json)
+    found = measure(options.jobs, options.nodes, options.pairs, trace, keep=options.keep, seconds=options.seconds)
+    report(found, options.json)
 
 
-def measure(jobs: int, nodes: str, seeds: int, trace: Sequence[TraceJob] = ()) -> dict[str, Any]:
-    """The ratios, by family; ``ours`` is the mean over the bound's, of all synthetic traces."""
+def measure(
+    jobs: int,
+    nodes: str,
+    seeds: int,
+    trace: Sequence[TraceJob] = (),
+    *,
+    keep: Path | None = None,
+    seconds: float = inf,
+) -> dict[str, Any]:
+    """The ratios, by family; ``ours`` is the mean over the bound's, of all synthetic traces. Raises ValueError where none is done in time."""
     gpus = sum(node.gpus for node in parse_nodes(nodes).values())
-    found = {
-        family: [
-            ratios(synthetic_trace(family, jobs=jobs, gpus=gpus, load=LOAD, seed=seed), nodes) for seed in range(seeds)
-        ]
-        for family in FAMILIES
-    }
-    every = [one["mean_over_bound"] for family in found.values() for one in family]
-    if trace:
-        found["trace"] = [ratios(cut, nodes_for(cut)) for cut in cuts(trace, jobs, seeds)]
+    cut = cuts(trace, jobs, seeds) if trace else []
+
+    def synthetic(family: str, seed: int) -> dict[str, float]:
+        return ratios(synthetic_trace(family, jobs=jobs, gpus=gpus, load=LOAD, seed=seed), nodes)
+
+    parts: dict[str, Callable[[], dict[str, float]]] = {}
+    for seed in range(seeds):
+        for family in FAMILIES:
+            parts[f"{family}/{seed}/{jobs}/{nodes}"] = partial(synthetic, family, seed)
+        if seed < len(cut):
+            parts[f"{CUT}/{seed}/{jobs}/{len(trace)}"] = partial(ratios, cut[seed], nodes_for(cut[seed]))
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for key, one in kept.results(parts, keep, seconds).items():
+        found[key.partition("/")[0]].append(one)
+    every = [one["mean_over_bound"] for family, many in found.items() if family != CUT for one in many]
+    if not every:
+        raise ValueError(f"no trace was done within {seconds:g} s")
     families = {
         family: {name: summary([one[name] for one in many]) for name in many[0]} for family, many in found.items()
     }

@@ -193,4 +193,5 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "slow warm-up": {"first_step_at": 30.0, "noise": 0.2},
     "small job of 30 s": {"ranks": 2, "step_seconds": 0.05},
 }
-SECONDS = {"small job of 30 s": 30.0}
+SECONDS = {"small job of 30 s": 30.0, "no saves, a short job": 1200.0}
+"""How long jobs are that are healthy because they are short."""

@@ -10,19 +10,18 @@ continues with the rest; ``--seconds N`` ends a call after about so long. Of the
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import json
 import math
 import random
 import re
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import kept
 from benchmarks.insight import alerts
 from benchmarks.insight.faults import FAULT_AT, Case, cases
 from benchmarks.insight.healthy import HEALTHY, SECONDS
@@ -118,34 +117,9 @@ def units(fault_seeds: int, healthy_seeds: int) -> list[Unit]:
     return [*faults, *sound, *(Unit("month", name, 77) for name in HEALTHY)]
 
 
-def kept_results(path: Path | None) -> dict[str, Any]:
-    """The results of earlier calls; the last line may be cut off."""
-    if path is None or not path.exists():
-        return {}
-    found = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            found[row["key"]] = row["result"]
-    return found
-
-
 def work(wanted: Sequence[Unit], keep: Path | None, seconds: float) -> dict[str, Any]:
     """The results of the units, as far as the time allows."""
-    done = kept_results(keep)
-    due = time.monotonic() + seconds
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(keep.open("a", encoding="utf-8")) if keep is not None else None
-        for unit in wanted:
-            if unit.key in done:
-                continue
-            if time.monotonic() >= due:
-                break
-            done[unit.key] = unit.run()
-            if file is not None:
-                file.write(json.dumps({"key": unit.key, "result": done[unit.key]}) + "\n")
-                file.flush()
-    return {unit.key: done[unit.key] for unit in wanted if unit.key in done}
+    return kept.results({unit.key: unit.run for unit in wanted}, keep, seconds)
 
 
 def summary(wanted: Sequence[Unit], done: Mapping[str, Any]) -> dict[str, Any]:

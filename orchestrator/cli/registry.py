@@ -29,7 +29,7 @@ ENTRIES = (
     Entry("status", "status", JOBS, "Show the state of jobs: those that have not ended, and the newest of those that ended in the last day."),
     Entry("show", "show", JOBS, "Show what exactly a job runs: command, interpreter, environment, archive, git commit."),
     Entry("diff", "show", JOBS, "Show in what job B differs from job A."),
-    Entry("wait", "status", JOBS, "Wait until jobs have ended; exit code 0 when all succeeded, else 1."),
+    Entry("wait", "status", JOBS, "Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout is over, else 1."),
     Entry("logs", "logs", JOBS, "Show a job's log; with several ranks each line begins with its rank."),
     Entry("exec", "sessions.exec", JOBS, "Run a command beside a running rank: in its directory, with its environment and GPUs, on its node.", "exec_beside"),
     Entry("attach", "sessions.attach", JOBS, "Attach this terminal to a running rank: its debugger at a breakpoint, or all of an interactive job."),

@@ -70,6 +70,11 @@ class HelpScreen(ModalScreen[None]):
             yield Static(Text(str(getattr(self.app, "HELP_TEXT", HELP))))
 
 
+def has_parts(app: App[None]) -> bool:
+    """Whether there is what is drawn into: not under the keys' help, nor when the program ends and its timers still run."""
+    return bool(app.screen_stack) and len(app.screen.query(PARTS)) == PARTS.count("#")
+
+
 class TopApp(App[None]):
     """The live view."""
 
@@ -155,14 +160,9 @@ class TopApp(App[None]):
         age = time.time() - self._shown.at
         return age if age > LATE_SECONDS + 2 * self._interval else 0.0
 
-    @property
-    def _has_parts(self) -> bool:
-        """Whether there is what is drawn into: not under the keys' help, nor when the program ends and its timers still run."""
-        return bool(self.screen_stack) and len(self.screen.query(PARTS)) == PARTS.count("#")
-
     def _draw(self) -> None:
         frame, choices = self._shown, self.choices
-        if frame is None or not self._has_parts:
+        if frame is None or not has_parts(self):
             return
         rows = model.ordered(model.matching(frame.rows, choices.words), choices.order, reverse=choices.reversed)
         self._rows = {row.gpu_uuid: row for row in rows}
@@ -196,7 +196,7 @@ class TopApp(App[None]):
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Another GPU is under the cursor."""
-        if event.data_table.id == "gpus" and self._has_parts:
+        if event.data_table.id == "gpus" and has_parts(self):
             self._detail()
 
     def _detail(self) -> None:

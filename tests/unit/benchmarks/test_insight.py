@@ -53,12 +53,13 @@ def test_the_document_shows_the_newest_result() -> None:
 
 
 def test_the_document_shows_the_job_hours_of_healthy_jobs_under_a_daemon() -> None:
-    newest = max((run.ROOT / "benchmarks" / "results").glob("*-insight_live_sound.json"))
-    result = json.loads(newest.read_text(encoding="utf-8"))
+    paths = sorted((run.ROOT / "benchmarks" / "results").glob("*-insight_live_sound.json"))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    result = results[-1]
     found = live_sound.MARKS.search(live_sound.DOCUMENT.read_text(encoding="utf-8"))
     assert found is not None
     assert found[2] == live_sound.section(result), "run: python -m benchmarks.insight.live_sound --write"
-    assert sum(one["hours"] for one in result["runs"]) >= 23.0
+    assert sum(one["hours"] for each in results for one in each["runs"]) >= 30.0
 
 
 def test_findings_of_healthy_jobs_are_counted_by_their_kind() -> None:

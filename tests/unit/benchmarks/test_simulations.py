@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from benchmarks import policy_quality, queue_depth, simulate_scale
 from orchestrator.core.simulation.trace import TraceJob
 
@@ -30,6 +34,18 @@ def test_each_family_is_held_against_fifo_published_policies_and_the_bound() -> 
     assert (
         ratios["mean_over_fifo"] == ratios["mean_over_las"] * ratios["las_over_bound"] / ratios["fifo_over_bound"] == 1
     )
+
+
+def test_policies_are_compared_in_several_calls(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    with pytest.raises(ValueError, match="no trace was done within 0 s"):
+        policy_quality.measure(jobs=40, nodes="1x8", seeds=1, trace=TWO, keep=keep, seconds=0.0)
+    whole = policy_quality.measure(jobs=40, nodes="1x8", seeds=1, trace=TWO, keep=keep)
+    assert (len(whole["families"]), len(keep.read_text().splitlines())) == (5, 5)
+    again = policy_quality.measure(jobs=40, nodes="1x8", seeds=1, trace=TWO, keep=keep, seconds=0.0)
+    assert again["families"] == whole["families"], "nothing is run again"
+    with pytest.raises(ValueError, match="no trace was done"):
+        policy_quality.measure(jobs=41, nodes="1x8", seeds=1, keep=keep, seconds=0.0)
 
 
 def test_a_trace_is_cut_in_its_middle_and_has_the_nodes_of_its_load() -> None:
