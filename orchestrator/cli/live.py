@@ -62,7 +62,7 @@ def wait_jobs(
 def _each_job(session: Session, refs: list[str], deadline: float | None) -> Iterator[str]:
     """Yield the references, with a matrix replaced by its jobs."""
     for ref in refs:
-        one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience())  # type: ignore[misc]  # bound now
+        one = following.present(lambda ref=ref: job_or_matrix(session.client(), ref), session.patience(), deadline)  # type: ignore[misc]  # bound now
         if isinstance(one, MatrixView) and one.searching:
             one = _search_over(session, one.id, deadline)
         yield from [job.job_id for job in one.jobs] if isinstance(one, MatrixView) else [ref]
@@ -88,7 +88,7 @@ def _search_over(session: Session, matrix_id: str, deadline: float | None) -> Ma
 def _wait_one(session: Session, ref: str, deadline: float | None) -> JobView:
     client, patience = session.client(), session.patience()
     shown = ""
-    job_id = following.present(lambda: client.job(ref), patience).id
+    job_id = following.present(lambda: client.job(ref), patience, deadline).id
     for job in following.watch(
         client, lambda: client.job(job_id), job_ids=[job_id], patience=patience, deadline=deadline
     ):

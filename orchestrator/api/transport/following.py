@@ -86,8 +86,10 @@ class Patience:
         self._until = None
         self._pause = FIRST_PAUSE_SECONDS
 
-    def absent(self, error: DaemonUnreachableError | DeadlineError) -> None:
-        """Record the daemon's absence: return after a pause, or raise ``error`` when the patience is exhausted."""
+    def absent(self, error: DaemonUnreachableError | DeadlineError, deadline: float | None = None) -> None:
+        """Record the daemon's absence: return after a pause, or raise ``error`` when the patience is exhausted, or at ``deadline``."""
+        if deadline is not None and time.monotonic() >= deadline:
+            raise error
         now = self.clock.now()
         if self._until is None:
             self._until = now + self._reconnect_seconds
@@ -126,9 +128,7 @@ def watch(
             value = read()
         except Absence as error:
             version = None  # the next answer arrives at once, for changes meanwhile
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-            patience.absent(error)
+            patience.absent(error, deadline)
             continue
         patience.present()
         rested = clock.now() + rest_seconds
@@ -141,7 +141,7 @@ def wait(
     """Return the job, once it has ended. Raises NotEndedError after ``timeout_seconds``, NoSuchJobError."""
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     patience = patience or Patience()
-    first = present(lambda: client.job(ref), patience)
+    first = present(lambda: client.job(ref), patience, deadline)
     if first.is_terminal:
         return first
 
@@ -164,13 +164,13 @@ def not_ended(job: JobView) -> NotEndedError:
     )
 
 
-def present(ask: Callable[[], Seen], patience: Patience) -> Seen:
-    """Return the result of ``ask``, once the daemon answers."""
+def present(ask: Callable[[], Seen], patience: Patience, deadline: float | None = None) -> Seen:
+    """Return the result of ``ask``, once the daemon answers. At ``deadline`` (monotonic) an absent one is not waited for."""
     while True:
         try:
             value = ask()
         except Absence as error:
-            patience.absent(error)
+            patience.absent(error, deadline)
         else:
             patience.present()
             return value

@@ -91,6 +91,8 @@ def test_a_daemon_that_is_away_at_the_limit_is_not_waited_for(served: ServedFake
     job = served.do(lambda service: service.add())
     with Later(held(served), served.stop), pytest.raises(DaemonUnreachableError):
         wait(client, job.id, timeout_seconds=2.0, patience=Patience(reconnect_seconds=1e9))
+    with pytest.raises(DaemonUnreachableError):  # it is away from the beginning
+        wait(client, job.id, timeout_seconds=0.1, patience=Patience(reconnect_seconds=1e9))
 
 
 def test_wait_for_nothing_is_an_error(client: Client) -> None:
