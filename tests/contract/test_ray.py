@@ -34,12 +34,12 @@ from tests.support.cluster import RayCluster
 from tests.support.stack import PATIENCE_SECONDS, process_gone
 
 SCRIPTS = {
-    Does.WAIT: "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nstarted()\nwhile True: signal.pause()\n",
-    Does.ENDURE: "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nstarted()\nwhile True: signal.pause()\n",
+    Does.WAIT: "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nstarted()\nwhile True: time.sleep(0.1)\n",
+    Does.ENDURE: "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nstarted()\nwhile True: time.sleep(0.1)\n",
     Does.SUCCEED: "started()\n",
     Does.FAIL: "started()\nsys.exit(3)\n",
 }
-PREAMBLE = """import os, signal, sys
+PREAMBLE = """import os, signal, sys, time
 def started():
     with open(os.path.join(os.path.dirname(__file__), os.environ["ORCH_JOB_ID"] + ".starts"), "a") as file:
         file.write(f"{os.getpid()}\\n")

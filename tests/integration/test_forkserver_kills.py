@@ -188,7 +188,7 @@ def _owner_environment() -> dict[str, str]:
 def test_stop_lets_a_process_save(server: RunningServer, tmp_path: Path) -> None:
     rank = start(server, tmp_path, "stopping.py", str(tmp_path), "save")
     wait_until((tmp_path / "ready").exists, "the script")
-    assert rank.lifeline.stop(timedelta(seconds=30))
+    assert rank.lifeline.stop(EVENT)
     finish(rank)
     assert (rank.exited.exit_code, rank.exited.signal, rank.exited.cause) == (17, None, "stop")
     assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
@@ -198,7 +198,7 @@ def test_stop_lets_a_stopped_process_save(server: RunningServer, tmp_path: Path)
     rank = start(server, tmp_path, "stopping.py", str(tmp_path), "save")
     wait_until((tmp_path / "ready").exists, "the script")
     rank.lifeline.signal(signal.SIGSTOP)
-    assert rank.lifeline.stop(timedelta(seconds=30))
+    assert rank.lifeline.stop(EVENT)
     assert finish(rank).exited.exit_code == 17
 
 
@@ -338,7 +338,7 @@ def test_shutdown_leaves_jobs_running(own_server: RunningServer, tmp_path: Path)
     own_server.client.shutdown_sync()
     assert_gone(own_server.started.pid)
     assert alive(rank.keeper_pid)
-    rank.lifeline.stop(timedelta(seconds=30))
+    rank.lifeline.stop(EVENT)
     assert finish(rank).exited.exit_code == 17
 
 

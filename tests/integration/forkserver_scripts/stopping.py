@@ -38,4 +38,4 @@ match sys.argv[2]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 (folder / "ready").touch()
 while True:
-    time.sleep(60)
+    time.sleep(0.1)  # a signal that arrives just before this call does not end it: Python runs the handler after it
