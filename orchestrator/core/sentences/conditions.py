@@ -42,7 +42,7 @@ def _(fact: requesters.ByNodeReservation) -> str:
 @sentence.register
 def _(fact: requesters.ByIdleReclaim) -> str:
     limit = format_duration(timedelta(seconds=round(fact.seconds)))
-    return f"for {fact.job}: all of its GPUs had been idle for {limit}"
+    return f"for {fact.job}: all GPUs of this job had been idle for {limit}"
 
 
 @sentence.register

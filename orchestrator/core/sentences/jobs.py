@@ -43,7 +43,7 @@ def _(fact: reasons.RanksSucceeded) -> str:
 _STOPS: Final = {
     StopPurpose.CANCEL: "cancelled by {by}",
     StopPurpose.PAUSE: "paused by {by}",
-    StopPurpose.PREEMPT: "making room ({by})",
+    StopPurpose.PREEMPT: "making room {by}",
     StopPurpose.TIMEOUT: "exceeded max_duration",
     StopPurpose.RESIZE: "stopped by {by}",
     StopPurpose.MOVE: "moving {by}",
@@ -52,7 +52,8 @@ _STOPS: Final = {
 
 @sentence.register
 def _(fact: reasons.StopOrdered) -> str:
-    return f"{_STOPS[fact.purpose].format(by=sentence(fact.by))}; its processes have time to save"
+    by = _room(fact.by) if fact.purpose is StopPurpose.PREEMPT else sentence(fact.by)
+    return f"{_STOPS[fact.purpose].format(by=by)}; its processes have time to save"
 
 
 @sentence.register
@@ -77,7 +78,13 @@ def _(fact: reasons.Resumed) -> str:
 
 @sentence.register
 def _(fact: reasons.MadeRoom) -> str:
-    return f"stopped to make room ({sentence(fact.by)})"
+    return f"stopped to make room {_room(fact.by)}"
+
+
+def _room(by: Fact) -> str:
+    """Return for whom, or because of what, a job makes room."""
+    for_a_job = isinstance(by, requesters.ByPreemption | requesters.ByTimeSharing | requesters.ByIdleReclaim)
+    return sentence(by) if for_a_job else f"({sentence(by)})"
 
 
 @sentence.register

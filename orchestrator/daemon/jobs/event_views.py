@@ -9,9 +9,9 @@ from orchestrator.api import views as v
 from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.reasons import StopOrdered
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.sentences.base import plural
-from orchestrator.core.states import StopPurpose
 from orchestrator.core.stored.job_record import event_body
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def event_view(stored: StoredEvent) -> v.EventView:
         at=event.step_at if isinstance(event, FirstStep) else event.at,  # when it was done, not when it was reported
         kind=event.kind,
         attempt=body.get("attempt"),
-        summary=_summary(event.kind, body),
+        summary=_summary(event, body),
         cause=event.cause,
         body=body,
     )
@@ -101,8 +101,10 @@ def _megabytes(size_bytes: int) -> str:
     return f"{size_bytes} bytes"
 
 
-def _summary(kind: str, body: dict[str, Any]) -> str:
-    match kind:
+def _summary(event: ev.Event, body: dict[str, Any]) -> str:
+    if isinstance(event, ev.StopRequested):
+        return sentence(StopOrdered(purpose=event.purpose, by=event.by))  # the words of the job's reason
+    match event.kind:
         case "job_submitted":
             left_out = body["left_out"]
             return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
@@ -133,10 +135,6 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
             n = body["steps_lost"]
             lost = f", {n} step{'s' if n > 1 else ''} done again" if n else ""
             return f"first new step {body['step']}{lost}"
-        case "stop_requested" if body["purpose"] == StopPurpose.MOVE.value:
-            return f"moves {body['by']}"
-        case "stop_requested":
-            return f"{body['purpose']} asked for by {body['by']}"
         case "job_finished":
             return f"{body['state']}: {body['reason']}"
         case "gang_lost" | "job_requeued":
@@ -148,6 +146,6 @@ def _summary(kind: str, body: dict[str, Any]) -> str:
         case "job_noted":
             return str(body["message"])
         case "job_suspended" | "job_resumed" | "job_updated":
-            return f"{kind.removeprefix('job_')} by {body['by']}"
+            return f"{event.kind.removeprefix('job_')} by {body['by']}"
         case _:
-            return kind.replace("_", " ")
+            return event.kind.replace("_", " ")

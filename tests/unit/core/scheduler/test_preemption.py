@@ -61,7 +61,7 @@ def test_a_job_stops_for_one_of_higher_priority_and_both_say_so() -> None:
     assert commands.waiting["urgent"] == AwaitsRoom(jobs=("low",))
     assert sentence(commands.waiting["urgent"]) == "waiting until low has stopped to make room"
     low = after(low, event)
-    assert sentence(low.reason) == "making room (for urgent, priority 60); its processes have time to save"
+    assert sentence(low.reason) == "making room for urgent, priority 60; its processes have time to save"
     again = ask(low, urgent)
     assert again.events == [], "it is asked once"
     assert again.waiting["urgent"] == AwaitsRoom(jobs=("low",))
@@ -69,7 +69,7 @@ def test_a_job_stops_for_one_of_higher_priority_and_both_say_so() -> None:
     low = after(low, *ends, gone(low), released(low))
     (requeued,) = ask(low, urgent, now=NOW + 2).events[:1]
     low = after(low, requeued)
-    assert (low.state, sentence(low.reason)) == (JobState.PENDING, "stopped to make room (for urgent, priority 60)")
+    assert (low.state, sentence(low.reason)) == (JobState.PENDING, "stopped to make room for urgent, priority 60")
     (first,) = ask(low, urgent, now=NOW + 2).events
     assert isinstance(first, ev.AttemptStarted)
     assert first.job_id == "urgent"

@@ -26,7 +26,14 @@ from orchestrator.core.facts.reasons import (
     NotEnoughFree,
     StopOrdered,
 )
-from orchestrator.core.facts.requesters import ByGrowth, ByLimit, ByNodeDrain, ByNodeReservation, ByShutdown
+from orchestrator.core.facts.requesters import (
+    ByGrowth,
+    ByIdleReclaim,
+    ByLimit,
+    ByNodeDrain,
+    ByNodeReservation,
+    ByShutdown,
+)
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.states import FailureClass, StopPurpose
 from tests.unit.core import strategies
@@ -124,6 +131,10 @@ def test_every_problem_of_a_script_has_words_and_advice(problem: Problem) -> Non
         ),
         (MadeRoom(by=ByNodeDrain(name="ada")), "stopped to make room (ada drains its node)"),
         (MadeRoom(by=ByShutdown()), "stopped to make room (orch down --stop-jobs)"),
+        (
+            MadeRoom(by=ByIdleReclaim(job="new", seconds=1800.0)),
+            "stopped to make room for new: all GPUs of this job had been idle for 30m",
+        ),
         (
             Quarantined(gpu_uuid="GPU-1", cause=GpuLost(gpu_uuid="GPU-1", rank=2)),
             "quarantined: rank 2: its GPU went away (gpu GPU-1: the driver no longer has this GPU)",

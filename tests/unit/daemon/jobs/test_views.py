@@ -11,6 +11,7 @@ from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.findings import NoStep, RankSlow
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
+from orchestrator.core.facts.requesters import ByLimit, ByNodeDrain, ByPreemption, ByUser
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.jobs.event_views import event_view
@@ -71,6 +72,18 @@ def test_events_agree_in_number_and_say_what_is_in_memory_only() -> None:
         ),
     ):
         assert event_view(StoredEvent(number=1, event=event)).summary == said
+
+
+def test_a_stop_is_shown_in_the_words_of_the_jobs_reason() -> None:
+    for purpose, by, said in (
+        (StopPurpose.CANCEL, ByUser(name="ada"), "cancelled by ada"),
+        (StopPurpose.PREEMPT, ByPreemption(job="urgent", priority=60), "making room for urgent, priority 60"),
+        (StopPurpose.PREEMPT, ByNodeDrain(name="ada"), "making room (ada drains its node)"),
+        (StopPurpose.TIMEOUT, ByLimit(key="max_duration"), "exceeded max_duration"),
+    ):
+        event = ev.StopRequested(job_id=running().id, at=1.0, purpose=purpose, by=by, deadline=2.0)
+        shown = event_view(StoredEvent(number=1, event=event))
+        assert shown.summary == f"{said}; its processes have time to save"
 
 
 def test_every_rank_shows_its_own_time() -> None:

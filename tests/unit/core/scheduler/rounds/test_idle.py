@@ -56,7 +56,7 @@ def test_the_idle_job_stops_and_both_say_so() -> None:
     )
     assert commands.waiting["new"] == AwaitsRoom(jobs=("idle",))
     told = sentence(after(idle, asked).reason)
-    assert told == "making room (for new: all of its GPUs had been idle for 30m); its processes have time to save"
+    assert told == "making room for new: all GPUs of this job had been idle for 30m; its processes have time to save"
     assert ask(after(idle, asked), busy, waits(), idle=1801).events == [], "it is asked once"
 
 

@@ -57,7 +57,7 @@ def test_a_job_that_has_run_for_long_stops_for_a_new_one_and_both_say_so() -> No
     assert (event.job_id, event.by) == ("long", ByTimeSharing(job="new"))
     assert commands.waiting["new"] == AwaitsRoom(jobs=("long",))
     assert sentence(after(long, event).reason) == (
-        "making room (for new, which is expected to need less time); its processes have time to save"
+        "making room for new, which is expected to need less time; its processes have time to save"
     )
     assert stopped(long, new, seconds=None) == [], "it is off unless it is asked for"
 
