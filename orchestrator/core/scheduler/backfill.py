@@ -1,6 +1,6 @@
 """Backfill: short jobs run on what the head of the queue has claimed, where they end before it could start. Pure.
 
-The *head* is the first job that finds too little free. It claims what is free, so nothing behind it delays it (placement.py). Its
+The *head* is the first job that finds too little free. Once it claims what is free (rounds/head.py), nothing behind it delays it. Its
 *reservation* is the time at which it fits once running jobs end as expected (durations.py), and as what a round has placed runs on. A
 later job may take what is claimed when its ``max_duration``, which is enforced, ends it before that time. So the head is delayed, at
 most by the limit of a job that began before, only where running jobs end earlier than expected.
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes
+    from orchestrator.core.scheduler.room.holding import Holding
     from orchestrator.core.scheduler.room.vacancy import Vacancy
 
 
@@ -94,6 +95,24 @@ def reservation(
     finally:
         free.restore()
     return None
+
+
+def has_bounded_start(head: Job, holding: Holding, free: Vacancy, nodes: Mapping[str, Node], now: float) -> bool:
+    """Whether the head fits at the latest when jobs reach their ``max_duration`` and reservations of nodes end, whatever else runs on."""
+    ends = [(now + (limit_left(job, now) or 0.0), job.submission.sequence, job) for job in holding.limited.values()]
+    found: list[tuple[float, int, Job | None]] = [*ends]
+    if isinstance(nodes, Timetable):
+        found += [(at, -1, None) for at in nodes.ends()]
+    free.begin()
+    try:
+        for at, _, job in sorted(found, key=lambda entry: entry[:2]):
+            if job is not None and all(node_id in free for node_id in job.nodes):
+                give_back(job, job.nodes, known_shares(job), free)
+            if place(head, free, nodes, at=at) is not None:
+                return True
+    finally:
+        free.restore()
+    return False
 
 
 def _openings(

@@ -17,10 +17,10 @@ job that fits on the empty nodes, that no quota or limit holds back and before w
 A + (k + 1)(A + 2 L D) seconds, A being ``ageing``. After A seconds it goes before all of its lane but those k: what was submitted, or preempted, later
 has waited for less. From then on the lane is overdue after A seconds without a start. Lanes that have been so for
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
-starts of overdue lanes. The first job that does not fit claims what becomes free, and nothing behind it takes that but jobs that
+starts of overdue lanes. A job that has waited for A seconds and does not fit claims what becomes free (rounds/head.py), and nothing behind it takes that but jobs that
 end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
 longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. With time
-sharing (rounds/head.py) a job claims only once it has waited for ten times as long: there A is ten times ``ageing`` for a job that no single end makes room for.
+sharing a job claims only once it has waited for ten times as long: there A is ten times ``ageing`` for a job that no single end makes room for.
 """
 
 from __future__ import annotations

@@ -50,6 +50,10 @@ class QueueTree:
         """The queue that the job counts in: "" when none is configured."""
         return job.spec.queue if self.configured else ""
 
+    def are_equals(self, one: Job, other: Job) -> bool:
+        """Whether two jobs are of one queue and priority."""
+        return one.priority == other.priority and self.queue_of(one) == self.queue_of(other)
+
     def path(self, name: str) -> tuple[QueueSpec, ...]:
         """A queue and those above it, the uppermost first; nothing when none is configured."""
         if not self.configured:

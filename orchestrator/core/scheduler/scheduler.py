@@ -3,7 +3,7 @@
 What follows from a job's record alone is in ``lifecycle/advance.py``; here jobs are weighed against one another and the nodes.
 Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
 record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is that of order.py
-(shares of queues and users, priority, arrival); a gang that does not fit claims what is free, so nothing behind it can starve it; the first one that does not fit
+(shares of queues and users, priority, arrival); what is free is kept for a gang that does not fit, in the end from all others, so nothing can starve it (rounds/head.py); the first one that does not fit
 has jobs of lower priority stopped (preemption.py), and jobs that end before it could start run on what it has claimed (backfill.py). What no job needs goes to elastic jobs (elastic.py).
 """
 
@@ -220,6 +220,8 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
             commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
         if round_.brief and skips.sums(whole=False)[0] <= 0:
             break
+    if placed:
+        _keep(ahead.kept_from(None), round_, skips)
     for job, found, shares in placed:
         larger = elastic.extend(job, found, shares, free, nodes, round_.shares.most_ranks(job))
         round_.shares.more(job, len(larger) - len(found))
@@ -229,6 +231,16 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
     commands.ask_again(ahead.ask_again_at())
     if not commands.events:
         make_room_for(ahead, now, commands)
+    _keep(ahead.kept_from(None), round_, skips)  # no elastic job grows into it
+
+
+def _keep(jobs: Iterable[Job], round_: Round, skips: Skips) -> None:
+    """Claim what is free for jobs that do not fit."""
+    for job in jobs:
+        closed = closed_to(job, round_.nodes)
+        reach = (shape_of(job), closed) if closed else shape_of(job)
+        if not skips.full(reach) and claim(job, round_.free, round_.nodes):
+            skips.fill(reach)
 
 
 def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, commands: Commands) -> tuple[str, ...] | None:
@@ -249,6 +261,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
     if limit is not None:  # it claims nothing: what is free is of no use to it
         _pass_over(job, limit, round_, commands)
         return None
+    _keep(ahead.kept_from(job), round_, skips)
     closed = closed_to(job, nodes)
     reach = (kind.shape, closed) if closed else kind.shape
     full = skips.full(reach)

@@ -33,13 +33,14 @@ def places_of(job: Job) -> tuple[str, ...]:
 
 
 class Holding(Collection["Job"]):
-    """Jobs by id, those among them that stop for others, that move, that are elastic, and how many there are of each queue and priority."""
+    """Jobs by id, those among them that stop for others, that move, that are elastic, that have a ``max_duration``, and how many there are of each queue and priority."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_id: dict[JobId, Job] = {}
         self.stopping: dict[JobId, Job] = {}
         self.moving: dict[JobId, Job] = {}
         self.elastic: dict[JobId, Job] = {}
+        self.limited: dict[JobId, Job] = {}
         self.ranks: Counter[tuple[str, int]] = Counter()
         for job in jobs:
             self.put(job)
@@ -63,6 +64,8 @@ class Holding(Collection["Job"]):
         self.by_id[job.id] = job
         if job.elastic is not None:
             self.elastic[job.id] = job
+        if job.spec.max_duration is not None:
+            self.limited[job.id] = job
         self.stopping.pop(job.id, None)
         self.moving.pop(job.id, None)
         if stops_for_another(job):
@@ -78,6 +81,7 @@ class Holding(Collection["Job"]):
             self.stopping.pop(job_id, None)
             self.moving.pop(job_id, None)
             self.elastic.pop(job_id, None)
+            self.limited.pop(job_id, None)
         return job
 
     def _count(self, job: Job, sign: int) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.moves import ByConsolidation
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByPreemption, ByTimeSharing
-from orchestrator.core.scheduler.backfill import Backfill, Reservation, reservation
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByPreemption, ByShrinking, ByTimeSharing
+from orchestrator.core.lifecycle.advance import is_returning
+from orchestrator.core.scheduler.backfill import Backfill, Reservation, has_bounded_start, reservation
 from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.rounds.consolidation import Plan, consolidate, moving_for
 from orchestrator.core.scheduler.rounds.idle import Reclaimed, reclaim_idle
 from orchestrator.core.scheduler.rounds.shrinking import shrink, shrinking_for
 from orchestrator.core.scheduler.rounds.time_sharing import share_time
-from orchestrator.core.scheduler.service.levels import waiting_since
+from orchestrator.core.scheduler.service.levels import claims_all
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.room.holding import Holding
     from orchestrator.core.scheduler.room.vacancy import Vacancy
     from orchestrator.core.scheduler.rounds.round import Round
 
-CLAIMS_AFTER: Final = 10.0
+FOR_A_JOB: Final = (ByPreemption, ByTimeSharing, ByIdleReclaim, ByShrinking, ByConsolidation)
+"""Requesters of stops that make room for a job."""
 MOST_SHORT: Final = 32
 """So many jobs that found too little are considered for time sharing in a round."""
 
@@ -31,11 +34,12 @@ _NOT_ASKED: Final = Plan()
 
 
 class Head:
-    """The first job of a round that finds too little free (``job``), and with time sharing others behind it.
+    """The first job of a round that finds too little free (``job``), and others behind it.
 
-    What is free is claimed for a job that does not fit, so that nothing behind it delays it. With time sharing, jobs get their room from
-    those that have run for longer; so it is claimed only for a job for which others stop already, or that has waited for
-    ``CLAIMS_AFTER`` times ``ageing``: what is kept for a large gang stands idle until as many others have ended.
+    What is free is kept for a job that does not fit, but not at once from its equals, the jobs of its queue and priority: what is kept
+    for a large gang stands idle until as many others have ended, and this costs small jobs more than the large one gains. It claims what is free
+    from these too once it has waited for long (``claims_all``), where others stop for it already, and where it is known by when the first
+    job starts (``has_bounded_start``). From all others it is kept at once.
     """
 
     def __init__(self, round_: Round, now: float) -> None:
@@ -47,20 +51,40 @@ class Head:
         self._plan: Plan | None = _NOT_ASKED
         self._backfill = None if round_.loose is None else Backfill(round_.loose, round_.nodes)
         self._shared = round_.shares.sharing.time_sharing is not None
-        self._served = _served(round_) if self._shared else set()
+        self._served = _served(round_.holding)
+        self._passed_by: list[Job] = []
+        self._claimed = False
+        self._bounded = False
 
     def falls_short(self, job: Job) -> None:
         """A job finds too little free."""
+        round_ = self._round
         if self.job is None:
             self.job = job
+            self._bounded = not self._shared and has_bounded_start(
+                job, round_.holding, round_.free, self.nodes, self._now
+            )
         if self._shared and len(self._short) < MOST_SHORT:
             self._short.append(job)
+        if self.claims(job):
+            self._claimed = True
+        else:
+            self._passed_by.append(job)
 
     def claims(self, job: Job) -> bool:
-        """Whether what is free is kept for a job that does not fit."""
-        if not self._shared or job.id in self._served:
+        """Whether what is free is kept from all others for a job that does not fit."""
+        if self._bounded or job.id in self._served or is_returning(job):
             return True
-        return waiting_since(job) <= self._now - CLAIMS_AFTER * self._round.shares.sharing.ageing
+        return claims_all(job, self._round.shares.sharing, self._now)
+
+    def kept_from(self, job: Job | None) -> Sequence[Job]:
+        """Jobs that do not fit yet, and that a job may not delay because it is not their equal; None: no job may from now on."""
+        first = self._passed_by[0] if self._passed_by else None
+        if first is None or (job is not None and self._round.shares.tree.are_equals(first, job)):
+            return ()
+        passed_by, self._passed_by = self._passed_by, []
+        self._claimed = True
+        return passed_by
 
     def room(self) -> Room:
         """Who stops for the first one."""
@@ -103,7 +127,7 @@ class Head:
         room = self.room()
         if head is None or room.stop or room.stopping or not self._shared:
             return head, room, None if head is None else ByPreemption(job=head.id, priority=head.priority)
-        job, shared = share_time(self._short, self._round, self._now)
+        job, shared = share_time(self._short, self._round, self._now, claimed=self._claimed)
         due = [at for at in (room.ask_again_at, shared.ask_again_at) if at is not None]
         by = None if job is None else ByTimeSharing(job=job.id)
         return job, shared._replace(ask_again_at=min(due, default=None)), by
@@ -135,8 +159,8 @@ class Head:
         return Reservation(due) if due is not None and (found is None or due < found.at) else found
 
 
-def _served(round_: Round) -> set[str]:
-    """The jobs for which others are stopping."""
-    leaving = (*round_.holding.stopping.values(), *round_.holding.moving.values())
+def _served(holding: Holding) -> set[str]:
+    """The jobs for which others are stopping, shrinking or moving."""
+    leaving = (*holding.stopping.values(), *holding.moving.values(), *holding.elastic.values())
     by = (job.stop.by for job in leaving if job.stop is not None)
-    return {one.job for one in by if isinstance(one, ByPreemption | ByTimeSharing | ByIdleReclaim | ByConsolidation)}
+    return {one.job for one in by if isinstance(one, FOR_A_JOB)}

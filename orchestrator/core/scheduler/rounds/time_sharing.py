@@ -4,17 +4,31 @@ It is least attained service with preemption, bounded by what a stop costs: a jo
 ``Sharing.time_sharing`` seconds, so most often just after it has saved, and a tenth of the time that the other has waited. It must
 have saved in its present attempt, so that each attempt gets on. It must be on a higher level (levels.py), in the same queue,
 of no higher priority, and of the same user or of one with a larger share; ``preemptible``, ``min_runtime`` and the bound on
-preemptions in an hour hold as for any preemption. One job is served at a time.
+preemptions in an hour hold as for any preemption. One job is served at a time. For a job that has waited for so long that it
+claims what is free (``claims_all``), neither levels nor shares count, and until it is served no other is: what runs then has soon saved.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.placement import give_back, known_shares, place, rank_size, share_unknown, take
+from orchestrator.core.scheduler.placement import (
+    claim,
+    free_on,
+    give_back,
+    known_shares,
+    place,
+    rank_size,
+    share_unknown,
+    take,
+)
 from orchestrator.core.scheduler.preemption import Room, preemptible_at
+from orchestrator.core.scheduler.room.vacancy import Vacancy
 from orchestrator.core.scheduler.service.levels import (
+    AGED,
     LEVEL_SECONDS,
+    claims_all,
+    claims_all_at,
     level_of,
     running_level,
     waiting_since,
@@ -29,7 +43,6 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.queues import Sharing
-    from orchestrator.core.scheduler.room.vacancy import Vacancy
     from orchestrator.core.scheduler.rounds.round import Round
     from orchestrator.core.scheduler.service.saves import Saves
     from orchestrator.core.scheduler.shares import Shares
@@ -48,25 +61,50 @@ class _Able(NamedTuple):
     unsaved: float
 
 
-def share_time(short: Sequence[Job], round_: Round, now: float) -> tuple[Job | None, Room]:
-    """Return the first of some waiting jobs for which others stop, and these; else when to ask again."""
+def share_time(short: Sequence[Job], round_: Round, now: float, *, claimed: bool = False) -> tuple[Job | None, Room]:
+    """Return the first of some waiting jobs for which others stop, and these; else when to ask again.
+
+    ``claimed``: what is free in the round lacks what jobs that do not fit have claimed.
+    """
     if not short or round_.holding.stopping:
         return None, Room()
-    levels = {job.id: _waiting_level(job, round_) for job in short}
+    aged = [job for job in short if claims_all(job, round_.shares.sharing, now)]
+    considered = aged or short
+    levels = {job.id: AGED if aged else _waiting_level(job, round_) for job in considered}
     lowest = min(levels.values())
     able = [one for job in round_.holding if (one := _able(job, lowest, round_, now)) is not None]
     gives_way = _Rule(round_.shares)
-    due: list[float] = []
-    for job in short:
-        there = [one for one in able if one.level > levels[job.id] and gives_way(one.job, job)]
+    free, nodes = _unclaimed(round_) if claimed else round_.free, round_.nodes
+    due = [at for job in short if (at := claims_all_at(job, round_.shares.sharing)) > now]
+    for job in considered:
+        there = [one for one in able if one.level > levels[job.id] and gives_way(one.job, job, aged=bool(aged))]
         bound = most_repeated(job, round_.shares.sharing, now)
         cheap = sorted((one.job for one in there if one.unsaved <= bound), key=lambda o: loss(o, now, round_.saves))
-        if victims := _enough(job, cheap, round_.free, round_.nodes):
+        free.begin()
+        if claimed:
+            _claim_before(job, short, free, round_)
+        waits_for_a_claim = claimed and place(job, free, nodes) is not None
+        victims = () if waits_for_a_claim else _enough(job, cheap, free, nodes)
+        free.restore()
+        if victims:
             return job, Room(stop=victims)
         saves = (round_.saves.next_at(one.job, now) for one in there if one.unsaved > bound)
         due += [at for at in saves if at is not None and at > now]
     due += _crossings(round_, lowest, now)
     return None, Room(ask_again_at=min(due, default=None))
+
+
+def _unclaimed(round_: Round) -> Vacancy:
+    return Vacancy(free_on(round_.nodes.values(), round_.holding), round_.free.topology)
+
+
+def _claim_before(job: Job, short: Sequence[Job], free: Vacancy, round_: Round) -> None:
+    """Claim for the jobs before this one what it may not take: it is not their equal."""
+    for other in short:
+        if other is job:
+            return
+        if not round_.shares.tree.are_equals(other, job):
+            claim(other, free, round_.nodes)
 
 
 def most_repeated(job: Job, sharing: Sharing, now: float) -> float:
@@ -97,6 +135,8 @@ def _able(job: Job, lowest: int, round_: Round, now: float) -> _Able | None:
 
 def _crossings(round_: Round, lowest: int, now: float) -> list[float]:
     """When running jobs come above a level by running on."""
+    if lowest == AGED:
+        return []  # all are above it
     after = LEVEL_SECONDS * 2.0**lowest
     began = [job.attempts[-1].running_at for job in round_.holding if job.state is JobState.RUNNING]
     return [at + after + 1.0 for at in began if at is not None and at + after + 1.0 > now]
@@ -109,11 +149,13 @@ class _Rule:
         self._shares = shares
         self._known: dict[tuple[str, str], float] = {}
 
-    def __call__(self, other: Job, job: Job) -> bool:
+    def __call__(self, other: Job, job: Job, *, aged: bool) -> bool:
         tree = self._shares.tree
         queue = tree.queue_of(job)
         if tree.queue_of(other) != queue or other.priority > job.priority:
             return False
+        if aged:
+            return True
         user, others = job.submission.user, other.submission.user
         return user == others or self._share(queue, others) > self._share(queue, user)
 

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes
+    from orchestrator.core.scheduler.queues import Sharing
 
 LEVEL_SECONDS: Final = 60.0
 """What the lowest level stands for."""
 UNKNOWN_SECONDS: Final = 600.0
 """What a job counts for of which nothing is known."""
+CLAIMS_AFTER: Final = 10.0
 AGED: Final = -1
 """The level of a job that has waited for too long: before all others."""
 
@@ -62,6 +64,19 @@ def waiting_since(job: Job) -> float:
     """Return since when a waiting job waits: its submission, or the preemption of its last attempt."""
     ended = job.attempts[-1].ended_at if was_preempted(job) else None
     return job.submission.submitted_at if ended is None else ended
+
+
+def claims_all(job: Job, sharing: Sharing, now: float) -> bool:
+    """Return whether a waiting job has waited for so long that it claims what is free from all others."""
+    return claims_all_at(job, sharing) <= now
+
+
+def claims_all_at(job: Job, sharing: Sharing) -> float:
+    """Return when a waiting job has waited for so long that it claims what is free from all others.
+
+    That is after ``ageing``. With time sharing it is ten times as much: others stop for the job much sooner, unless it needs very many of them.
+    """
+    return waiting_since(job) + (1.0 if sharing.time_sharing is None else CLAIMS_AFTER) * sharing.ageing
 
 
 def level_of(work: Work, user: str, run_times: RunTimes) -> int:

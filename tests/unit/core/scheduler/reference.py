@@ -276,22 +276,29 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     full: set[object] = set()
     loose = all_left(known, holding)  # beside what has been placed, claims left out
     until: list[float | None] = []
+    bounded = False
     told: dict[object, Fact] = {}  # what stays so for equal jobs of a user
+    passed_by: list[Job] = []  # those that fell short, and that only jobs of their queue and priority may delay
     while remaining:
         having = holding + placed
         job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
         remaining.remove(job)
         cpus, gpus, _ = need(job)
         ranks = ranks_of(job)
+        limit = policy.limit(job, having)
+        shape, lane = shape_of(job, known, policy), (job.spec.queue, job.submission.user, job.priority)
+        equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        if job.not_before <= NOW and equal not in told and limit is None and _unequal(job, passed_by, policy):
+            for other in passed_by:
+                its_shape = shape_of(other, known, policy)
+                if its_shape not in full and claim(other, usable(other, left, known, policy), known):
+                    full.add(its_shape)
+            passed_by.clear()
         may = usable(job, left, known, policy)
         closed = tuple(barred(job, known, policy))
         spot = place(job, may, known)
-        limit = policy.limit(job, having)
         wanted = job.spec.resources
-        labels = tuple(f"{key}={wanted.node_labels[key]}" for key in sorted(wanted.node_labels))
-        shape = (need(job), wanted.resources_per_worker.gpu_model, wanted.nodes, labels, closed)
-        lane = (job.spec.queue, job.submission.user, job.priority)
-        equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        labels = labels_of(job)
         between = (
             place(job, usable(job, loose, known, policy), known)
             if short and job.spec.max_duration is not None
@@ -336,19 +343,73 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
                 reserved=reserved_for(job, known, policy),
                 closed=closed_for(job, known),
             )
-            if shape in full or claim(job, may, known):
+            short.append(job)
+            if len(short) == 1:
+                bounded = _bounded(job, holding, found.starts, placed, known, policy)
+            keeps = bounded or _claims(job, holding, policy)
+            if not keeps:
+                passed_by.append(job)
+            if shape in full or (keeps and claim(job, may, known)):
                 full.add(shape)
+            if shape in full or not keeps:
                 knows = any(
                     who.user == job.submission.user and len(times) >= 3
                     for who, times in policy.past.run_times.known.items()
                 )
                 if not closed or not knows:
                     told[equal] = found.waiting[job.id]
-            short.append(job)
     found.closing = {job.id for job in holding if any(_begun(known[i]) for i in job.nodes)}
     if not found.starts and not found.closing:
         _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
     return found
+
+
+def labels_of(job: Job) -> tuple[str, ...]:
+    wanted = job.spec.resources.node_labels
+    return tuple(f"{key}={wanted[key]}" for key in sorted(wanted))
+
+
+def shape_of(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[object, ...]:
+    """What decides where ranks of the job have room."""
+    wanted = job.spec.resources
+    model = wanted.resources_per_worker.gpu_model
+    return need(job), model, wanted.nodes, labels_of(job), tuple(barred(job, known, policy))
+
+
+def _unequal(job: Job, passed_by: Sequence[Job], policy: Policy) -> bool:
+    several = bool(policy.sharing.queues)  # without queues of the settings, all jobs are in one
+    return any(one.priority != job.priority or (several and one.spec.queue != job.spec.queue) for one in passed_by)
+
+
+def _claims(job: Job, holding: Sequence[Job], policy: Policy) -> bool:
+    """Whether what is free is kept from all others for a job that does not fit: it has waited for long, or others stop for it."""
+    served = any(getattr(one.stop.by, "job", None) == job.id for one in holding if one.stop is not None)
+    return served or NOW - waits_since(job) >= policy.sharing.ageing
+
+
+def _bounded(
+    head: Job,
+    holding: Sequence[Job],
+    starts: Sequence[tuple[str, tuple[str, ...]]],
+    placed: Sequence[Job],
+    known: Mapping[str, Node],
+    policy: Policy,
+) -> bool:
+    """Whether the head fits once every job has reached its limit, or before; what has none runs on."""
+    limits = {
+        one.id: max(NOW, one.attempt.running_at + one.spec.max_duration.total_seconds())
+        for one in holding
+        if one.spec.max_duration is not None and one.attempt is not None and one.attempt.running_at is not None
+    }
+    opens = {r.end for one in known.values() for r in one.reservations if r.end > NOW and not _begun(one)}
+    for at in sorted(set(limits.values()) | opens):
+        there = all_left(known, [one for one in holding if limits.get(one.id, at + 1) > at])
+        for job, (_, spot) in zip(placed, starts, strict=True):
+            for node_id in spot:
+                there[node_id].take(job)
+        if place(head, usable(head, there, known, policy, at), known) is not None:
+            return True
+    return False
 
 
 def _words(one: Node) -> list[str]:

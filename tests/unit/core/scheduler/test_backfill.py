@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.requesters import ByIdleReclaim
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.phases import Failed, Succeeded
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import Basis, Like, RunTimeHistory, RunTimes, TimeLeft
 from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.use import PastUse, UseHistory
 from orchestrator.core.states import JobState, StopPurpose
+from orchestrator.spec.model import ElasticWorkers
+from orchestrator.spec.queues import QueueSpec
 from tests.unit.core.builders import T0, after, failure, make_spec, node, nodes, pending, running, stop, up
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ HOUR = timedelta(hours=1)
 NODES = nodes(node("a", gpus=8, cpus=64))
 
 
-def waits(name: str, sequence: int, ranks: int, **keys: Any) -> Job:
+def waits(name: str, sequence: int, ranks: int | ElasticWorkers, **keys: Any) -> Job:
     return pending(make_spec(workers=ranks, **keys), sequence=sequence, job_id=name)
 
 
@@ -35,15 +39,18 @@ def runs(name: str, ranks: int, *, at: float = T0, **keys: Any) -> Job:
     return running(waits(name, 1, ranks, **keys), nodes=("a",) * ranks, at=at)
 
 
-def ask(*jobs: Job, now: float = NOW, run_times: RunTimes | None = None) -> Commands:
+def ask(*jobs: Job, now: float = NOW, run_times: RunTimes | None = None, sharing: Sharing | None = None) -> Commands:
     past = PastUse(run_times=run_times or RunTimes())
-    return decide(State(jobs={job.id: job for job in jobs}, nodes=NODES, past=past), now)
+    state = State(jobs={job.id: job for job in jobs}, nodes=NODES, past=past, sharing=sharing or Sharing())
+    return decide(state, now)
 
 
 def starts(commands: Commands) -> list[str]:
     return [event.job_id for event in commands.events if isinstance(event, ev.AttemptStarted)]
 
 
+LONG_WAIT = Sharing(ageing=1800.0)
+"""With this, a job that waits since T0 claims what is free from all others."""
 HEAD = waits("head", 2, 8, max_duration=timedelta(seconds=1))
 
 
@@ -59,17 +66,47 @@ def test_a_job_that_ends_before_the_head_can_start_takes_what_it_has_claimed() -
 
 def test_the_loop_is_woken_when_a_job_that_has_run_for_longer_is_expected_to_run_for_longer() -> None:
     job = waits("short", 3, 2, max_duration=HOUR)
-    commands = ask(runs("busy", 6), HEAD, job, now=NOW - 603)
+    commands = ask(runs("busy", 6), HEAD, job, now=NOW - 603, sharing=LONG_WAIT)
     assert (starts(commands), commands.wake_at) == ([], NOW)
-    assert starts(ask(runs("busy", 6), HEAD, job, now=NOW)) == ["short"]
+    assert starts(ask(runs("busy", 6), HEAD, job, now=NOW, sharing=LONG_WAIT)) == ["short"]
     sure = ask(runs("busy", 6, max_duration=HOUR + timedelta(minutes=10)), HEAD, job)
     assert sure.wake_at == T0 + 4200, "when the job ends, not before"
+
+
+def test_equals_pass_a_head_of_which_nobody_knows_when_it_starts_and_others_do_not() -> None:
+    """What is kept for it stands idle until jobs end that may run for ever."""
+    busy, last = runs("busy", 6), waits("unimportant", 4, 1, priority=40)
+    assert starts(ask(busy, HEAD, waits("equal", 3, 1), last)) == ["equal"], "what is left is kept from the unimportant"
+    assert starts(ask(busy, HEAD, waits("equal", 3, 2), last)) == ["equal"]
+    assert starts(ask(busy, HEAD, last)) == []
+    elsewhere = waits("elsewhere", 3, 1, queue="nightly")
+    assert starts(ask(busy, HEAD, elsewhere)) == ["elsewhere"], "without queues of the settings all jobs are in one"
+    nightly = waits("nightly", 2, 8, queue="nightly")
+    queues = Sharing(queues=(QueueSpec(name="nightly"),))
+    assert starts(ask(busy, nightly, waits("behind", 3, 1), sharing=queues)) == []
+    assert starts(ask(busy, HEAD, waits("equal", 3, 2), sharing=LONG_WAIT)) == [], "once it has waited for long"
+
+
+def test_equals_pass_no_head_for_which_others_stop() -> None:
+    idle = runs("idle", 6)
+    by = ByIdleReclaim(job=HEAD.id, seconds=60.0)
+    leaving = after(
+        idle, ev.StopRequested(job_id=idle.id, at=NOW, purpose=StopPurpose.PREEMPT, by=by, deadline=NOW + 30)
+    )
+    assert starts(ask(leaving, HEAD, waits("equal", 3, 2))) == []
+
+
+def test_no_elastic_job_grows_into_what_a_head_waits_for() -> None:
+    small = waits("elastic", 3, ElasticWorkers(min=1, max=2))
+    (start,) = ask(runs("busy", 6), HEAD, small).events
+    assert isinstance(start, ev.AttemptStarted)
+    assert start.nodes == ("a",)
 
 
 def test_what_is_backfilled_is_taken_once() -> None:
     busy = runs("busy", 6)
     short = [waits(f"short-{n}", 3 + n, 1, max_duration=HOUR) for n in range(4)]
-    assert starts(ask(busy, HEAD, *short)) == ["short-0", "short-1"]
+    assert starts(ask(busy, HEAD, *short, sharing=LONG_WAIT)) == ["short-0", "short-1"]
 
 
 def test_jobs_that_end_at_their_limit_or_are_stopping_set_the_time_of_the_reservation() -> None:
@@ -78,7 +115,7 @@ def test_jobs_that_end_at_their_limit_or_are_stopping_set_the_time_of_the_reserv
     assert starts(ask(limited, HEAD, brief)) == ["brief"]
     assert starts(ask(limited, HEAD, brief, now=NOW + 1)) == []
     stopping = after(runs("busy", 6), stop(runs("busy", 6), StopPurpose.CANCEL))
-    assert starts(ask(stopping, HEAD, brief)) == [], "its ranks are gone within seconds"
+    assert starts(ask(stopping, HEAD, brief, sharing=LONG_WAIT)) == [], "its ranks are gone within seconds"
 
 
 def test_nothing_is_backfilled_where_jobs_can_be_stopped_for_the_head() -> None:
@@ -93,8 +130,9 @@ def test_nothing_is_backfilled_where_jobs_can_be_stopped_for_the_head() -> None:
 
 def test_a_head_that_would_wait_for_a_job_of_which_nothing_is_known_reserves_no_time() -> None:
     fresh = runs("fresh", 6, at=NOW)
-    assert starts(ask(fresh, HEAD, waits("short", 3, 2, max_duration=timedelta(seconds=1)))) == []
-    later = ask(fresh, HEAD, waits("short", 3, 2, max_duration=timedelta(seconds=1)), now=NOW + 1)
+    short = waits("short", 3, 2, max_duration=timedelta(seconds=1))
+    assert starts(ask(fresh, HEAD, short, sharing=LONG_WAIT)) == []
+    later = ask(fresh, HEAD, short, now=NOW + 1, sharing=LONG_WAIT)
     assert starts(later) == ["short"]
 
 

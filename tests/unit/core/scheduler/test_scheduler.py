@@ -23,6 +23,7 @@ from orchestrator.core.facts.requesters import ByLimit, ByUser
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
+from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope
@@ -111,7 +112,8 @@ class TestQueue:
     def test_a_big_job_is_not_starved_by_small_ones_behind_it(self) -> None:
         holder = running(waiting_job("holder-0", 1, workers=4))
         big, small = waiting_job("big-1", 2, workers=8), waiting_job("small-2", 3, workers=1)
-        commands = ask(holder, big, small)
+        assert [event.job_id for event in ask(holder, big, small).events] == ["small-2"]
+        commands = ask(holder, big, small, now=T0 + Sharing().ageing)
         assert commands.events == []
         assert set(commands.waiting) == {"big-1", "small-2"}
 

@@ -44,7 +44,7 @@ def test_jobs_that_can_never_fit_are_counted_and_hold_nothing_up() -> None:
 
 def test_shares_of_gpus_are_packed_and_two_halves_of_different_ones_are_no_whole_one() -> None:
     halves = [job(0, 100, 15, gpus=0.5), job(1, 10, 1), job(2, 5, 1, gpus=0.5)]
-    assert times(play(*halves)) == [(0, 0, 100), (1, 100, 110), (2, 100, 105)]
+    assert times(play(*halves)) == [(0, 0, 100), (1, 100, 110), (2, 2, 7)]
 
 
 def test_fifo_lets_nothing_overtake_and_shortest_does() -> None:

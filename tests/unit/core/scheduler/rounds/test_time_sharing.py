@@ -12,8 +12,8 @@ from orchestrator.core.facts.requesters import ByTimeSharing
 from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.rounds.head import CLAIMS_AFTER
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
+from orchestrator.core.scheduler.service.levels import CLAIMS_AFTER
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
 from orchestrator.core.sentences import sentence
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
