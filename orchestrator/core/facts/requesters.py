@@ -74,10 +74,11 @@ class ByPreemption(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByTimeSharing(Fact):
-    """The scheduler makes room for a job that is expected to need less time."""
+    """The scheduler makes room for a job that is expected to need less time, or that has waited for too long."""
 
     kind: ClassVar[str] = "by_time_sharing"
     job: str
+    overdue: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,8 @@ def _(fact: requesters.ByPreemption) -> str:
 
 @sentence.register
 def _(fact: requesters.ByTimeSharing) -> str:
-    return f"for {fact.job}, which is expected to need less time"
+    why = "has waited for too long" if fact.overdue else "is expected to need less time"
+    return f"for {fact.job}, which {why}"
 
 
 @sentence.register

@@ -129,7 +129,9 @@ class Head:
             return head, room, None if head is None else ByPreemption(job=head.id, priority=head.priority)
         job, shared = share_time(self._short, self._round, self._now, claimed=self._claimed)
         due = [at for at in (room.ask_again_at, shared.ask_again_at) if at is not None]
-        by = None if job is None else ByTimeSharing(job=job.id)
+        if job is None:
+            return None, shared._replace(ask_again_at=min(due, default=None)), None
+        by = ByTimeSharing(job=job.id, overdue=claims_all(job, self._round.shares.sharing, self._now))
         return job, shared._replace(ask_again_at=min(due, default=None)), by
 
     def placed(self, job: Job, where: tuple[str, ...]) -> None:

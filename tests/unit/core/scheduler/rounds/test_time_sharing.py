@@ -135,6 +135,23 @@ def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none
     assert [e.job_id for e in ask(*free, ageing=60.0 / CLAIMS_AFTER).events] == [], "unless it has waited too long"
 
 
+def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels_and_counts_what_it_has_claimed() -> (
+    None
+):
+    fresh = runs("fresh", 6, at=NOW - 30, saved=NOW - 5, user="bob")
+    large, small = waits("large", 8, user="ada"), waits("small", 1, sequence=10, user="bob")
+    past = PastUse(used={Account("default", "ada"): Used(NOW, Amounts(gpus=1e9))})
+    assert stopped(fresh, large, past=past) == []
+    late = {"past": past, "ageing": 60.0 / CLAIMS_AFTER}
+    (event,) = ask(fresh, large, **late).events
+    assert isinstance(event, ev.StopRequested)
+    assert (event.job_id, event.by) == ("fresh", ByTimeSharing(job="large", overdue=True))
+    assert sentence(after(fresh, event).reason).startswith("making room for large, which has waited for too long;")
+    kept = runs("kept", 1, preemptible=False)
+    assert ask(fresh, kept, large, small, **late).events == [], "nor for another: it would be claimed"
+    assert ask(fresh, large, past=past, ageing=100.0 / CLAIMS_AFTER).wake_at == NOW + 40
+
+
 def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:
     times = RunTimes({Like("ada", "words"): (100, 100, 100)})
     long = runs("long", 8, at=NOW - 900, saved=NOW - 5)
