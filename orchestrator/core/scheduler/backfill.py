@@ -87,8 +87,7 @@ def reservation(
                 if place(head, free, nodes, at=at) is not None:
                     return Reservation(at)
                 continue
-            there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in free]
-            give_back(job, [n for n, _ in there], [s for _, s in there], free)
+            _vacate(job, free)
             if place(head, free, nodes, at=at) is not None:
                 basis = run_times.left(job, now)
                 return Reservation(at, recedes=basis is not None and basis.basis is Basis.ELAPSED and job.stop is None)
@@ -106,13 +105,19 @@ def has_bounded_start(head: Job, holding: Holding, free: Vacancy, nodes: Mapping
     free.begin()
     try:
         for at, _, job in sorted(found, key=lambda entry: entry[:2]):
-            if job is not None and all(node_id in free for node_id in job.nodes):
-                give_back(job, job.nodes, known_shares(job), free)
+            if job is not None:
+                _vacate(job, free)
             if place(head, free, nodes, at=at) is not None:
                 return True
     finally:
         free.restore()
     return False
+
+
+def _vacate(job: Job, free: Vacancy) -> None:
+    """Give back what a job holds on the nodes that take something new."""
+    there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in free]
+    give_back(job, [n for n, _ in there], [s for _, s in there], free)
 
 
 def _openings(
