@@ -17,7 +17,7 @@ job that fits on the empty nodes, that no quota or limit holds back and before w
 A + (k + 1)(A + 2 L D) seconds, A being ``ageing``. After A seconds it goes before all of its lane but those k: what was submitted, or preempted, later
 has waited for less. From then on the lane is overdue after A seconds without a start. Lanes that have been so for
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
-starts of overdue lanes. A job that has waited for A seconds and does not fit claims what becomes free (rounds/head.py), and nothing behind it takes that but jobs that
+starts of overdue lanes. A job of an overdue lane that has waited for A seconds and does not fit claims what becomes free (rounds/head.py), and nothing behind it takes that but jobs that
 end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
 longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. With time
 sharing a job claims only once it has waited for ten times as long: there A is ten times ``ageing`` for a job that no single end makes room for.
@@ -82,16 +82,20 @@ class WaitingOrder:
         self._shares = shares
         self._now = now
         self._passed: set[tuple[Lane, Kind]] = set()
+        self._first: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
         yield from sorted(self._resized, key=lambda job: (not moves(job), -job.priority, arrival(job)))
-        offered = set()
-        for job in self._overdue():
-            offered.add(job.id)
-            yield job
+        overdue = self._overdue()
+        offered = self._first = {job.id for job in overdue}
+        yield from overdue
         for job in self._by_share():
             if not offered or job.id not in offered:
                 yield job
+
+    def first_of_all(self, job: Job) -> bool:
+        """Whether the job comes before all other lanes: its own is overdue, or the only one."""
+        return len(self._lanes) < 2 or job.id in self._first
 
     def pass_over(self, job: Job) -> None:
         """Offer no more jobs of the lane and kind of this one, which was just offered."""

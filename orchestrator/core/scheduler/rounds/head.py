@@ -8,13 +8,14 @@ from orchestrator.core.facts.moves import ByConsolidation
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByPreemption, ByShrinking, ByTimeSharing
 from orchestrator.core.lifecycle.advance import is_returning
 from orchestrator.core.scheduler.backfill import Backfill, Reservation, has_bounded_start, reservation
+from orchestrator.core.scheduler.order import WaitingOrder
 from orchestrator.core.scheduler.preemption import Room, make_room
 from orchestrator.core.scheduler.reclaim import Reclaim
 from orchestrator.core.scheduler.rounds.consolidation import Plan, consolidate, moving_for
 from orchestrator.core.scheduler.rounds.idle import Reclaimed, reclaim_idle
 from orchestrator.core.scheduler.rounds.shrinking import shrink, shrinking_for
 from orchestrator.core.scheduler.rounds.time_sharing import share_time
-from orchestrator.core.scheduler.service.levels import claims_all
+from orchestrator.core.scheduler.service.levels import claims_all, has_aged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,9 @@ class Head:
 
     What is free is kept for a job that does not fit, but not at once from its equals, the jobs of its queue and priority: what is kept
     for a large gang stands idle until as many others have ended, and this costs small jobs more than the large one gains. It claims what is free
-    from these too once it has waited for long (``claims_all``), where others stop for it already, and where it is known by when the first
-    job starts (``has_bounded_start``). From all others it is kept at once.
+    from these too where others stop for it already, where it is known by when the first job starts (``has_bounded_start``), and once it has waited
+    for ``ageing`` and no other lane comes before it, or for much longer (``claims_all``): as long as jobs of other users come first by their shares,
+    claimed GPUs would only stand idle. From all others it is kept at once.
     """
 
     def __init__(self, round_: Round, now: float) -> None:
@@ -73,9 +75,15 @@ class Head:
 
     def claims(self, job: Job) -> bool:
         """Whether what is free is kept from all others for a job that does not fit."""
-        if self._bounded or job.id in self._served or is_returning(job):
+        sharing = self._round.shares.sharing
+        if self._bounded or job.id in self._served or is_returning(job) or claims_all(job, sharing, self._now):
             return True
-        return claims_all(job, self._round.shares.sharing, self._now)
+        return not self._shared and has_aged(job, sharing, self._now) and self._first_of_all(job)
+
+    def _first_of_all(self, job: Job) -> bool:
+        """Whether no other job may come before it, in this round or a later one, so that what it claims is never claimed in vain."""
+        queue = self._round.queue
+        return not isinstance(queue, WaitingOrder) or queue.first_of_all(job)
 
     def kept_from(self, job: Job | None) -> Sequence[Job]:
         """Jobs that do not fit yet, and that a job may not delay because it is not their equal; None: no job may from now on."""

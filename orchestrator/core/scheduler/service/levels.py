@@ -25,7 +25,9 @@ LEVEL_SECONDS: Final = 60.0
 """What the lowest level stands for."""
 UNKNOWN_SECONDS: Final = 600.0
 """What a job counts for of which nothing is known."""
-CLAIMS_AFTER: Final = 10.0
+CLAIMS_AFTER: Final = 3.0
+SHARED_CLAIMS_AFTER: Final = 10.0
+"""A job that has waited for so many times ``ageing`` claims what is free; the second with time sharing."""
 AGED: Final = -1
 """The level of a job that has waited for too long: before all others."""
 
@@ -66,6 +68,11 @@ def waiting_since(job: Job) -> float:
     return job.submission.submitted_at if ended is None else ended
 
 
+def has_aged(job: Job, sharing: Sharing, now: float) -> bool:
+    """Return whether a waiting job has waited for ``ageing``."""
+    return waiting_since(job) <= now - sharing.ageing
+
+
 def claims_all(job: Job, sharing: Sharing, now: float) -> bool:
     """Return whether a waiting job has waited for so long that it claims what is free from all others."""
     return claims_all_at(job, sharing) <= now
@@ -74,9 +81,9 @@ def claims_all(job: Job, sharing: Sharing, now: float) -> bool:
 def claims_all_at(job: Job, sharing: Sharing) -> float:
     """Return when a waiting job has waited for so long that it claims what is free from all others.
 
-    That is after ``ageing``. With time sharing it is ten times as much: others stop for the job much sooner, unless it needs very many of them.
+    That is after three times ``ageing``. With time sharing it is ten times as much: others stop for the job much sooner, unless it needs very many of them.
     """
-    return waiting_since(job) + (1.0 if sharing.time_sharing is None else CLAIMS_AFTER) * sharing.ageing
+    return waiting_since(job) + (CLAIMS_AFTER if sharing.time_sharing is None else SHARED_CLAIMS_AFTER) * sharing.ageing
 
 
 def level_of(work: Work, user: str, run_times: RunTimes) -> int:

@@ -270,6 +270,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     left = all_left(known, holding)
     found = Answer([], [], {})
     overdue = policy.overdue(waiting)
+    first, alone = {one.id for one in overdue}, len({lane_of(one) for one in waiting}) < 2
     placed: list[Job] = []
     short: list[Job] = []
     remaining = list(waiting)
@@ -286,7 +287,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         cpus, gpus, _ = need(job)
         ranks = ranks_of(job)
         limit = policy.limit(job, having)
-        shape, lane = shape_of(job, known, policy), (job.spec.queue, job.submission.user, job.priority)
+        shape, lane = shape_of(job, known, policy), lane_of(job)
         equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
         if job.not_before <= NOW and equal not in told and limit is None and _unequal(job, passed_by, policy):
             for other in passed_by:
@@ -346,7 +347,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             short.append(job)
             if len(short) == 1:
                 bounded = _bounded(job, holding, found.starts, placed, known, policy)
-            keeps = bounded or _claims(job, holding, policy)
+            keeps = bounded or _claims(job, holding, policy, first=job.id in first or alone)
             if not keeps:
                 passed_by.append(job)
             if shape in full or (keeps and claim(job, may, known)):
@@ -369,6 +370,10 @@ def labels_of(job: Job) -> tuple[str, ...]:
     return tuple(f"{key}={wanted[key]}" for key in sorted(wanted))
 
 
+def lane_of(job: Job) -> tuple[str, str, int]:
+    return job.spec.queue, job.submission.user, job.priority
+
+
 def shape_of(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[object, ...]:
     """What decides where ranks of the job have room."""
     wanted = job.spec.resources
@@ -381,10 +386,11 @@ def _unequal(job: Job, passed_by: Sequence[Job], policy: Policy) -> bool:
     return any(one.priority != job.priority or (several and one.spec.queue != job.spec.queue) for one in passed_by)
 
 
-def _claims(job: Job, holding: Sequence[Job], policy: Policy) -> bool:
-    """Whether what is free is kept from all others for a job that does not fit: it has waited for long, or others stop for it."""
+def _claims(job: Job, holding: Sequence[Job], policy: Policy, *, first: bool) -> bool:
+    """Whether what is free is kept from all others for a job that does not fit: others stop for it, or it has waited for long."""
     served = any(getattr(one.stop.by, "job", None) == job.id for one in holding if one.stop is not None)
-    return served or NOW - waits_since(job) >= policy.sharing.ageing
+    waited = NOW - waits_since(job)
+    return served or waited >= 3 * policy.sharing.ageing or (first and waited >= policy.sharing.ageing)
 
 
 def _bounded(

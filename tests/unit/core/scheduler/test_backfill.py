@@ -87,6 +87,21 @@ def test_equals_pass_a_head_of_which_nobody_knows_when_it_starts_and_others_do_n
     assert starts(ask(busy, HEAD, waits("equal", 3, 2), sharing=LONG_WAIT)) == [], "once it has waited for long"
 
 
+def test_while_other_users_come_first_by_their_shares_a_head_claims_nothing_from_them_until_it_is_very_late() -> None:
+    jobs = {
+        job.id: job
+        for job in (runs("busy", 6), HEAD, pending(make_spec(workers=2), sequence=3, job_id="b", user="bob"))
+    }
+
+    def asked(ageing: float, started: float) -> list[str]:
+        past = PastUse(started={("default", HEAD.submission.user, HEAD.priority): started})
+        return starts(decide(State(jobs=jobs, nodes=NODES, past=past, sharing=Sharing(ageing=ageing)), NOW))
+
+    assert asked(1800.0, NOW - 10) == ["b"]
+    assert asked(1800.0, NOW - 1800) == [], "its lane is overdue: it comes before all others"
+    assert asked(1200.0, NOW - 10) == [], "three times the time after which it has aged"
+
+
 def test_equals_pass_no_head_for_which_others_stop() -> None:
     idle = runs("idle", 6)
     by = ByIdleReclaim(job=HEAD.id, seconds=60.0)

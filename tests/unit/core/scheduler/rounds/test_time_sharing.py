@@ -13,7 +13,7 @@ from orchestrator.core.scheduler.durations import Like, RunTimes
 from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.service.levels import CLAIMS_AFTER
+from orchestrator.core.scheduler.service.levels import SHARED_CLAIMS_AFTER
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
 from orchestrator.core.sentences import sentence
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
@@ -132,7 +132,9 @@ def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none
     assert [e.job_id for e in events if isinstance(e, ev.AttemptStarted)] == ["new"]
     free = [runs("kept", 6, preemptible=False), waits("large", 4), waits("small", 1, sequence=10)]
     assert [e.job_id for e in ask(*free).events] == ["small"], "with time sharing a job that waits claims nothing"
-    assert [e.job_id for e in ask(*free, ageing=60.0 / CLAIMS_AFTER).events] == [], "unless it has waited too long"
+    assert [e.job_id for e in ask(*free, ageing=60.0 / SHARED_CLAIMS_AFTER).events] == [], (
+        "unless it has waited too long"
+    )
 
 
 def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels_and_counts_what_it_has_claimed() -> (
@@ -142,14 +144,14 @@ def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels
     large, small = waits("large", 8, user="ada"), waits("small", 1, sequence=10, user="bob")
     past = PastUse(used={Account("default", "ada"): Used(NOW, Amounts(gpus=1e9))})
     assert stopped(fresh, large, past=past) == []
-    late = {"past": past, "ageing": 60.0 / CLAIMS_AFTER}
+    late = {"past": past, "ageing": 60.0 / SHARED_CLAIMS_AFTER}
     (event,) = ask(fresh, large, **late).events
     assert isinstance(event, ev.StopRequested)
     assert (event.job_id, event.by) == ("fresh", ByTimeSharing(job="large", overdue=True))
     assert sentence(after(fresh, event).reason).startswith("making room for large, which has waited for too long;")
     kept = runs("kept", 1, preemptible=False)
     assert ask(fresh, kept, large, small, **late).events == [], "nor for another: it would be claimed"
-    assert ask(fresh, large, past=past, ageing=100.0 / CLAIMS_AFTER).wake_at == NOW + 40
+    assert ask(fresh, large, past=past, ageing=100.0 / SHARED_CLAIMS_AFTER).wake_at == NOW + 40
 
 
 def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:
