@@ -94,7 +94,8 @@ def test_while_other_users_come_first_by_their_shares_a_head_claims_nothing_from
     }
 
     def asked(ageing: float, started: float) -> list[str]:
-        past = PastUse(started={("default", HEAD.submission.user, HEAD.priority): started})
+        lanes = ("default", HEAD.submission.user, HEAD.priority), ("default", "bob", HEAD.priority)
+        past = PastUse(started=dict(zip(lanes, (started, NOW - 5), strict=True)))
         return starts(decide(State(jobs=jobs, nodes=NODES, past=past, sharing=Sharing(ageing=ageing)), NOW))
 
     assert asked(1800.0, NOW - 10) == ["b"]
