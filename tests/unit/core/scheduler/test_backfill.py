@@ -17,7 +17,7 @@ from orchestrator.core.scheduler.durations import Basis, Like, RunTimeHistory, R
 from orchestrator.core.scheduler.live import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.use import PastUse, UseHistory
+from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.spec.model import ElasticWorkers
 from orchestrator.spec.queues import QueueSpec
@@ -87,7 +87,7 @@ def test_equals_pass_a_head_of_which_nobody_knows_when_it_starts_and_others_do_n
     assert starts(ask(busy, HEAD, waits("equal", 3, 2), sharing=LONG_WAIT)) == [], "once it has waited for long"
 
 
-def test_while_other_users_come_first_by_their_shares_a_head_claims_nothing_from_them_until_it_is_very_late() -> None:
+def test_as_long_as_other_users_may_come_first_a_head_claims_nothing_from_them_until_it_is_very_late() -> None:
     jobs = {
         job.id: job
         for job in (runs("busy", 6), HEAD, pending(make_spec(workers=2), sequence=3, job_id="b", user="bob"))
@@ -95,7 +95,8 @@ def test_while_other_users_come_first_by_their_shares_a_head_claims_nothing_from
 
     def asked(ageing: float, started: float) -> list[str]:
         lanes = ("default", HEAD.submission.user, HEAD.priority), ("default", "bob", HEAD.priority)
-        past = PastUse(started=dict(zip(lanes, (started, NOW - 5), strict=True)))
+        used = {Account("default", "bob"): Used(NOW, Amounts(gpus=1e9))}
+        past = PastUse(used=used, started=dict(zip(lanes, (started, NOW - 5), strict=True)))
         return starts(decide(State(jobs=jobs, nodes=NODES, past=past, sharing=Sharing(ageing=ageing)), NOW))
 
     assert asked(1800.0, NOW - 10) == ["b"]
