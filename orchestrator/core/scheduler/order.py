@@ -19,8 +19,9 @@ has waited for less. From then on the lane is overdue after A seconds without a 
 longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
 starts of overdue lanes. A job of an overdue lane that has waited for A seconds and does not fit claims what becomes free (rounds/head.py), and nothing behind it takes that but jobs that
 end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
-longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. With time
-sharing a job claims only once it has waited for ten times as long: there A is ten times ``ageing`` for a job that no single end makes room for.
+longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. A job that no
+single end makes room for is passed at first by those of its lane that fit, and each of their starts puts off the time at which the lane is overdue. They pass it no longer
+once it claims what is free, after three times ``ageing`` at the latest, with time sharing after ten times: for such a job the bound begins with that in place of A.
 """
 
 from __future__ import annotations
