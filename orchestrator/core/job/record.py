@@ -219,15 +219,15 @@ class Job:
     @property
     def size(self) -> Size:
         """The possible numbers of ranks of the next attempt."""
-        match self.spec.resources.num_workers:
-            case ElasticWorkers() as elastic:
-                return _size(elastic.min, elastic.max)
-            case int(workers):
-                return _size(workers, workers)
-            case _:  # auto: as advised, else the free number at the first start; then fixed
-                first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
-                auto = self.spec.resources.auto
-                return _size(first, first) if first else _size(*(auto.bounds if auto else (1, MAX_WORKERS)))
+        workers = self.spec.resources.num_workers
+        if isinstance(workers, int):
+            return _size(workers, workers)
+        if isinstance(workers, ElasticWorkers):
+            return _size(workers.min, workers.max)
+        # auto: as advised, else the free number at the first start; then fixed
+        first = self.past.first_ranks or (self.attempts[0].ranks if self.attempts else None)
+        auto = self.spec.resources.auto
+        return _size(first, first) if first else _size(*(auto.bounds if auto else (1, MAX_WORKERS)))
 
     @property
     def num_workers(self) -> int:

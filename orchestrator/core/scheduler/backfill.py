@@ -10,6 +10,7 @@ Nothing is backfilled while jobs stop to make room for the head, or may be stopp
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.scheduler.durations import Basis, limit_left
@@ -73,7 +74,7 @@ class Backfill:
 
 def reservation(
     head: Job,
-    holding: Iterable[Job],
+    holding: Holding,
     free: Vacancy,
     nodes: Mapping[str, Node],
     now: float,
@@ -139,7 +140,7 @@ def _vacate(job: Job, free: Vacancy) -> None:
 
 
 def _openings(
-    holding: Iterable[Job], nodes: Mapping[str, Node], now: float, run_times: RunTimes
+    holding: Holding, nodes: Mapping[str, Node], now: float, run_times: RunTimes
 ) -> list[tuple[float, Job | None]]:
     """When jobs let go, and (None) when reservations of nodes end, in order."""
     found: list[tuple[float, Job | None]] = [(at, job) for at, _, job in ends(holding, now, run_times)]
@@ -149,13 +150,13 @@ def _openings(
     return found
 
 
-def ends(holding: Iterable[Job], now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:
+def ends(holding: Holding, now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:
     """When jobs that hold gangs are expected to let go, in order; those of which nothing is known are left out."""
     found = []
-    for job in holding:
-        stop = job.stop if job.stop is not None and not job.stop.purpose.returns else None
-        if job.succeeded or stop is not None:
-            found.append((now if stop is None else max(now, stop.deadline), job.submission.sequence, job))
-        elif (left := run_times.left(job, now)) is not None:
+    for job, clock in holding.clocks():
+        if clock.over_at is not None:
+            found.append((max(now, clock.over_at), job.submission.sequence, job))
+        elif (left := run_times.left_by(clock, job.id, now)) is not None:
             found.append((now + left.seconds, job.submission.sequence, job))
-    return sorted(found, key=lambda entry: entry[:2])
+    found.sort(key=itemgetter(0, 1))
+    return found

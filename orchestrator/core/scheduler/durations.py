@@ -53,6 +53,32 @@ class TimeLeft(NamedTuple):
     jobs: int = 0
 
 
+class Clock(NamedTuple):
+    """What tells how long a job may still run; the same for as long as its record is.
+
+    ``ran`` are the seconds of its attempts that have ended, ``since`` is when all ranks of the one that has not were up, ``limit`` its ``max_duration``, which
+    counts from ``limit_since`` on. ``over_at`` is when it lets go of its gang because it was stopped for good; 0 where its ranks have ended.
+    """
+
+    like: Like
+    ran: float
+    since: float | None
+    limit: float | None
+    limit_since: float | None
+    over_at: float | None
+
+    def ran_until(self, now: float) -> float:
+        """How long its attempts have run."""
+        return self.ran if self.since is None else self.ran + max(0.0, now - self.since)
+
+    def limit_left(self, now: float) -> float | None:
+        """The seconds after which ``max_duration`` ends the job; None without one."""
+        if self.limit is None:
+            return None
+        since = now if self.limit_since is None else self.limit_since
+        return max(0.0, since + self.limit - now)
+
+
 class KnownLikes(set[Like]):
     """Those of whose like jobs enough is known; ``version`` counts the changes."""
 
@@ -69,10 +95,14 @@ class RunTimes:
 
     def left(self, job: Job, now: float) -> TimeLeft | None:
         """The time that the job still runs, of one that waits from its start on; None where nothing is known of it."""
-        ran = ran_seconds(job, now)
-        limit = limit_left(job, now)
-        found = None if job.id not in self.reported else TimeLeft(self.reported[job.id], Basis.PROGRESS)
-        found = found or self.of_like(like(job), ran)
+        return self.left_by(clock_of(job), job.id, now)
+
+    def left_by(self, clock: Clock, job_id: JobId, now: float) -> TimeLeft | None:
+        """The time that the job of a clock still runs."""
+        ran = clock.ran_until(now)
+        limit = clock.limit_left(now)
+        reported = self.reported.get(job_id)
+        found = self.of_like(clock.like, ran) if reported is None else TimeLeft(reported, Basis.PROGRESS)
         if found is None and ran > 0:
             found = TimeLeft(ran, Basis.ELAPSED)
         if limit is not None and (found is None or limit < found.seconds):
@@ -87,9 +117,12 @@ class RunTimes:
 
     def of_like(self, who: Like, ran: float) -> TimeLeft | None:
         """The median of what is left to those like jobs that ran longer; None where too little is known of them."""
-        times = sorted(self.known.get(who, ()))
+        known = self.known.get(who, ())
+        if len(known) < ENOUGH:
+            return None
+        times = sorted(known)
         longer = times[bisect_right(times, ran) :]
-        if len(times) < ENOUGH or not longer:
+        if not longer:
             return None
         return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times))
 
@@ -145,14 +178,28 @@ def like(job: Job) -> Like:
     return Like(job.submission.user, job.name)
 
 
+def clock_of(job: Job) -> Clock:
+    """Return what tells how long the job may still run."""
+    ended, last = job.attempts, None
+    if ended and ended[-1].ended_at is None:
+        ended, last = ended[:-1], ended[-1]
+    limit, stop = job.spec.max_duration, job.stop
+    over_at = None if stop is None or stop.purpose.returns else stop.deadline
+    return Clock(
+        like=like(job),
+        ran=job.past.ran_seconds + sum(running_seconds(attempt, attempt.ended_at) for attempt in ended),
+        since=None if last is None else last.running_at,
+        limit=None if limit is None else limit.total_seconds(),
+        limit_since=job.started_at,
+        over_at=0.0 if job.succeeded and over_at is None else over_at,
+    )
+
+
 def ran_seconds(job: Job, now: float) -> float:
     """How long the job's attempts have run."""
-    return job.past.ran_seconds + sum(running_seconds(attempt, now) for attempt in job.attempts)
+    return clock_of(job).ran_until(now)
 
 
 def limit_left(job: Job, now: float) -> float | None:
     """The seconds after which ``max_duration`` ends the job; None without one. It counts from the first time that all ranks were up."""
-    if job.spec.max_duration is None:
-        return None
-    since = now if job.started_at is None else job.started_at
-    return max(0.0, since + job.spec.max_duration.total_seconds() - now)
+    return None if job.spec.max_duration is None else clock_of(job).limit_left(now)

@@ -159,7 +159,7 @@ class _Play:
         live = indexed(self.state.jobs)
         waiting = list(islice(order_of(self.state, self.now)[0], MOST_WAITING))
         self._jobs = LiveJobs({job.id: job for job in (*live.active.values(), *waiting)}.values())
-        self._ends = [(at, n, job.id) for at, n, job in ends(live.occupancy.jobs.values(), self.now, self._run_times)]
+        self._ends = [(at, n, job.id) for at, n, job in ends(live.occupancy.holding, self.now, self._run_times)]
         self.known = {job_id for _, _, job_id in self._ends}
         heapify(self._ends)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.moves import ByConsolidation
+from orchestrator.core.scheduler.durations import clock_of
 from orchestrator.core.states import StopPurpose
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.durations import Clock
 
 
 def stops_for_another(job: Job) -> bool:
@@ -42,6 +44,7 @@ class Holding(Collection["Job"]):
         self.elastic: dict[JobId, Job] = {}
         self.limited: dict[JobId, Job] = {}
         self.ranks: Counter[tuple[str, int]] = Counter()
+        self._clocks: dict[JobId, Clock] = {}
         for job in jobs:
             self.put(job)
 
@@ -54,6 +57,15 @@ class Holding(Collection["Job"]):
     def __len__(self) -> int:
         return len(self.by_id)
 
+    def clocks(self) -> Iterator[tuple[Job, Clock]]:
+        """Return each job with what tells how long it may still run, which is found once for a record."""
+        known = self._clocks
+        for job_id, job in self.by_id.items():
+            clock = known.get(job_id)
+            if clock is None:
+                clock = known[job_id] = clock_of(job)
+            yield job, clock
+
     def put(self, job: Job) -> None:
         """Set a job's record."""
         before = self.by_id.get(job.id)
@@ -62,6 +74,7 @@ class Holding(Collection["Job"]):
                 self._count(before, -1)
             self._count(job, 1)
         self.by_id[job.id] = job
+        self._clocks.pop(job.id, None)
         if job.elastic is not None:
             self.elastic[job.id] = job
         if job.spec.max_duration is not None:
@@ -78,6 +91,7 @@ class Holding(Collection["Job"]):
         job = self.by_id.pop(job_id, None)
         if job is not None:
             self._count(job, -1)
+            self._clocks.pop(job_id, None)
             self.stopping.pop(job_id, None)
             self.moving.pop(job_id, None)
             self.elastic.pop(job_id, None)
