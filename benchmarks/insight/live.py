@@ -72,6 +72,7 @@ FAULTS: Final = (
     Fault(name="other group", kind="no_step", rank=1),
     Fault(name="slow rank", kind="rank_slow", rank=1),
     Fault(name="slow rank, no reports", kind="rank_awaited", rank=1, gpu=0, reports=False),
+    Fault(name="slow rank, asleep", kind="rank_awaited", rank=1, gpu=0),
     Fault(name="starved loader", kind="input_starved", rank=None),
     Fault(name="full disk", kind="storage_full", rank=None, act=_fill),
     Fault(name="world size", kind="wrong_world_size", rank=None, by_step=False),

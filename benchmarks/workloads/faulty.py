@@ -72,6 +72,8 @@ def fail(fault: str, kept: list[bytearray]) -> None:
             time.sleep(1e6)
         case "slow rank" | "slow rank, no reports":
             work(2.0 * STEP_SECONDS)
+        case "slow rank, asleep":
+            time.sleep(2.0 * STEP_SECONDS)
         case "memory":
             kept.append(bytearray(os.urandom(1024)) * (LEAK_BYTES // 1024))
 

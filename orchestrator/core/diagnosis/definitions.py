@@ -32,6 +32,8 @@ BUSY_UTILIZATION: Final = 0.4
 SPINNING_UTILIZATION: Final = 0.8
 """GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
+LOCKSTEP: Final = 1.1
+"""Ranks whose steps take the same time to within this factor meet in a collective at every step."""
 LEAST_STEP_SHARE: Final = 0.05
 """The extra time of a rank must be this share of a step: less has no effect."""
 LOWER_LIMIT: Final = 0.95
@@ -201,7 +203,12 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.InputStarved: _over("share of a step spent waiting for the next batch", 0.3, 0.2, (12.0, 30.0)),
     f.NodeSlow: _over("own part of a step of the node's ranks, over that of the other nodes'", 1.15, 1.1, (14.0, 30.0)),
     f.RankSlow: _over("own part of a step, over that of the other ranks", 1.15, 1.1, (14.0, 30.0)),
-    f.RankAwaited: _over("power, over that of the other GPUs", 1.25, 1.15, (20.0, 30.0)),
+    f.RankAwaited: _over(
+        "power or processor time, over the others'; or their share of time in locks, less its own, plus 1",
+        1.25,
+        1.15,
+        (20.0, 30.0),
+    ),
     f.GpuIdle: _over("how far its utilization is below its neighbours', as a share", 0.75, 0.5, (14.0, 30.0)),
     f.JobIdle: Definition(
         figure="GPUs without work", opens_at=1.0, closes_at=1.0, open_seconds=24.0, close_seconds=10.0

@@ -154,7 +154,8 @@ class RankSlow(Finding):
 class RankAwaited(Finding):
     """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective.
 
-    Without GPUs: its processes use ``busy`` processors, and the others', which stand in locks, ``usual_busy``.
+    Without GPUs: its processes use ``busy`` processors, and the others', which stand in locks, ``usual_busy``; or the others stand in
+    locks for ``usual_locked`` of the time, and it for ``locked``.
     """
 
     kind: ClassVar[str] = "rank_awaited"
@@ -162,6 +163,8 @@ class RankAwaited(Finding):
     usual_watts: float = 0.0
     busy: float | None = None
     usual_busy: float | None = None
+    locked: float | None = None
+    usual_locked: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

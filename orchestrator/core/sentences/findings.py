@@ -55,6 +55,10 @@ def finding_to_dict(finding: f.Finding, job_id: str) -> dict[str, Any]:
     }
 
 
+def _option(fact: f.Finding) -> str:
+    return f" --rank {fact.rank}" if fact.rank is not None else ""
+
+
 def _rank(fact: f.Finding) -> str:
     return "every rank" if fact.rank is None else f"rank {fact.rank}"
 
@@ -75,8 +79,7 @@ def _(fact: f.RankSlow) -> str:
 
 @advice.register
 def _(fact: f.RankSlow, job_id: str = "JOB") -> str:
-    rank = f" --rank {fact.rank}" if fact.rank is not None else ""
-    return f"{_COMPARE}; `orch profile {job_id}{rank}` shows where its time goes"
+    return f"{_COMPARE}; `orch profile {job_id}{_option(fact)}` shows where its time goes"
 
 
 @sentence.register
@@ -86,6 +89,11 @@ def _(fact: f.RankAwaited) -> str:
             f"{_rank(fact)} uses {fact.busy:.2g} processors and the others about {fact.usual_busy:.2g}, which wait in locks"
             " meanwhile: they probably wait for it in a collective"
         )
+    if fact.locked is not None and fact.usual_locked is not None:
+        return (
+            f"{_rank(fact)} waits in a lock for {fact.locked:.0%} of the time and the others for about {fact.usual_locked:.0%}:"
+            " they probably wait for it in a collective, while it works, sleeps or waits for something else"
+        )
     return (
         f"all GPUs are busy, but {gpu_of(fact)} draws {fact.watts:.0f} W and the others about {fact.usual_watts:.0f} W: they"
         " probably spin in a collective, waiting for it"
@@ -94,6 +102,8 @@ def _(fact: f.RankAwaited) -> str:
 
 @advice.register
 def _(fact: f.RankAwaited, job_id: str = "JOB") -> str:
+    if fact.locked is not None:
+        return f"{_COMPARE}; `orch stacks {job_id}{_option(fact)}` shows where it is meanwhile"
     return f"{_COMPARE}; step times that the script reports (`context().report`) say by how much it is slower"
 
 

@@ -40,8 +40,8 @@ def _(fact: f.GpuIdle) -> str:
 @advice.register
 def _(fact: f.GpuIdle, job_id: str = "JOB") -> str:
     return (
-        "check that this rank moves its model and its data to its GPU (`cuda:{LOCAL_RANK}`) and that the job needs so"
-        f" many GPUs; `orch stacks {job_id}` shows where the rank is"
+        "check that this rank moves its model and its data to its GPU (`cuda:{LOCAL_RANK}`), that nothing else takes most of"
+        f" its steps, and that the job needs so many GPUs; `orch stacks {job_id}` shows where the rank is"
     )
 
 

@@ -37,6 +37,12 @@ def estimate(samples: Sequence[float]) -> Estimate:
     return Estimate(value=value, error=max(error, LEAST_ERROR * abs(value)))
 
 
+def share(hits: int, looks: int) -> Estimate:
+    """Return the share of ``looks``, at least one, that were hits. The error is that of a share further from 0 and 1, so that a few looks that are all alike prove little."""
+    middle = (hits + 2.0) / (looks + 4.0)  # Agresti and Coull, Approximate is better than "exact", 1998
+    return Estimate(value=hits / looks, error=math.sqrt(middle * (1.0 - middle) / (looks + 4.0)))
+
+
 def _deviation(values: Sequence[float]) -> float:
     """The sample's standard deviation. That of ``statistics`` is exact, in fractions, and takes a hundred times as long."""
     return math.dist(values, [fmean(values)] * len(values)) / math.sqrt(len(values) - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.figures.estimate import estimate
+from orchestrator.core.diagnosis.figures.estimate import estimate, share
 from orchestrator.core.diagnosis.figures.growth import GrowthWindow
 
 if TYPE_CHECKING:
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFigures:
-    """One rank: processors used, and the shares of looks in which its training thread waited. None where too little is known."""
+    """One rank: processors used, and the shares of looks in which its training thread waited. None where too little is known.
+
+    ``asleep`` and ``locked`` are those of ``ProcessSeen``.
+    """
 
     newest: ProcessSeen
     busy: Estimate | None = None
     asleep: float | None = None
-    locked: float | None = None
+    locked: Estimate | None = None
     growth: Growth | None = None
     fast_growth: Growth | None = None
 
@@ -73,7 +76,7 @@ class ProcessWindow:
             newest=newest,
             busy=estimate(busy) if len(busy) >= d.LEAST_STEPS else None,
             asleep=sum(span.asleep for span in self._spans) / looks if known else None,
-            locked=sum(span.locked for span in self._spans) / looks if known else None,
+            locked=share(sum(span.locked for span in self._spans), looks) if known else None,
             growth=self._slow.growth(),
             fast_growth=self._fast.growth(),
         )

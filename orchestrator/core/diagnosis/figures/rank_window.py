@@ -12,6 +12,8 @@ from orchestrator.core.diagnosis.figures.estimate import estimate
 from orchestrator.core.diagnosis.pace import APART
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestrator.core.diagnosis.figures.estimate import Estimate
     from orchestrator.core.diagnosis.observation import RankSeen
 
@@ -25,6 +27,12 @@ class RankFigures:
     step: Estimate
     own: Estimate | None
     data_seconds: float | None
+
+
+def in_lockstep(ranks: Sequence[RankFigures]) -> bool:
+    """Whether the steps of all ranks take the same time: then they meet in a collective at every one. So it is taken to be where none reports steps."""
+    steps = [rank.step.value for rank in ranks]
+    return not steps or max(steps) <= d.LOCKSTEP * min(steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,18 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.core.diagnosis import definitions as d
-from orchestrator.core.diagnosis.figures.estimate import above
+from orchestrator.core.diagnosis.figures.estimate import above, typical
+from orchestrator.core.diagnosis.figures.rank_window import in_lockstep
 from orchestrator.core.diagnosis.rules.suspicion import Suspicion
 from orchestrator.core.facts import findings as f
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from orchestrator.core.diagnosis.figures.estimate import Estimate
     from orchestrator.core.diagnosis.figures.growth import Growth
     from orchestrator.core.diagnosis.figures.process_window import ProcessFigures
     from orchestrator.core.diagnosis.figures.windows import JobFigures
@@ -29,26 +31,55 @@ def process_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _awaited(job: JobFigures) -> Iterator[Suspicion]:
-    """Find a rank that works more than the others, which are in its process group and stand in locks meanwhile."""
-    ranks = job.processes
-    reported = job.gpus or any(rank.own is not None for rank in job.ranks)
-    if reported or len(ranks) < 2 or len(ranks) < job.newest.num_ranks or not all(one.newest.grouped for one in ranks):
+    """Find a rank for which the others, in one process group with it, stand in locks: it works more than they do, or waits for something else."""
+    ranks = [_Rank(one.newest.rank, one.busy, one.locked) for one in job.processes if one.busy and one.locked]
+    if job.gpus or len(ranks) < 2 or len(ranks) < job.newest.num_ranks:
         return
-    busy = [one.busy for one in ranks if one.busy is not None]
-    locked = [one.locked for one in ranks if one.locked is not None]
-    if len(busy) < len(ranks) or len(locked) < len(ranks):
+    if not all(one.newest.grouped for one in job.processes):
         return
-    top = max(range(len(ranks)), key=lambda place: busy[place].value)
-    more = above(busy[top], [one for place, one in enumerate(busy) if place != top])
-    others = median(share for place, share in enumerate(locked) if place != top)
-    if more.usual <= 0.0 or others - locked[top] < d.LOCKED_MORE:
+    if not any(rank.own is not None for rank in job.ranks):
+        yield from _working(ranks)
+    if in_lockstep(job.ranks):
+        yield from _waiting(ranks)
+
+
+class _Rank(NamedTuple):
+    rank: int
+    busy: Estimate
+    locked: Estimate
+
+
+def _working(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
+    top = max(ranks, key=lambda one: one.busy.value)
+    others = [one for one in ranks if one is not top]
+    more = above(top.busy, [one.busy for one in others])
+    if more.usual <= 0.0 or typical([one.locked for one in others]) - top.locked.value < d.LOCKED_MORE:
         return
-    opens = d.DEFINITIONS[f.RankAwaited].opens_at - 1.0
+    finding = f.RankAwaited(rank=top.rank, busy=more.value, usual_busy=more.usual, confidence=f.Confidence.POSSIBLE)
+    yield Suspicion(finding=finding, figure=min(more.value / more.usual, _certain(more.deviations)))
+
+
+def _waiting(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
+    """Every other rank stands in locks for much more of the time, so what this one waits for is none of them."""
+    least = min(ranks, key=lambda one: one.locked.value)
+    others = [one.locked for one in ranks if one is not least]
+    nearest = min(others, key=lambda one: one.value)
+    more = nearest.value - least.locked.value
+    if more <= 0.0:
+        return
     finding = f.RankAwaited(
-        rank=ranks[top].newest.rank, busy=more.value, usual_busy=more.usual, confidence=f.Confidence.POSSIBLE
+        rank=least.rank,
+        locked=least.locked.value,
+        usual_locked=typical(others),
+        confidence=f.Confidence.POSSIBLE,
     )
-    figure = min(more.value / more.usual, 1.0 + opens * more.deviations / d.CERTAIN_DEVIATIONS)
-    yield Suspicion(finding=finding, figure=figure)
+    error = math.hypot(nearest.error, least.locked.error)
+    yield Suspicion(finding=finding, figure=min(1.0 + more, _certain(more / error)))
+
+
+def _certain(deviations: float) -> float:
+    """Return the highest figure that a difference of so many standard errors can have."""
+    return 1.0 + (d.DEFINITIONS[f.RankAwaited].opens_at - 1.0) * deviations / d.CERTAIN_DEVIATIONS
 
 
 def _starved(job: JobFigures) -> Iterator[Suspicion]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.diagnosis import definitions as d
 from orchestrator.core.diagnosis.figures.estimate import Estimate, above, typical
+from orchestrator.core.diagnosis.figures.rank_window import in_lockstep
 from orchestrator.core.diagnosis.rendezvous import GATHERING
 from orchestrator.core.diagnosis.rules.gpu_rules import WORKING
 from orchestrator.core.diagnosis.rules.save_rules import saves_suspicions
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.figures.windows import JobFigures
     from orchestrator.core.diagnosis.observation import JobSeen, StallSeen
 
-LOCKSTEP: Final = 1.1
-"""Ranks whose steps take the same time to within this factor meet in a collective at every step."""
 APART: Final = 1.03
 """Every rank of a slow node is slower than the others' typical one by this factor."""
 LEAST_SECONDS: Final = 0.0002
@@ -81,8 +80,7 @@ def _groups(job: JobFigures, ranks: Sequence[RankFigures]) -> list[list[RankFigu
 
 
 def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
-    steps = [rank.step.value for rank in ranks]
-    lockstep = max(steps) <= LOCKSTEP * min(steps)
+    lockstep = in_lockstep(ranks)
     nodes = list(_slow_nodes(ranks))
     yield from nodes
     slow = {suspicion.finding.node for suspicion in nodes}

@@ -10,7 +10,7 @@ from benchmarks.insight.traces import JobModel
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.diagnosis.observation import JobSeen, ProcessSeen
 from orchestrator.core.facts import findings as f
-from orchestrator.core.sentences import sentence
+from orchestrator.core.sentences import advice, sentence
 
 GIB = 2**30
 
@@ -67,6 +67,34 @@ def test_ranks_without_a_process_group_never_wait_for_each_other() -> None:
 
 def reporting(ranks: int = 3, *, parts: bool = False) -> JobModel:
     return JobModel(ranks=ranks, gpus=False, parts=parts)
+
+
+class TestARankThatTheOthersWaitForWhileItSleeps:
+    """Processor time shows nothing: the rank uses none, as those do that wait for it."""
+
+    SLEEPS = ({"busy": 0.05, "locked": 0.6}, {"busy": 0.05}, {"busy": 0.05, "locked": 0.55})
+
+    @pytest.mark.parametrize("reports", [True, False])
+    def test_it_is_named(self, reports: bool) -> None:
+        (found,) = Ranks(*self.SLEEPS).found(job=reporting() if reports else None)
+        assert isinstance(found, f.RankAwaited)
+        assert (found.rank, found.locked, found.usual_locked) == (1, pytest.approx(0.0), pytest.approx(0.575, abs=0.02))
+        assert "waits in a lock for 0% of the time and the others for about" in sentence(found)
+        assert "`orch stacks j --rank 1` shows where it is meanwhile" in advice(found, "j")
+
+    @pytest.mark.parametrize("locked", [(0.6, 0.45), (0.6, 0.0, 0.2), (0.2, 0.2), (0.25, 0.0)])
+    def test_a_small_difference_or_one_to_some_of_them_only_is_none(self, locked: tuple[float, ...]) -> None:
+        assert Ranks(*[{"busy": 0.05, "locked": share} for share in locked]).found() == []
+
+    def test_ranks_that_go_their_own_way_wait_for_nobody(self) -> None:
+        assert Ranks(*self.SLEEPS, grouped=False).found() == []
+        job = JobModel(ranks=3, gpus=False, lockstep=False)
+        job.each[1].slower = 2.0
+        found = Ranks(*self.SLEEPS).found(job=job)
+        assert [(one.kind, one.rank) for one in found] == [("rank_slow", 1)], "its steps are longer than the others'"
+
+    def test_on_gpus_a_thread_in_a_lock_shows_nothing(self) -> None:
+        assert Ranks(*self.SLEEPS).found(job=JobModel(ranks=3)) == []
 
 
 def test_training_threads_that_wait_for_files_and_pipes_are_starved() -> None:
