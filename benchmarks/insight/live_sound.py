@@ -37,17 +37,18 @@ LONGEST_END_SECONDS: Final = 600.0
 
 
 def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
-    """The jobs: every manner with every length of step in turn."""
+    """The jobs: of 24 one of each manner with and without GPUs, of one rank and of two, and every length of step."""
     made = []
     for number in range(jobs):
-        manner, step = MANNERS[number % len(MANNERS)], STEPS[number // len(MANNERS) % len(STEPS)]
-        each = {"gpu": 0.25 if number % 2 else 0, "cpu": 0.05}
+        manner, turn = MANNERS[number % len(MANNERS)], number // len(MANNERS)
+        step, ranks = STEPS[turn % len(STEPS)], 1 + (number + turn // 2) % 2
+        each = {"gpu": 0.25 if turn % 2 else 0, "cpu": 0.05}
         made.append(
             {
                 "version": 1,
                 "name": f"sound-{manner.replace(' ', '-')}",
                 "entrypoint": f"python sound.py {seconds:g} {step:g} {manner.replace(' ', '_')}",
-                "resources": {"num_workers": 1 + number % 3 // 2, "resources_per_worker": each},
+                "resources": {"num_workers": ranks, "resources_per_worker": each},
             }
         )
     return made

@@ -69,3 +69,9 @@ def test_findings_of_healthy_jobs_are_counted_by_their_kind() -> None:
     assert "4 healthy jobs, 2.0 job hours" in text
     assert "(median load 3 to 4, at most 9, on 2 processors): 2 findings." in text
     assert text.endswith("\n- 2 `rank_slow`, the first: first\n")
+
+
+def test_of_24_healthy_jobs_there_is_one_of_each_manner_with_and_without_gpus_of_one_rank_and_of_two() -> None:
+    resources = [(spec["name"], spec["resources"]) for spec in live_sound.specs(24, 60.0)]
+    kinds = {(name, one["num_workers"], one["resources_per_worker"]["gpu"] > 0) for name, one in resources}
+    assert len(kinds) == 24
