@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.queue_depth [--queued N] [--pairs N] [--nodes 1250x8] [--slurm N] [--json FILE]``. The store, the loop, the scheduler and the
 parts of the service are the daemon's own, in this process and without Ray: all nodes are full. ``ours`` are seconds of submissions to the long queue,
-``empty`` those to an empty one. ``--slurm N`` (as root, with slurm-wlm) measures slurmctld with N queued jobs beside it: ``sbatch``, the whole
+``empty`` those to an empty one; ``restart`` is what a daemon reads before it connects to Ray. ``--slurm N`` (as root, with slurm-wlm) measures slurmctld with N queued jobs beside it: ``sbatch``, the whole
 process, to an empty and to the long queue, the memory of each job, and the time from the start of slurmctld until it answers. Both are wall time, and say little on a busy machine; ``processor`` has the same as processor time.
 """
 
@@ -28,8 +28,10 @@ from orchestrator.api.service import Caller, JobFilter, SubmitRequest
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.loop import Loop
+from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
+from orchestrator.daemon.recovery import Recovery
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.stopping import StopRequest
@@ -65,6 +67,12 @@ class _Nothing:
         pass
 
     def submitted(self, _: float) -> None:
+        pass
+
+    async def at_start(self) -> None:
+        pass
+
+    async def resume(self) -> None:
         pass
 
     def commit_failed(self) -> None:
@@ -104,6 +112,20 @@ class Desk:
             resume_path=_none,
             pool=self._pools.submissions,
         )
+
+    async def recover(self) -> None:
+        """What a daemon reads when it starts."""
+        nothing = _Nothing()
+        history = (Metering(self.settings, time.time()).observe,)
+        await Recovery(
+            self.loop,
+            self.store,
+            tidying=nothing,  # type: ignore[arg-type]  # nothing has ended, or has reported
+            intake=nothing,  # type: ignore[arg-type]
+            quarantine=NodeQuarantine(),
+            history=history,
+            log=structlog.get_logger(),
+        ).run()
 
     def fill(self) -> None:
         """A gang on each node, known to the loop alone."""
@@ -199,7 +221,7 @@ async def _measure(home: Path, queued: int, nodes: str, rounds: int) -> dict[str
     gc.collect()
     before, began, cpu = _resident(), time.perf_counter(), time.process_time()
     desk = Desk(home / "long", nodes)
-    await desk.loop.load()
+    await desk.recover()
     restart = {"seconds": time.perf_counter() - began, "processor": time.process_time() - cpu}
     gc.collect()
     size = (_resident() - before) / queued

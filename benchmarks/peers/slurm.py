@@ -152,7 +152,7 @@ class Slurm:
     def close(self) -> None:
         """End the processes, with what jobs are left, and remove the folder."""
         if len(self._processes) > 1:
-            self._run("scancel", "--user=root")
+            self._run("scancel", "--user=root", "--state=RUNNING")  # those that wait go with the folder
         for process in reversed(self._processes):
             _end(process)
         self._processes.clear()

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """``history`` are called with every event of the live jobs, and the record after it."""
+    """``history`` are called with every event of the live jobs that have had an attempt, and the record after it.
+
+    What it builds (accounts, strikes, annotations) begins with an attempt. To read the events of every job that waits would take minutes of a long queue.
+    """
 
     def __init__(
         self,
@@ -45,12 +48,16 @@ class Recovery:
 
     async def run(self) -> None:
         """Read the live jobs and their data; remove what ended jobs left."""
-        await self._loop.load()
+        gc.disable()  # a long queue is read once and stays: collections need not walk it, neither now nor later
+        try:
+            await self._loop.load()
+            gc.freeze()
+        finally:
+            gc.enable()
         await self._tidying.at_start()
         await self._intake.resume()
         self._quarantine.restore(await self._store.places())
-        gc.freeze()  # a long queue is read once and stays: collections need not walk it
-        for job_id in list(self._loop.jobs):
+        for job_id in list(self._loop.jobs.begun):
             try:
                 async for record, event in every_record(self._store, job_id):
                     for observe in self._history:

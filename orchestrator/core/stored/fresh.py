@@ -15,7 +15,7 @@ from operator import itemgetter
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.conformance import is_count, is_text, is_time
+from orchestrator.core.conformance import MAX_INTEGER, MAX_TEXT, is_text, is_time
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.states import JobState
 
@@ -42,6 +42,8 @@ _CUTS: Final = (
 )
 """Where the values that a record does not have of its own begin, the spec first, and where its own ones go on."""
 
+_TEXT: Final = {str}
+_WHOLE: Final = {int}
 _LAST_CUT: Final = ',"prerequisites":'
 
 
@@ -144,42 +146,36 @@ def _is_fresh(job: Job) -> bool:
 
 
 def _own_values_fit(row: Mapping[str, Any]) -> bool:
-    if not (all(map(is_text, _texts(row))) and all(map(is_count, _counts(row))) and all(map(is_time, _times(row)))):
+    """Whether the values are what ``is_text``, ``is_count`` and ``is_time`` demand, a group at a time: a long queue has millions of them."""
+    texts, counts, times, story = _texts(row), _counts(row), _times(row), row["story"]
+    if {*map(type, texts)} != _TEXT or max(map(len, texts)) > MAX_TEXT:
         return False
-    story = row["story"]
-    return type(story) is list and all(map(is_text, story))
+    if {*map(type, counts)} != _WHOLE or min(counts) < 0 or max(counts) > MAX_INTEGER:
+        return False
+    return all(map(is_time, times)) and type(story) is list and all(map(is_text, story))
 
 
 def _cut(text: str) -> tuple[str, str, tuple[str, ...]] | None:
     """Return a record's own values as the text of an object, the text of its spec, and everything else; None without such places."""
-    own, others, rest = [], [], text
+    own, others, at = [], [], 0
     for begin, end in _CUTS:
-        before, found, rest = rest.partition(begin)
-        other, found_too, rest = rest.partition(end)
-        if not (found and found_too):
+        first = text.find(begin, at)
+        last = text.find(end, first + len(begin))
+        if first < 0 or last < 0:
             return None
-        own += [before, end]
-        others.append(other)
-    before, found, rest = rest.partition(_LAST_CUT)
-    if not found:
+        own.append(text[at:first])
+        others.append(text[first + len(begin) : last])
+        at = last
+    last = text.find(_LAST_CUT, at)
+    if last < 0:
         return None
-    return "".join((*own, before, "}")), others[0], (*others[1:], rest)
+    return "".join((*own, text[at:last], "}")), others[0], (*others[1:], text[last:])
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """Return the object that the text is, nothing else beside it; None where it is not one, or has a key twice."""
+    """Return the object that the text is, nothing else beside it; None where it is not one."""
     try:
-        found = _DECODER.decode(text)
+        found = json.loads(text)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once)  # json.loads makes a new one for each text

@@ -6,6 +6,7 @@ The loop passes every event and the ranks' progress; only the functions that say
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import socket
 import time
@@ -125,9 +126,16 @@ class Metering:
         """Return the present metrics view."""
         now = time.time()
         reading = self._ledger.read(now)
-        jobs = [*live, *(j for j in self._ended.values())]
-        queues = sorted({"default", *(j.spec.queue for j in jobs), *(f.queue for f in finished)})
-        pending = [j for j in live if j.state is JobState.PENDING]
+        jobs = [*(j for j in live if j.attempts), *self._ended.values()]  # others have no series
+        counts: Counter[tuple[str, str]] = Counter()
+        waiting_since: dict[str, float] = {}
+        for job in live:
+            queue, submitted_at = job.spec.queue, job.submission.submitted_at
+            counts[queue, job.state.value] += 1
+            if job.state is JobState.PENDING and submitted_at < waiting_since.get(queue, math.inf):
+                waiting_since[queue] = submitted_at
+        known = {queue for queue, _ in counts} | {j.spec.queue for j in jobs} | {f.queue for f in finished}
+        queues = sorted({"default"} | known)
         return Snapshot(
             at=now,
             daemon=self._facts(nodes),
@@ -142,13 +150,12 @@ class Metering:
                 for j in jobs
             ],
             queues=queues,
-            jobs=Counter((j.spec.queue, j.state.value) for j in live),
+            jobs=counts,
             finished={(f.queue, f.state.value, f.failure_class): f.count for f in finished},
             gpus=gpu_states,
             nodes=_node_states(nodes),
             oldest_pending_seconds={
-                queue: max((now - j.submission.submitted_at for j in pending if j.spec.queue == queue), default=0.0)
-                for queue in queues
+                queue: now - waiting_since[queue] if queue in waiting_since else 0.0 for queue in queues
             },
             gpu_seconds={(queue, phase.value): seconds for (queue, phase), seconds in reading.phases.items()},
             gpu_seconds_uncommitted=reading.uncommitted,

@@ -48,14 +48,15 @@ class MetricsViewSource:
 
     async def take(self) -> Snapshot:
         """Return the present metrics view."""
-        jobs = self._loop.jobs.values()
+        jobs = self._loop.jobs
+        begun = jobs.begun.values()
         conditions = known_conditions(self._known, self._exporters, self._quarantine.quarantined_gpus, driver=True)
         return self._metering.view(
-            live=list(jobs),
+            live=jobs.values(),
             nodes=list(self._loop.nodes.values()),
             finished=await self._store.finished_counts(),
             progress=self._book.all(),
             balances=self._balances.raw,
-            gpu_states=gpu_states(jobs, self._known.reports, self._exporters, self._quarantine.cordoned, conditions),
+            gpu_states=gpu_states(begun, self._known.reports, self._exporters, self._quarantine.cordoned, conditions),
             hang_suspected=self._hangs.suspected,
         )

@@ -1,15 +1,17 @@
-"""A restarted daemon hears the history of its live jobs, and one unreadable history harms no other."""
+"""A restarted daemon hears the history of its jobs that have run, and one unreadable history harms no other."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
+from orchestrator.core.lifecycle.fold import Change, fold
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.recovery import Recovery
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
-from tests.unit.core.builders import make_spec, submission
+from tests.unit.core.builders import make_spec, started, submission
 from tests.unit.daemon.parts import LOG, Rounds
 
 
@@ -24,11 +26,14 @@ class Noted:
         self.did.append("resume")
 
 
-def test_history_is_told_of_every_live_job() -> None:
+def test_history_is_told_of_every_live_job_that_has_had_an_attempt() -> None:
     async def run() -> None:
         store, quarantine, noted, told = MemoryStore(), NodeQuarantine(), Noted(), list[Any]()
-        for job_id in ("one-aaaaaa", "two-bbbbbb"):
-            await store.submit(submission(make_spec(), job_id=job_id))
+        for job_id in ("one-aaaaaa", "two-bbbbbb", "waits-cccccc"):
+            job, _ = await store.submit(submission(make_spec(), job_id=job_id))
+            if job_id != "waits-cccccc":
+                event = started(job)
+                await store.append([Change(job, event, fold(job, event))])
         body = {"node": "a", "host": "a", "cordoned_by": "ada", "forgiven_at": 0.0, "avoided": None, "strikes": []}
         await store.put_places([StoredPlace(kind="node", name="a", body=body)])
 
@@ -49,8 +54,9 @@ def test_history_is_told_of_every_live_job() -> None:
         )
         await recovery.run()
         assert noted.did == ["tidy", "resume"]
-        assert set(rounds.loop.jobs) == {"one-aaaaaa", "two-bbbbbb"}
-        assert told == [("two-bbbbbb", "job_submitted")]
+        assert set(rounds.loop.jobs) == {"one-aaaaaa", "two-bbbbbb", "waits-cccccc"}
+        assert told == [("two-bbbbbb", "job_submitted"), ("two-bbbbbb", "attempt_started")]
+        assert gc.isenabled()
         assert quarantine.cordoned == {"a"}
 
     asyncio.run(run())

@@ -127,7 +127,6 @@ def test_jobs_of_one_spec_share_it() -> None:
         *(text_of(OTHER, **{key: value}) for key, value in (("user", 5), ("uid", True), ("story", [3]), ("id", None))),
         text_of(OTHER, spec=None),
         text_of(OTHER, surprise=1),
-        text_of(OTHER).replace('"sequence":', '"sequence":1,"sequence":'),
         text_of(OTHER).replace('"name":', '"name":"x" ', 1),
         text_of(OTHER).replace(',"spec":{', ',"spec":{{'),
         text_of(OTHER)[:-1],
@@ -139,6 +138,11 @@ def test_jobs_of_one_spec_share_it() -> None:
 )
 def test_any_other_text_is_left_to_the_full_reading(text: str) -> None:
     assert text_reader().read_text(text) is None
+
+
+def test_of_a_key_that_is_there_twice_the_last_counts_as_in_the_full_reading() -> None:
+    text = text_of(OTHER).replace('"sequence":', '"sequence":1,"sequence":')
+    assert text_reader().read_text(text) == job_from_dict(json.loads(text)) == OTHER
 
 
 @given(st.integers(0, len(text_of(OTHER)) - 1), st.integers(0, 40), st.text('",:{}[]\\ 1au', max_size=8))

@@ -47,6 +47,19 @@ def series(metering: Metering, job: Job, *ranks: ProgressSnapshot) -> JobSeries:
     return found
 
 
+def test_jobs_that_only_wait_count_in_their_queue_and_have_no_series(metering: Metering) -> None:
+    now = time.time()
+    waits = [
+        pending(make_spec(queue=queue), job_id=f"{queue}-{age}", at=now - age)
+        for queue, age in (("a", 60), ("a", 90), ("b", 10))
+    ]
+    shown = picture(metering, *waits, running())
+    assert [one.job_id for one in shown.series] == [running().id]
+    assert shown.jobs == {("a", "PENDING"): 2, ("b", "PENDING"): 1, ("default", "RUNNING"): 1}
+    oldest = {queue: round(seconds, -1) for queue, seconds in shown.oldest_pending_seconds.items()}
+    assert oldest == {"a": 90, "b": 10, "default": 0}
+
+
 @pytest.mark.parametrize(
     ("interval", "facts", "seconds"),
     [
