@@ -41,6 +41,8 @@ def main() -> None:
     made = parser(__doc__ or "", pairs=6)
     made.add_argument("--again", action="store_true", help="the 50 ms on a free core alone, anew in the file of --json")
     arguments = made.parse_args()
+    if arguments.again and not (arguments.json and arguments.json.is_file()):
+        made.error("--again takes the result of an earlier run: name its file with --json")
     before = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.again else None
     bare = [] if before else _bare_ray(arguments.pairs)
     orch = contenders.Orch()

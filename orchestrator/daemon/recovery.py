@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Recovery:
     """``history`` are called with every event of the live jobs that have had an attempt, and the record after it.
 
-    What it builds (accounts, strikes, annotations) begins with an attempt. To read the events of every job that waits would take minutes of a long queue.
+    What it builds (accounts, strikes, annotations) begins with an attempt. To read the events of jobs that wait takes half a millisecond of processor time each.
     """
 
     def __init__(

@@ -99,12 +99,11 @@ def reservation(
 
 def has_bounded_start(head: Job, holding: Holding, free: Vacancy, nodes: Mapping[str, Node], now: float) -> bool:
     """Whether the head fits at the latest when jobs reach their ``max_duration`` and reservations of nodes end, whatever else runs on."""
-    limited = holding.limited.values()
     free.begin()
     try:
         if isinstance(nodes, Timetable):
-            return _fits_at_an_end(head, limited, free, nodes, now)
-        return bool(limited) and _fits_without(head, limited, free, nodes)
+            return _fits_at_an_end(head, holding, free, nodes, now)
+        return bool(holding.limited) and _fits_without(head, holding.limited.values(), free, nodes)
     finally:
         free.restore()
 
@@ -121,10 +120,12 @@ def _fits_without(head: Job, jobs: Iterable[Job], free: Vacancy, nodes: Mapping[
     return place(head, free, nodes) is not None
 
 
-def _fits_at_an_end(head: Job, jobs: Iterable[Job], free: Vacancy, nodes: Timetable, now: float) -> bool:
-    """Whether the head fits when one of these ends, or a reservation does: what it may use depends on the time."""
+def _fits_at_an_end(head: Job, holding: Holding, free: Vacancy, nodes: Timetable, now: float) -> bool:
+    """Whether the head fits when a job with a limit ends, or a reservation does: what it may use depends on the time."""
     found: list[tuple[float, int, Job | None]] = [(at, -1, None) for at in nodes.ends()]
-    found += [(now + (limit_left(job, now) or 0.0), job.submission.sequence, job) for job in jobs]
+    for limited, clock in holding.clocks():
+        if (left := clock.limit_left(now)) is not None:
+            found.append((now + left, limited.submission.sequence, limited))
     for at, _, job in sorted(found, key=lambda entry: entry[:2]):
         if job is not None:
             _vacate(job, free)
