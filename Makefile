@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs processors runs where the integration tests wait for something.
 PARTS := lint tools types+layers+unit+integration
 
-.PHONY: setup demo test check tools lint types layers unit integration faults reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean
+.PHONY: setup demo test check tools lint types layers unit integration faults gpu reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean
 
 setup: $(STAMP)
 
@@ -61,6 +61,10 @@ integration: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
 
+# Jobs, faults and readings on a real NVIDIA GPU; skipped without one. It needs a torch that is built for CUDA in .venv.
+gpu: $(STAMP)
+	$(BIN)/python -m pytest -q tests/gpu tests/integration/test_trainer_gpu.py
+
 # Ten thousand random decisions of the scheduler against a naive one.
 reference: $(STAMP)
 	$(BIN)/python -m tests.unit.core.scheduler.reference 10000
@@ -79,15 +83,18 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 # Ten thousand kills, stops, freezes and terminations of everything, and a thousand kills of the daemon while users submit, pause, resume and
-# cancel: hours. The first goes on from the newest result, for at most SITTING seconds. make soak KILLS=20 DISTURBANCES=20 is a part of it.
+# cancel: hours. The first goes on from the newest result, for at most SITTING seconds, in PLACES of one node and CLUSTERS of three at the same
+# time. make soak KILLS=20 DISTURBANCES=20 is a part of it.
 KILLS ?= 1000
 HOST_FAULTS ?= 200
 DISTURBANCES ?= 10000
 SITTING ?= inf
+PLACES ?= 1
+CLUSTERS ?= 1
 DISTURBED = $(lastword $(sort $(wildcard benchmarks/results/*-disturbances.json)))
 soak: $(STAMP)
-	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --seconds $(SITTING) $(DISTURBED:%=--before %) \
-		--json benchmarks/results/$$(date +%F)-disturbances.json
+	$(BIN)/python -m benchmarks.disturbances --disturbances $(DISTURBANCES) --seconds $(SITTING) --places $(PLACES) --clusters $(CLUSTERS) \
+		$(DISTURBED:%=--before %) --json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
 # Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. make hosts HOST_FAULTS=20

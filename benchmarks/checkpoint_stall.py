@@ -7,6 +7,9 @@ save, as a loop does that saves at every step; its value is their mean. The stal
 brings our snapshots to storage meanwhile, in a process of its own. The time of a training step with a snapshot at each step, over that
 without, is reported as well, for a batch of 8 (a step that does next to nothing but move memory) and, but for the largest model, of
 256; beside it the least that any copy costs: ``state_dict()`` and torch's own copy into memory that is there already.
+
+On a GPU (--gpu) the host runs ahead of the device, and what a call takes says little. There the stall of every arm is the time of a save and
+the step after it, until the device has done both, without that of a step just before. The bare copy is into page-locked memory.
 """
 
 from __future__ import annotations
@@ -51,20 +54,27 @@ persister.close()
 class Training:
     """One model with its optimizer."""
 
-    def __init__(self, size: str) -> None:
+    def __init__(self, size: str, device: torch.device) -> None:
+        self.device = device
         self.width, layers = SIZES[size]
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(*[torch.nn.Linear(self.width, self.width) for _ in range(layers)])
+        self.model = torch.nn.Sequential(*[torch.nn.Linear(self.width, self.width) for _ in range(layers)]).to(device)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.number = 0
         self.batch = BATCH
 
     def step(self) -> None:
-        """One optimizer step."""
+        """One optimizer step; returns when the device has done it."""
         self.optimizer.zero_grad()
-        self.model(torch.randn(self.batch, self.width)).square().mean().backward()
+        self.model(torch.randn(self.batch, self.width, device=self.device)).square().mean().backward()
         self.optimizer.step()
+        self.settle()
         self.number += 1
+
+    def settle(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def state(self) -> dict[str, Any]:
         """What every arm saves."""
@@ -87,6 +97,15 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     value = call()
     return time.perf_counter() - began, value
+
+
+def _longer(training: Training, save: Callable[[], Any]) -> float:
+    """Seconds by which a save makes itself and the step after it longer than a step before it."""
+    plain, _ = _timed(training.step)
+    began = time.perf_counter()
+    save()
+    training.step()
+    return time.perf_counter() - began - plain
 
 
 class Saves:
@@ -120,6 +139,8 @@ class Saves:
 
     def stall(self, save: Callable[[], float]) -> float:
         """Save, and do a step; seconds that training stood still in both."""
+        if self._training.device.type == "cuda":
+            return _longer(self._training, save)
         seconds, known = save(), self._seconds()
         self._training.step()
         return seconds + self._seconds() - known
@@ -127,8 +148,15 @@ class Saves:
     def bare_copy(self) -> float:
         """Copy all tensors of a state to where they were copied before, and nothing else; seconds."""
         if not self._copies:
-            self._copies = [torch.empty_like(tensor) for tensor in _tensors(self._training.state())]
-        return _timed(lambda: torch._foreach_copy_(self._copies, _tensors(self._training.state())))[0]
+            pinned = self._training.device.type == "cuda"
+            self._copies = [
+                torch.empty_like(tensor, device="cpu", pin_memory=pinned) for tensor in _tensors(self._training.state())
+            ]
+        return _timed(self._copy)[0]
+
+    def _copy(self) -> None:
+        torch._foreach_copy_(self._copies, _tensors(self._training.state()), non_blocking=True)
+        self._training.settle()
 
     def close(self) -> None:
         """Let optimizers be, and remove what is in memory."""
@@ -156,9 +184,9 @@ def _tensors(state: Any) -> list[torch.Tensor]:
     return [tensor for item in state for tensor in _tensors(item)] if isinstance(state, list) else []
 
 
-def measured(size: str, rounds: int, place: Path) -> dict[str, Any]:
+def measured(size: str, rounds: int, place: Path, device: torch.device) -> dict[str, Any]:
     """All arms at one size."""
-    training = Training(size)
+    training = Training(size, device)
     saves = Saves(training, place / size)
     try:
         times = 2 if size == "100M" else 10
@@ -199,19 +227,23 @@ def _arms(training: Training, saves: Saves, place: Path) -> dict[str, Callable[[
 
     def bare() -> float:
         training.step()
-        return saves.bare_copy()
+        return stall_of(saves.bare_copy)
 
     def synchronous() -> float:
         training.step()
-        return _timed(lambda: _save_with_fsync(training, place / "state.pt"))[0]
+        return stall_of(lambda: _save_with_fsync(training, place / "state.pt"))
 
     def asynchronous() -> float:
         training.step()
         target = place / "dcp"
         shutil.rmtree(target, ignore_errors=True)
-        seconds, future = _timed(lambda: async_save(training.state(), checkpoint_id=target))
-        future.result()
+        futures: list[Any] = []
+        seconds = stall_of(lambda: futures.append(async_save(training.state(), checkpoint_id=target)))
+        futures[0].result()
         return seconds
+
+    def stall_of(save: Callable[[], Any]) -> float:
+        return _longer(training, save) if training.device.type == "cuda" else _timed(save)[0]
 
     return {
         "orch": ours,
@@ -256,22 +288,25 @@ def main() -> None:
     options.add_argument(
         "--threads", type=int, default=1, help="of torch in the training process (default 1, as a rank has)"
     )
+    options.add_argument("--gpu", action="store_true", help="the model is on a GPU")
     chosen = options.parse_args()
+    device = torch.device("cuda" if chosen.gpu else "cpu")
     torch.set_num_threads(chosen.threads)
     warnings.filterwarnings("ignore")
     place = Path(tempfile.mkdtemp(prefix="stall-"))
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=0, world_size=1)
     try:
-        results = {size: measured(size, chosen.pairs, place) for size in chosen.sizes.split(",")}
+        results = {size: measured(size, chosen.pairs, place, device) for size in chosen.sizes.split(",")}
     finally:
         dist.destroy_process_group()
         shutil.rmtree(place)
     measure.report(
         {
-            "measure": "checkpoint_stall",
+            "measure": "checkpoint_stall_gpu" if chosen.gpu else "checkpoint_stall",
             "unit": "seconds",
             "better": "lower",
             "threads": chosen.threads,
+            "device": torch.cuda.get_device_name() if chosen.gpu else "cpu",
             "sizes": results,
             "met": all(all(found["met"].values()) for found in results.values()),
             **{

@@ -20,9 +20,11 @@ from benchmarks.measure import wait_for
 from orchestrator.api.client import Client
 from orchestrator.api.errors import OrchError
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.process_ends import wait_ended
 from orchestrator.spec.settings import Settings
 
 if TYPE_CHECKING:
+    import argparse
     from types import TracebackType
 
 ROOT = Path(__file__).parents[1]
@@ -86,8 +88,7 @@ class Run:
         with contextlib.suppress(psutil.Error):
             victims = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
             self.process.send_signal(signal.SIGTERM)
-            _, alive = psutil.wait_procs(victims, timeout=3)
-            for process in alive:
+            for process in wait_ended(victims, 3.0):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         with contextlib.suppress(FileNotFoundError):
@@ -116,11 +117,44 @@ def _ledger() -> Path:
     return Path(tempfile.mkdtemp(prefix="orch-bench-")) / "ledger"
 
 
-def torchrun(steps: int, seconds_per_step: float, save_every: int = 10) -> Run:
-    """``torchrun --standalone``, two ranks, as many restarts as it takes."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many ranks a job has, and on what they compute: ``cpu``, or ``cuda`` with a GPU for each."""
+
+    ranks: int
+    device: str
+
+    @property
+    def gpus(self) -> int:
+        """Of each rank."""
+        return 0 if self.device == "cpu" else 1
+
+
+TWO_RANKS = Shape(2, "cpu")
+ONE_GPU = Shape(1, "cuda")
+
+
+def add_shape(options: argparse.ArgumentParser) -> None:
+    """The options that say what is measured, and beside whom."""
+    options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
+    options.add_argument(
+        "--gpu", action="store_true", help="one rank on a GPU, with NCCL, instead of two on processors"
+    )
+
+
+def shape_of(options: argparse.ArgumentParser, chosen: argparse.Namespace) -> Shape:
+    """The shape that was asked for; a wrong combination ends the program."""
+    if chosen.gpu and "ray_train" in chosen.peers:
+        options.error("Ray Train is measured on processors only: --peers torchrun")
+    return ONE_GPU if chosen.gpu else TWO_RANKS
+
+
+def torchrun(steps: int, seconds_per_step: float, save_every: int = 10, shape: Shape = TWO_RANKS) -> Run:
+    """``torchrun --standalone``, as many restarts as it takes."""
     ledger = _ledger()
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--max-restarts=100", str(WORKLOAD)]
-    return _start([*command, str(ledger), str(steps), str(seconds_per_step), str(save_every)], ledger)
+    ranks = f"--nproc-per-node={shape.ranks}"
+    command = [str(BIN / "torchrun"), "--standalone", ranks, "--max-restarts=100", str(WORKLOAD)]
+    return _start([*command, str(ledger), str(steps), str(seconds_per_step), str(save_every), shape.device], ledger)
 
 
 def ray_train(steps: int, seconds_per_step: float, save_every: int = 10) -> Run:
@@ -157,6 +191,7 @@ class Orch:
         cpus: float = 1,
         checkpoint: str = "{}",
         arguments: str = "",
+        shape: Shape = TWO_RANKS,
     ) -> OrchRun:
         """``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file.
 
@@ -168,7 +203,7 @@ class Orch:
         job.write_text(
             "version: 1\nname: bench\n"
             f"entrypoint: python {workload} {ledger} {steps} {seconds_per_step} {arguments}\n"
-            f"resources: {{num_workers: 2, resources_per_worker: {{gpu: 0, cpu: {cpus:g}}}}}\n"
+            f"resources: {{num_workers: {shape.ranks}, resources_per_worker: {{gpu: {shape.gpus}, cpu: {cpus:g}}}}}\n"
             f"checkpoint: {checkpoint}\n"
             "retry: {max_restarts: {infra: 1000}, max_no_progress: 1000, backoff: {initial: 0s, max: 0s}}\n"
         )

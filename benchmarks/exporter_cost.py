@@ -3,8 +3,8 @@
 Ours is a real daemon's exporter actors, one for each of eight GPUs; the peer is nvitop-exporter for all eight, as it is
 run. Both see the same fake driver library with the same latencies in the same run. A round of scrapes goes through
 everything that Prometheus would scrape: our eight pages, the peer's one. What an actor costs is held against actors of
-the same Ray, as many, that do nothing. Latencies of the driver are assumed (see `tests.support.fake_nvml.ASSUMED_LATENCY_US`), not
-captured from hardware.
+the same Ray, as many, that do nothing. The library's calls take as long as those of an H100's driver
+(`tests.support.fake_nvml.CALL_US`); with --real it is the machine's own driver.
 
 `ours` and `peers` are seconds for one page; `scrape_all` compares all eight of ours with the peer's one.
 """
@@ -31,8 +31,9 @@ from urllib.parse import urlsplit
 import psutil
 
 from benchmarks.measure import cpu_seconds, parser, report, result, summary, wait_for
+from benchmarks.record_rate import LATENCY_US, Driver, machines_own
 from orchestrator.runtime.cluster.head.processes import ray_environment
-from tests.support.fake_nvml import ASSUMED_LATENCY_US, FakeNvml
+from tests.support.fake_nvml import FakeNvml
 from tests.support.processes import ray_workers
 from tests.support.stack import Stack
 
@@ -54,14 +55,27 @@ def main() -> None:
     options.add_argument("--scrape-seconds", type=float, default=3.0, help="length of a round of scrapes")
     options.add_argument("--idle-seconds", type=float, default=5.0, help="length of the window for processor time")
     options.add_argument("--hang-seconds", type=float, default=30.0, help="how long one GPU's driver hangs")
+    options.add_argument(
+        "--real", action="store_true", help="the machine's own GPUs, not the test driver's; none hangs then"
+    )
     arguments = options.parse_args()
+    if arguments.real:
+        _compare(machines_own(), None, arguments)
+        return
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
         fake = FakeNvml.create(Path(directory), gpus=GPUS)
         for gpu in fake:
-            gpu.latency(ASSUMED_LATENCY_US)
-        with _ours(fake) as (ours, idle), _nvitop(fake) as peer:
-            sys.setswitchinterval(SWITCH_SECONDS)
-            report(_measure(fake, ours, idle, peer, arguments), arguments.json)
+            gpu.take_time()
+        driver = Driver(fake.environment(), GPUS, LATENCY_US)
+        _compare(driver, fake, arguments)
+
+
+def _compare(driver: Driver, fake: FakeNvml | None, arguments: Any) -> None:
+    with _ours(driver) as (ours, idle), _nvitop(driver) as peer:
+        sys.setswitchinterval(SWITCH_SECONDS)
+        found = _measure(driver, ours, idle, peer, arguments)
+        hang = {} if fake is None else {"while_one_driver_hangs": _hang(fake, ours, arguments.hang_seconds)}
+        report({**found, **hang}, arguments.json)
 
 
 class Contender:
@@ -91,7 +105,7 @@ def cpu_percents(contenders: Sequence[Contender], seconds: float) -> list[list[f
     ]
 
 
-def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, arguments: Any) -> dict[str, Any]:
+def _measure(driver: Driver, ours: Contender, idle: Contender, peer: Contender, arguments: Any) -> dict[str, Any]:
     latencies: dict[str, list[float]] = {"ours": [], "nvitop": []}
     pages: dict[str, list[float]] = {"ours": [], "nvitop": []}
     cpu: dict[str, list[float]] = {"ours": [], "nvitop": []}
@@ -100,17 +114,16 @@ def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, 
     for number in range(arguments.pairs):
         for name, contender in arms if number % 2 == 0 else reversed(arms):
             spent, rested = cpu_percents((contender, idle), arguments.idle_seconds)
-            cpu[name].append(sum(spent) / GPUS)
+            cpu[name].append(sum(spent) / driver.gpus)
             if contender is ours:
-                resting.append(sum(rested) / GPUS)
+                resting.append(sum(rested) / driver.gpus)
             per_page, per_round = scrape(contender.urls, arguments.scrape_seconds)
             latencies[name] += per_page
             pages[name] += per_round
             print(f"round {number}: {name} cpu {cpu[name][-1]:.3f} %/GPU, {len(per_page)} scrapes", file=sys.stderr)
-    hang = _hang(fake, ours, arguments.hang_seconds)
     mine, theirs = summary(latencies["ours"]), summary(latencies["nvitop"])
     return result(
-        "exporter_cost",
+        "exporter_cost" if driver.environment else "exporter_cost_gpu",
         "s",
         "lower",
         latencies["ours"],
@@ -131,8 +144,7 @@ def _measure(fake: FakeNvml, ours: Contender, idle: Contender, peer: Contender, 
             "nvitop-exporter": sum(peer.pss_mib()),
             "claim_for_4_gpus": MEMORY_CLAIM_MIB,
         },
-        while_one_driver_hangs=hang,
-        driver_latency_us={"assumed": True, **ASSUMED_LATENCY_US},
+        driver_latency_us=dict(driver.latency_us),
     )
 
 
@@ -235,22 +247,22 @@ def _get(url: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _ours(fake: FakeNvml) -> Iterator[tuple[Contender, Contender]]:
+def _ours(driver: Driver) -> Iterator[tuple[Contender, Contender]]:
     """The exporter actors of a daemon of its own, and as many actors of the same Ray that idle."""
-    stack = Stack(environ=fake.environment())
+    stack = Stack(environ=driver.environment)
     try:
         read_address = stack.up()["read_address"]
 
         def targets() -> list[str] | None:
             with urllib.request.urlopen(f"http://{read_address}/api/v1/prometheus/targets", timeout=10) as answer:
                 groups = json.load(answer)
-            return [f"http://{group['targets'][0]}/metrics" for group in groups] if len(groups) == GPUS else None
+            return [f"http://{group['targets'][0]}/metrics" for group in groups] if len(groups) == driver.gpus else None
 
         urls = wait_for("an exporter for every GPU", targets, 60)
         for url in urls:
             wait_for("the first sample", functools.partial(_sampled, url), 30)
         exporters = [process.pid for process in ray_workers(stack, "ray::ExporterActor")]
-        yield Contender(exporters, urls), Contender(_idle_actors(stack), [])
+        yield Contender(exporters, urls), Contender(_idle_actors(stack, driver.gpus), [])
     finally:
         stack.close()
 
@@ -274,12 +286,12 @@ print(json.dumps(ray.get([actor.pid.remote() for actor in actors])))
 """
 
 
-def _idle_actors(stack: Stack) -> list[int]:
+def _idle_actors(stack: Stack, count: int) -> list[int]:
     """The process ids of actors made as those of the exporters are, which do nothing."""
     head = stack.settings.paths.ray
     address = json.loads((head / "head.json").read_text())["gcs_address"]
     done = subprocess.run(
-        [sys.executable, "-c", IDLE, address, str(GPUS)],
+        [sys.executable, "-c", IDLE, address, str(count)],
         env={**os.environ, **ray_environment(head / "token")},
         stdout=subprocess.PIPE,
         text=True,
@@ -291,11 +303,11 @@ def _idle_actors(stack: Stack) -> list[int]:
 
 
 @contextlib.contextmanager
-def _nvitop(fake: FakeNvml) -> Iterator[Contender]:
+def _nvitop(driver: Driver) -> Iterator[Contender]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [str(Path(sys.executable).parent / "nvitop-exporter"), "--port", str(port), "--interval", "1.0"]
-    environ = {**os.environ, **fake.environment()}
+    environ = {**os.environ, **driver.environment}
     process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
     url = f"http://127.0.0.1:{port}/metrics"
 

@@ -129,6 +129,14 @@ ROWS: Final = (
         for argument, path in (("", ()), ("overlap=False", ("whole",)))
     ),
     Row(
+        label="the end of a rank, processor time",
+        measure="rank_end",
+        other=("with every exit handler, as of a plain interpreter", ("peers", "every_handler")),
+        unit="ms",
+        scale=1e3,
+        digits=0,
+    ),
+    Row(
         label="a training step of `MultiGPUTrainer`, one rank",
         measure="trainer_overhead",
         other=("the same loop by hand", ("peers", "torch")),
@@ -190,10 +198,11 @@ def table(results: dict[str, dict[str, Any]], labels: tuple[str, ...] | None = N
         lines.append("| " + " | ".join((_label(row, result), *cells)).rstrip() + " |")
     loads = [result["machine"]["load"] for result in used.values()]
     machine = next(iter(used.values()))["machine"] if used else {}
+    processors = sorted({str(result["machine"].get("cpu")) for result in used.values()})
     dates = sorted({result["date"] for result in used.values()})
     lines += [
         "",
-        f"{machine.get('cpus')} cores ({machine.get('cpu')}), {machine.get('memory_gib')} GiB, no GPU; Python"
+        f"{machine.get('cpus')} cores ({', '.join(processors)}), {machine.get('memory_gib')} GiB, no GPU; Python"
         f" {machine.get('python')}, torch {machine.get('torch')}, Ray {machine.get('ray')}; {', '.join(dates)};"
         f" load average {min(loads):.1f}-{max(loads):.1f}, the benchmarks' own included."
         if used

@@ -119,7 +119,25 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
         **{name: _version(name) for name in ("torch", "ray")},
+        **_gpus(),
     }
+
+
+def _gpus() -> dict[str, Any]:
+    """The machine's NVIDIA GPUs and their driver; nothing where there are none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    found = {
+        "gpus": [pynvml.nvmlDeviceGetName(each) for each in handles],
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+    }
+    pynvml.nvmlShutdown()
+    return found
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,7 @@
 
 `orch record` runs as a process of its own on the fake driver library, whose power sensor has something new every 50 ms.
 The peer is the loop that people write: pynvml for power and temperature of each GPU, a CSV row, `time.sleep(0.01)`.
-Latencies of the driver are assumed, not captured from hardware. With `--train` a training loop runs beside it, with and
+The library's calls take as long as those of an H100's driver; with --real it is the machine's own. With `--train` a training loop runs beside it, with and
 without the recorder, and its step times are compared.
 """
 
@@ -16,23 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import cpu_seconds, interleave, parser, report, result, summary, wait_for
-from tests.support.fake_nvml import ASSUMED_LATENCY_US, UINT, FakeNvml
+from benchmarks.measure import cpu_seconds, interleave, machine, parser, report, result, summary, wait_for
+from tests.support.fake_nvml import CALL_US, FIELD_US, LATENCY_FROM, UINT, FakeNvml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 GPUS = 8
 SENSOR_US = 50_000
 ROOT = Path(__file__).parents[1]
 PEER = ROOT / "benchmarks" / "peers" / "pynvml_loop.py"
-RECORD = (
-    "import sys; from orchestrator.cli.registry import Entry, LazyCommands;"
-    "sys.exit(LazyCommands((Entry('record', 'gpu', 'x'),))['record'].main(sys.argv[1:], standalone_mode=False))"
-)
+RECORD = [sys.executable, "-m", "orchestrator.cli.main", "record"]
 TRAINING = ROOT / "benchmarks" / "workloads" / "cpu_steps.py"
 
 
@@ -48,37 +46,56 @@ def main() -> None:
         help="steps of each block of a training run beside the recorder",
     )
     options.add_argument("--train-blocks", type=int, default=20, help="blocks with the recorder, and as many without")
+    options.add_argument("--real", action="store_true", help="record the machine's own GPUs, not the test driver's")
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as directory:
+        if arguments.real:
+            report(_measure(machines_own(), Path(directory), arguments), arguments.json)
+            return
         fake = FakeNvml.create(Path(directory), gpus=GPUS)
         for gpu in fake:
-            gpu.latency(
-                {
-                    call: ASSUMED_LATENCY_US[call]
-                    for call in ("utilization", "memory", "temperature", "energy", "fields")
-                }
-            )
+            gpu.take_time()
             gpu.field(186, 300_000, kind=UINT, period_us=SENSOR_US, wobble=1000)
-        report(_measure(fake, Path(directory), arguments), arguments.json)
+        driver = Driver(fake.environment(), GPUS, LATENCY_US)
+        report(_measure(driver, Path(directory), arguments), arguments.json)
 
 
-def _measure(fake: FakeNvml, directory: Path, arguments: Any) -> dict[str, Any]:
+LATENCY_US = {"from": LATENCY_FROM, "calls": dict(CALL_US), "fields": {str(k): v for k, v in FIELD_US.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The driver library that both contenders read."""
+
+    environment: Mapping[str, str]
+    gpus: int
+    latency_us: Mapping[str, Any]
+
+
+def machines_own() -> Driver:
+    """The driver of this machine, with all its NVIDIA GPUs."""
+    return Driver({}, len(machine().get("gpus", ())), {"from": "the machine's own driver"})
+
+
+def _measure(driver: Driver, directory: Path, arguments: Any) -> dict[str, Any]:
     details: dict[str, list[dict[str, Any]]] = {"ours": [], "pynvml_loop": []}
 
     def ours() -> float:
-        details["ours"].append(_record(fake, directory, 100.0, arguments.seconds))
+        details["ours"].append(_record(driver, directory, 100.0, arguments.seconds))
         return float(details["ours"][-1]["rate_hz"])
 
     def peer() -> float:
-        details["pynvml_loop"].append(_peer(fake, directory, arguments.seconds))
+        details["pynvml_loop"].append(_peer(driver, directory, arguments.seconds))
         return float(details["pynvml_loop"][-1]["rate_hz"])
 
     found = interleave({"ours": ours, "pynvml_loop": peer}, arguments.pairs)
-    fast = _record(fake, directory, 1000.0, arguments.seconds)
+    fast = _record(driver, directory, 1000.0, arguments.seconds)
     mine = details["ours"][-arguments.pairs :]
-    more = {"training": _training(fake, directory, arguments.train, arguments.train_blocks)} if arguments.train else {}
+    more = (
+        {"training": _training(driver, directory, arguments.train, arguments.train_blocks)} if arguments.train else {}
+    )
     return result(
-        "record_rate",
+        "record_rate" if driver.environment else "record_rate_gpu",
         "Hz",
         "higher",
         found.values["ours"],
@@ -92,12 +109,12 @@ def _measure(fake: FakeNvml, directory: Path, arguments: Any) -> dict[str, Any]:
         distinct_values_hz=summary([one["distinct_hz"] for one in mine]),
         csv_mb_per_hour=summary([one["mb_per_hour"] for one in mine]),
         at_1_khz=fast,
-        driver_latency_us={"assumed": True, **ASSUMED_LATENCY_US},
+        driver_latency_us=dict(driver.latency_us),
         **more,
     )
 
 
-def _record(fake: FakeNvml, directory: Path, rate: float, seconds: float) -> dict[str, Any]:
+def _record(driver: Driver, directory: Path, rate: float, seconds: float) -> dict[str, Any]:
     """One recording by `orch record`; processor time leaves out the start of the process."""
     command = [
         "--csv",
@@ -109,8 +126,8 @@ def _record(fake: FakeNvml, directory: Path, rate: float, seconds: float) -> dic
         "-o",
         str(directory / "out"),
     ]
-    environ = {**os.environ, **fake.environment(), "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-c", RECORD, *command], env=environ, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, **driver.environment, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([*RECORD, *command], env=environ, stdout=subprocess.PIPE, text=True)
     busy = _steady_cpu(process.pid, seconds)
     out, _ = process.communicate()
     found = json.loads(out)
@@ -123,19 +140,19 @@ def _record(fake: FakeNvml, directory: Path, rate: float, seconds: float) -> dic
         "jitter_max": found["jitter_seconds"]["max"],
         "missed": found["missed_ticks"],
         "distinct_hz": min(gpu["distinct_value_rate_hz"] for gpu in found["gpus"]),
-        "cpu_percent_per_gpu": 100.0 * busy / GPUS,
+        "cpu_percent_per_gpu": 100.0 * busy / driver.gpus,
         "mb_per_hour": size / seconds * 3600 / 1e6,
     }
 
 
-def _peer(fake: FakeNvml, directory: Path, seconds: float) -> dict[str, Any]:
+def _peer(driver: Driver, directory: Path, seconds: float) -> dict[str, Any]:
     path = directory / "peer.csv"
-    environ = {**os.environ, **fake.environment()}
+    environ = {**os.environ, **driver.environment}
     process = subprocess.Popen([sys.executable, str(PEER), str(path), f"{seconds:g}"], env=environ)
     busy = _steady_cpu(process.pid, seconds)
     process.wait()
     rows = len(path.read_text().splitlines()) - 1
-    return {"rate_hz": rows / seconds, "cpu_percent_per_gpu": 100.0 * busy / GPUS}
+    return {"rate_hz": rows / seconds, "cpu_percent_per_gpu": 100.0 * busy / driver.gpus}
 
 
 def _steady_cpu(pid: int, seconds: float) -> float:
@@ -146,18 +163,18 @@ def _steady_cpu(pid: int, seconds: float) -> float:
     return (cpu_seconds(pid) - before) / (time.perf_counter() - started)
 
 
-def _training(fake: FakeNvml, directory: Path, steps: int, rounds: int) -> dict[str, Any]:
+def _training(driver: Driver, directory: Path, steps: int, rounds: int) -> dict[str, Any]:
     """Step times of one training loop, with a recorder at 100 Hz beside it and with that recorder held still.
 
     The same two processes all the while: what differs from one start of a process to the next is far more than a recorder.
     """
-    environ = {**os.environ, **fake.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, **driver.environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with _running([sys.executable, str(TRAINING)], environ) as training:
         assert training.stdin is not None
         assert training.stdout is not None
         training.stdout.readline()
         output = directory / "train"
-        recording = [sys.executable, "-c", RECORD, "--csv", "--rate", "100", "-o", str(output)]
+        recording = [*RECORD, "--csv", "--rate", "100", "-o", str(output)]
         with _running(recording, environ) as recorder:
             wait_for("the recording", lambda: any(path.stat().st_size > 10_000 for path in output.glob("*.csv")), 60)
 

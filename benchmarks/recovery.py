@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -75,10 +76,10 @@ def _any_rank(run: contenders.Run) -> int:
     return random.choice(list(contenders.worker_pids(run.ledger).values()))
 
 
-def _actor(client: Client) -> Callable[[contenders.Run], int]:
+def _actor(client: Client, ranks: int) -> Callable[[contenders.Run], int]:
     def choose(run: contenders.Run) -> int:
         assert isinstance(run, contenders.OrchRun)
-        rank = random.randrange(2)
+        rank = random.randrange(ranks)
         events = [e for e in client.events(run.id) if e.kind == "gang_placed"]
         return int(events[-1].body["seats"][rank]["actor_pid"])
 
@@ -88,24 +89,28 @@ def _actor(client: Client) -> Callable[[contenders.Run], int]:
 def main() -> None:
     """Measure and report."""
     options = parser(__doc__ or "", pairs=10)
-    options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
+    contenders.add_shape(options)
     options.add_argument("--save-every", type=int, default=1, help="steps between the script's saves (default 1)")
     arguments = options.parse_args()
+    shape = contenders.shape_of(options, arguments)
     random.seed(20_261_121)
     orch = contenders.Orch()
     orch.up()
 
     def submit() -> contenders.Run:
-        return orch.submit(STEPS, SECONDS_PER_STEP, arguments=str(arguments.save_every))
+        return orch.submit(STEPS, SECONDS_PER_STEP, arguments=f"{arguments.save_every} {shape.device}", shape=shape)
 
     victims = {"ours": Victim(submit, _any_rank)}
-    starts = {"torchrun": contenders.torchrun, "ray_train": contenders.ray_train}
+    starts: dict[str, Callable[[int, float, int], contenders.Run]] = {
+        "torchrun": partial(contenders.torchrun, shape=shape),
+        "ray_train": contenders.ray_train,
+    }
     for name in filter(None, arguments.peers.split(",")):
         victims[name] = Victim(partial(starts[name], STEPS, SECONDS_PER_STEP, arguments.save_every), _any_rank)
     try:
         # One job at a time on the machine: each arm's job ends before the next arm's begins.
         found = interleave({name: _alone(v) for name, v in victims.items()}, arguments.pairs)
-        actor = Victim(submit, _actor(orch.client))
+        actor = Victim(submit, _actor(orch.client, shape.ranks))
         killed_actors = [actor.kill_once() for _ in range(arguments.pairs)]
         actor.close()
     finally:
@@ -116,12 +121,13 @@ def main() -> None:
     mine = values.pop("ours")
     report(
         result(
-            "recovery",
+            "recovery_gpu" if arguments.gpu else "recovery",
             "s",
             "lower",
             mine,
             values,
             failures=found.failures,
+            shape=asdict(shape),
             ours_actor_killed=summary(killed_actors),
             save_every=arguments.save_every,
         ),

@@ -1,4 +1,4 @@
-"""From starting ``orch submit`` (the whole process) to rank 0's first optimizer step: 2 ranks, gloo, a small MLP.
+"""From starting ``orch submit`` (the whole process) to rank 0's first optimizer step: 2 ranks, gloo, a small MLP; or 1 on a GPU.
 
 Warm: the daemon runs, as it does every day. Cold: no daemon; ``orch submit`` starts one. Peers start as their users start
 them; a torchrun that is warm does not exist.
@@ -7,6 +7,7 @@ them; a torchrun that is warm does not exist.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 
 from benchmarks import contenders
 from benchmarks.measure import interleave, parser, report, result, summary
@@ -19,19 +20,20 @@ def main() -> None:
     """Measure and report."""
     options = parser(__doc__ or "", pairs=10)
     options.add_argument("--cold", type=int, default=3, help="cold starts of ours, beside the pairs")
-    options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
+    contenders.add_shape(options)
     arguments = options.parse_args()
+    shape = contenders.shape_of(options, arguments)
     orch = contenders.Orch()
     orch.up()
     try:
 
         def ours() -> float:
             time.sleep(SETTLE_SECONDS)
-            with orch.submit(STEPS, 0.01) as run:
+            with orch.submit(STEPS, 0.01, arguments=f"10 {shape.device}", shape=shape) as run:
                 return run.first_step_seconds()
 
         def peer_torchrun() -> float:
-            with contenders.torchrun(STEPS, 0.01) as run:
+            with contenders.torchrun(STEPS, 0.01, shape=shape) as run:
                 return run.first_step_seconds()
 
         def peer_ray() -> float:
@@ -43,17 +45,29 @@ def main() -> None:
         found = interleave(arms, arguments.pairs)
     finally:
         orch.close()
-    cold = [_cold() for _ in range(arguments.cold)]
+    cold = [_cold(shape) for _ in range(arguments.cold)]
     values = dict(found.values)
     mine = values.pop("ours")
     more = {"cold": summary(cold)} if cold else {}
-    report(result("start_latency", "s", "lower", mine, values, failures=found.failures, **more), arguments.json)
+    report(
+        result(
+            "start_latency_gpu" if arguments.gpu else "start_latency",
+            "s",
+            "lower",
+            mine,
+            values,
+            failures=found.failures,
+            shape=asdict(shape),
+            **more,
+        ),
+        arguments.json,
+    )
 
 
-def _cold() -> float:
+def _cold(shape: contenders.Shape) -> float:
     orch = contenders.Orch()
     try:
-        with orch.submit(STEPS, 0.01) as run:
+        with orch.submit(STEPS, 0.01, arguments=f"10 {shape.device}", shape=shape) as run:
             return run.first_step_seconds()
     finally:
         orch.close()

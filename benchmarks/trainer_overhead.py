@@ -1,6 +1,6 @@
 """What the training system costs in a step: against a loop written by hand, Lightning Fabric and Accelerate.
 
-One process, and two ranks with DistributedDataParallel under torchrun; metrics, checkpoints' and stop signals' hooks on. All
+One process, and two ranks with DistributedDataParallel under torchrun; or, with --gpu, one process on a GPU; metrics, checkpoints' and stop signals' hooks on. All
 contenders take turns in the same processes, so a pair is two turns a moment apart, and the ratio is the median of the
 pairs' ratios with its 95 % bootstrap interval. A value is the mean step time of one turn.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WORKLOAD = contenders.ROOT / "benchmarks" / "workloads" / "trainer_steps.py"
+PRECISIONS = ("fp32", "bf16", "fp16")
 _SEED = 20_261_121
 
 
@@ -31,13 +32,17 @@ def main() -> None:
     """Measure and report one process, and two ranks."""
     options = parser(__doc__ or "", pairs=40)
     options.add_argument("--steps", type=int, default=100, help="optimizer steps in a turn (default 100)")
+    options.add_argument("--gpu", action="store_true", help="one process on a GPU, in each precision")
     arguments = options.parse_args()
-    one, two = (measure(ranks, arguments.pairs, arguments.steps) for ranks in (1, 2))
-    report({**one, "also": two}, arguments.json)
+    cases = (
+        [(1, "cuda", name) for name in PRECISIONS] if arguments.gpu else [(ranks, "cpu", "fp32") for ranks in (1, 2)]
+    )
+    first, *others = (measure(*case, arguments.pairs, arguments.steps) for case in cases)
+    report({**first, "also": others if arguments.gpu else others[0]}, arguments.json)
 
 
-def measure(ranks: int, pairs: int, steps: int) -> dict[str, Any]:
-    """The result for a number of ranks."""
+def measure(ranks: int, device: str, precision: str, pairs: int, steps: int) -> dict[str, Any]:
+    """The result for a number of ranks, on a device, in a precision."""
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result.json"
     launcher = [sys.executable]
@@ -45,7 +50,7 @@ def measure(ranks: int, pairs: int, steps: int) -> dict[str, Any]:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     try:
         subprocess.run(
-            [*launcher, str(WORKLOAD), str(target), str(pairs), str(steps)],
+            [*launcher, str(WORKLOAD), str(target), str(pairs), str(steps), device, precision],
             env=contenders.ENVIRONMENT,
             cwd=directory,
             check=True,
@@ -56,13 +61,15 @@ def measure(ranks: int, pairs: int, steps: int) -> dict[str, Any]:
         shutil.rmtree(directory, ignore_errors=True)
     mine = found["seconds"].pop("ours")
     made = result(
-        "trainer_overhead",
+        "trainer_overhead" if device == "cpu" else "trainer_overhead_gpu",
         "s per step",
         "lower",
         mine,
         found["seconds"],
         ranks=ranks,
         steps=steps,
+        device=device,
+        precision=precision,
         absent=found["absent"],
     )
     made["ratio"] = {name: paired_ratio(mine, theirs) for name, theirs in found["seconds"].items()}

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from orchestrator.api.errors import OrchError
-from tests.support import evidence, leftovers, warm
+from tests.support import evidence, leftovers, signals, warm
 from tests.support.distribution import LongestFirst
+from tests.support.running import LongRunning
 from tests.support.stack import Stack
 
 # Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
@@ -38,12 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell that starts pytest in the background has it ignore SIGINT, and every script that a test starts with it.
     """
+    signals.guard()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI") and not config.pluginmanager.hasplugin("randomly"):
         raise pytest.UsageError("tests run in random order here: install pytest-randomly, and leave out -p no:randomly")
     if not hasattr(config, "workerinput"):
         config.stash[SESSION] = leftovers.begin(os.environ)
+        config.pluginmanager.register(LongRunning(lambda line: _say(config, line)))
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line(line)
+        reporter.flush()
 
 
 @pytest.hookimpl(trylast=True)
@@ -98,14 +108,25 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(scope="session")
-def stack() -> Iterator[Stack]:
-    """The session's daemon, with four simulated GPUs; leave it as you found it."""
+def shared_stack() -> Iterator[Stack]:
+    """See ``stack``."""
     made = Stack(simulate_gpus=4)
     try:
         made.up()
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def stack(shared_stack: Stack) -> Iterator[Stack]:
+    """The session's daemon, with four simulated GPUs; leave it as you found it.
+
+    What a test has left running, as one that failed does, would have the next one wait for a place.
+    """
+    yield shared_stack
+    with contextlib.suppress(OrchError):
+        end_jobs(shared_stack)
 
 
 @pytest.fixture(scope="session")

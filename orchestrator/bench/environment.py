@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _PREFIXES: Final = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_", "MKL_", "CUDA_", "HIP_", "ROCR_")
 _TOPOLOGY_SECONDS: Final = 15.0
 _MOST_TOPOLOGY: Final = 20_000
+_TERMINAL_CODES: Final = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines its header, for a pipe as well
 
 
 def describe_environment(
@@ -69,5 +71,5 @@ def topology() -> str | None:
         except (OSError, subprocess.TimeoutExpired):
             continue
         if ended.returncode == 0:
-            return ended.stdout[:_MOST_TOPOLOGY]
+            return _TERMINAL_CODES.sub("", ended.stdout)[:_MOST_TOPOLOGY]
     return None

@@ -49,7 +49,9 @@ _KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
 
 def misfits(record: Any) -> tuple[str, ...]:
     """Return the names of the dataclass's fields with invalid values, in order."""
-    return tuple(rule.field.name for rule in _rules(type(record)) if not rule.check(_value(record, rule.field)))
+    # A record unpickled from an older version may lack a field. Every event of every rank comes through here: no call is made in vain.
+    rules = _rules(type(record))
+    return tuple([field.name for field, check, _ in rules if not check(getattr(record, field.name, MISSING))])
 
 
 def repaired(record: R) -> tuple[R, tuple[str, ...]]:
@@ -59,7 +61,7 @@ def repaired(record: R) -> tuple[R, tuple[str, ...]]:
     """
     changes = {}
     for rule in _rules(type(record)):
-        if not rule.check(_value(record, rule.field)):
+        if not rule.check(getattr(record, rule.field.name, MISSING)):
             changes[rule.field.name] = _default(rule)
     return (replace(record, **changes) if changes else record, tuple(changes))  # type: ignore[type-var]  # a dataclass
 
@@ -94,11 +96,6 @@ def is_time(value: object) -> bool:
 def is_text(value: object, most: int = MAX_TEXT) -> bool:
     """Whether the value is a text of at most ``most`` characters."""
     return type(value) is str and len(value) <= most
-
-
-def _value(record: Any, field: Field[Any]) -> Any:
-    """Return the field's value; one unpickled from an older version may lack it."""
-    return getattr(record, field.name, MISSING)
 
 
 def _default(rule: _Rule) -> Any:

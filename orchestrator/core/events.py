@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from orchestrator.core.facts.fact import Fact  # noqa: TC001
 from orchestrator.core.facts.reasons import NotRetried
 from orchestrator.core.facts.submissions import GitState as GitState  # noqa: PLC0414, TC001  # named with their event
+from orchestrator.core.facts.submissions import LeftOut as LeftOut  # noqa: PLC0414, TC001
 from orchestrator.core.facts.submissions import MatrixCell as MatrixCell  # noqa: PLC0414, TC001
 from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414, TC001
 from orchestrator.core.ids import JobId  # noqa: TC001
@@ -66,17 +67,6 @@ class Failure:
     def reason(self) -> Fact:
         """The cause, and the refusal where there is one."""
         return self.cause if self.refusal is None else NotRetried(cause=self.cause, refusal=self.refusal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """What ignore files excluded from the copy of a working directory. ``largest`` names a few; ``more``: too many to count."""
-
-    files: int
-    size_bytes: int
-    by: tuple[str, ...]
-    largest: tuple[str, ...] = ()
-    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +197,16 @@ class RankExited(Event):
     kind: ClassVar[str] = "rank_exited"
     attempt: int
     exit: Exit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksAsked(Event):
+    """Ranks have left after a request to stop that orch had not sent: the others are asked to follow, and killed at ``deadline``."""
+
+    kind: ClassVar[str] = "ranks_asked"
+    attempt: int
+    reason: Fact
+    deadline: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,6 +375,7 @@ EVENTS: Mapping[str, type[Event]] = {
         GangPlaced,
         AttemptRunning,
         RankExited,
+        RanksAsked,
         GangLost,
         AttemptFailed,
         AttemptSucceeded,

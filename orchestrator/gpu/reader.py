@@ -55,6 +55,8 @@ class ReaderOptions:
     """Read which processes use the GPU and how much of its memory."""
     xids: bool = False
     """Watch for Xid events, where the vendor has them; costs a thread that blocks in the driver."""
+    sparing: bool = False
+    """Read what costs the driver long at some of the readings only, and repeat it at the others: for readings that never end."""
     tally: ReadTally = field(default_factory=ReadTally)
 
 

@@ -1,4 +1,4 @@
-"""A deadline for an awaited call.
+"""A deadline for an awaited call, and an end to it when something happens that leaves it without an answer.
 
 ``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes in the same turn of the event loop as the
 answer (python/cpython#86296): a background task that used it could not be stopped any more.
@@ -7,15 +7,33 @@ answer (python/cpython#86296): a background task that used it could not be stopp
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
 
 T = TypeVar("T")
+
+
+class OvertakenError(Exception):
+    """What a call waited for cannot come any more."""
 
 
 async def within(seconds: float, call: Awaitable[T]) -> T:
     """Return the result of ``call``. Raises TimeoutError, and cancels the call, after ``seconds``."""
     async with asyncio.timeout(seconds):
         return await call
+
+
+async def unless(event: asyncio.Event, call: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``call``. Raises OvertakenError, and cancels the call, once ``event`` is set."""
+    calling, waiting = asyncio.create_task(call), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({calling, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if calling.done():
+            return calling.result()
+        raise OvertakenError
+    finally:
+        calling.cancel()
+        waiting.cancel()
+        await asyncio.gather(calling, waiting, return_exceptions=True)

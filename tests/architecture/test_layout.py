@@ -50,6 +50,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
         "figures.py",
         "parts.py",
         "private_files.py",
+        "process_ends.py",
     }
 
 

@@ -14,6 +14,7 @@ from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import (
     actor_pids,
     all_gone,
+    kill_each,
     node_agents,
     of_cwd,
     parent,
@@ -67,8 +68,7 @@ def test_an_actor_or_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
         os.kill(keeper if what == "keeper" else actor_pids(stack, job_id)[rank], signal.SIGKILL)
         all_gone(f"what the {what} had started", trees)
         stepping_again(ledger, job_id, attempt + 1)
-    for pid in actor_pids(stack, job_id):
-        os.kill(pid, signal.SIGKILL)
+    kill_each(*actor_pids(stack, job_id))
     finish(stack, ledger, job_id, tmp_path, attempts=len(victims) + 2)
     job = stack.job(job_id)
     assert job.restarts_by_class == {"infra": len(victims) + 1}
@@ -113,8 +113,7 @@ def test_a_fork_server_that_dies_while_jobs_start_costs_them_nothing(
             for i in range(2)
         ]
         servers = wait_until("there is a fork server", lambda: fork_servers(stack))  # another test may have ended it
-        for pid in servers:
-            os.kill(pid, signal.SIGKILL)
+        kill_each(*servers)
         for job_id in jobs:
             job = stack.wait(job_id)
             assert job.state == "SUCCEEDED", job.failure
@@ -151,11 +150,9 @@ def test_a_node_agent_is_replaced_and_a_running_job_does_not_notice(
 
 def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     before = wait_until("there is a fork server", lambda: fork_servers(stack))
-    for pid in node_agents(stack):
-        os.kill(pid, signal.SIGKILL)
+    kill_each(*node_agents(stack))
     wait_until("the agent is replaced", lambda: node_agents(stack))
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
+    kill_each(*before)
     wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before))
 
 
@@ -165,8 +162,8 @@ def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: 
     raylet = stack.head_pids()["raylet"]
     for end in (template.suspend, template.kill):
         end()
-        for worker in (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor")):  # of a parked gang
-            worker.kill()
+        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))  # of a parked gang
+        kill_each(*(worker.pid for worker in workers))
         (tmp_path / "done").unlink(missing_ok=True)
         job_id = running(stack, ledger, tmp_path)
         assert parents(psutil.Process(pid) for pid in actor_pids(stack, job_id)) == {raylet}

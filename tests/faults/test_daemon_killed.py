@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.processes import actor_pids, all_gone
+from tests.support.processes import actor_pids, all_gone, kill_each
 from tests.support.stack import Stack, wait_until
 
 
@@ -172,8 +172,7 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
         wait_until(f"{job_id} fails", lambda job_id=job_id: any(x.what == "fault" for x in ledger.lines(job_id)))
     records = stack.settings.paths
     wait_until("exits are on record", lambda: all(records.exit_record(ended_then_lost, 1, r).exists() for r in (0, 1)))
-    for pid in (*actors[ended_then_lost], actors[losing][0]):
-        os.kill(pid, signal.SIGKILL)
+    kill_each(*actors[ended_then_lost], actors[losing][0])
     stack.up()
 
     for job_id in (ending, ended_then_lost):

@@ -21,6 +21,7 @@ from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server
+from tests.support.processes import kill_each
 from tests.support.stack import process_gone, wait_until
 
 # Children of every kind: a fork and a started program, each also in a session of its own without a parent.
@@ -100,7 +101,7 @@ def test_nothing_outlives_a_keeper_and_its_fork_server(tmp_path: Path, order: st
             if order == "server-first":
                 victims.reverse()
             for pid in victims:
-                os.kill(pid, signal.SIGKILL)
+                kill_each(pid)
                 if order != "together":
                     await asyncio.to_thread(wait_until, "it is dead", lambda pid=pid: process_gone(pid))
             assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -35,9 +36,13 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [("gcs_server", signal.SIGKILL), ("raylet", signal.SIGKILL), ("raylet", signal.SIGTERM)],
+    ids=["control store", "raylet", "raylet, in order"],
+)
 def test_a_dead_head_is_started_again_and_jobs_resume(
-    breakable: Stack, ledger: Ledger, tmp_path: Path, part: str
+    breakable: Stack, ledger: Ledger, tmp_path: Path, part: str, number: signal.Signals
 ) -> None:
     stack, done = breakable, tmp_path / "done"
     jobs = [submit(stack, ledger, tmp_path, name=f"j{i}", ranks=2, until=str(done)) for i in range(2)]
@@ -48,7 +53,7 @@ def test_a_dead_head_is_started_again_and_jobs_resume(
     stack.wait_state(paused, "SUSPENDED")
     pid, head = stack.daemon_pid(), stack.head_pids()
     ranks = tree(*(p for job_id in jobs for p in ledger.pids(job_id, 1).values()))
-    kill(head[part])
+    os.kill(head[part], number)
     starting = submit(stack, ledger, tmp_path, name="new", ranks=2, until=str(done))
     for job_id in jobs:
         wait_until(f"{job_id} resumes", stepping(ledger, job_id, attempt=2, ranks=2))
@@ -62,10 +67,66 @@ def test_a_dead_head_is_started_again_and_jobs_resume(
     for job_id in jobs:
         job = stack.wait(job_id)
         assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.failure
+        lost = [event.body["reason"] for event in stack.client.events(job_id) if event.kind == "gang_lost"]
+        assert not any("node" in reason for reason in lost), (
+            f"{lost}: its only node is the head, no lease is waited for"
+        )
     for job_id in (paused, starting):
         assert stack.wait(job_id).state == "SUCCEEDED"
     ledger.check()
     assert left_in_ray(stack) == []
+
+
+def test_a_raylet_that_is_stopped_for_good_is_replaced(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
+    """Ray's control store gives its node up after some seconds, and never takes it back; every process of the head still exists."""
+    stack, done = breakable, tmp_path / "done"
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
+    pid, head = stack.daemon_pid(), stack.head_pids()
+    os.kill(head["raylet"], signal.SIGSTOP)
+    wait_until(
+        "it resumes",
+        lambda: ledger.attempts(job_id)[-1] > 1 and stepping(ledger, job_id, ledger.attempts(job_id)[-1], 2)(),
+    )
+    assert stack.daemon_pid() == pid
+    assert set(stack.head_pids().values()).isdisjoint(head.values())
+    assert all(process_gone(one) for one in head.values()), "what is left of the first one is ended"
+    done.touch()
+    job = stack.wait(job_id)
+    assert job.state == "SUCCEEDED", job.failure
+    ledger.check(job_id)
+
+
+def test_a_daemon_that_starts_beside_a_control_plane_that_only_seems_to_live(
+    breakable: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    """After SIGTERM it closes its port and never exits: the daemon waited for it for minutes, and then gave up."""
+    stack, done = breakable, tmp_path / "done"
+    job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
+    wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
+    head = stack.head_pids()
+    daemon = stack.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)  # it would see the end of the head first
+    os.kill(head["gcs_server"], signal.SIGTERM)
+    address = json.loads((stack.settings.paths.ray / "head.json").read_text())["gcs_address"]
+    wait_until("its port is closed", lambda: not _listens(address))
+    kill(daemon)
+    wait_until("the daemon is dead", lambda: process_gone(daemon))
+    stack.up()
+    assert set(stack.head_pids().values()).isdisjoint(head.values())
+    wait_until("the job resumes", stepping(ledger, job_id, attempt=2, ranks=2))
+    done.touch()
+    assert stack.wait(job_id).state == "SUCCEEDED"
+    ledger.check(job_id)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.core.states import JobState
 from tests.faults.test_actors_and_services import finish, fork_servers, running
 from tests.support.ledger import Ledger
-from tests.support.processes import actor_pids, all_gone, node_agents, of_cwd, parent, tree
+from tests.support.processes import actor_pids, all_gone, kill_each, node_agents, of_cwd, parent, tree
 from tests.support.stack import Stack, process_gone, wait_until
 
 
@@ -66,8 +66,7 @@ def test_a_keeper_and_its_fork_server_that_die_together_leave_nothing(
     job_id = running(stack, ledger, tmp_path)
     keeper = parent(ledger.pids(job_id, 1)[0])
     trees = tree(keeper)
-    for pid in (parent(keeper), keeper):
-        os.kill(pid, signal.SIGKILL)
+    kill_each(parent(keeper), keeper)
     all_gone("what the keeper kept", trees)
     finish(stack, ledger, job_id, tmp_path, attempts=2)
 
@@ -78,8 +77,7 @@ def test_an_actor_its_keeper_and_the_fork_server_that_die_together_leave_nothing
     job_id = running(stack, ledger, tmp_path)
     keeper = parent(ledger.pids(job_id, 1)[0])
     trees = tree(keeper)
-    for pid in (actor_pids(stack, job_id)[0], parent(keeper), keeper):
-        os.kill(pid, signal.SIGKILL)
+    kill_each(actor_pids(stack, job_id)[0], parent(keeper), keeper)
     finish(stack, ledger, job_id, tmp_path, attempts=2)
     assert [pid for pid in trees if not process_gone(pid)] == []
 

@@ -164,6 +164,25 @@ def at_step(file: Path, step: int) -> int:
     return starts(file)[-1][0]
 
 
+def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
+    stack: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    """No request to stop has reached the other rank: it is not given the five minutes of a stop to save."""
+    job_id = submit(stack, ledger, tmp_path, ranks=2)
+    wait_until("it steps", lambda: ledger.last_step(job_id) >= 5)
+    pid = ledger.pids(job_id, 1)[1]
+    terminate(parent(pid))
+    step = ledger.last_step(job_id)
+    wait_until("its keeper does not mind", lambda: ledger.last_step(job_id) > step)
+    os.kill(pid, signal.SIGKILL)
+    job = stack.wait(job_id)
+    assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.reason
+    (failure,) = failures(stack, job_id)
+    assert (failure["rank"], failure["signal"]) == (1, signal.SIGKILL)
+    assert "a request to stop" not in str(failure["sentence"])
+    ledger.check(job_id)
+
+
 @pytest.mark.parametrize("style", ["0", "143", "1", "raise", "default"])
 def test_a_script_that_knows_nothing_of_orch_is_resumed(stack: Stack, tmp_path: Path, style: str) -> None:
     file = tmp_path / "step"

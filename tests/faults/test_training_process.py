@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import signal
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
+from tests.support.processes import kill_each
 from tests.support.stack import Stack, wait_until
 
 BUDGETS = {"max_restarts": {"user": 1, "infra": 1}, "exit_codes": {"retry": [75]}}
@@ -103,8 +102,7 @@ def test_kills_at_random_moments_of_either_rank(
             return mine[0].pid if len(mine) >= lines else None
 
         pid = wait_until(f"attempt {number} has done {lines} things", is_there, interval=0.001)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        kill_each(pid)
         killed.append(victim)
     wait_until("the last attempt steps", lambda: ledger.attempts(job_id)[-1] == kills + 1)
     done.touch()

@@ -35,7 +35,7 @@ from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
 from tests.support.kuberay import RAY_CLUSTER
-from tests.support.processes import listening_on, tree
+from tests.support.processes import kill_each, listening_on, tree
 from tests.support.stack import PATIENCE_SECONDS, wait_until
 from tests.unit.core.builders import ID, submission
 
@@ -676,9 +676,7 @@ def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: P
         assert all(ip_address(address.removeprefix("::ffff:")).is_loopback for address in addresses), addresses
     finally:
         victims = tree(*(p.pid for p in (ray, driver) if p is not None))
-        for pid in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_each(*victims)
         for process in (ray, driver):
             if process is not None:
                 process.communicate()

@@ -265,6 +265,30 @@ def _preloading(folder: Path, module: str) -> Iterator[tuple[ForkServerClient, i
         wait_until(lambda: not alive(pid), "the server to end")
 
 
+@pytest.mark.parametrize("when", ["while it serves", "before it began"])
+def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, when: str) -> None:
+    with subprocess.Popen(["sleep", "3600"]) as owner:
+        if when == "before it began":
+            owner.kill()
+            owner.wait()
+        socket_path = folder / "fork.sock"
+        started = start_fork_server(
+            str(BARE_PYTHON), socket_path, folder / "fork.log", env=ENVIRONMENT, of_process=owner.pid
+        )
+        if when == "while it serves":
+            client = ForkServerClient(socket_path)
+            request = SpawnRequest(mode="command", target="sleep", args=("3600",), cwd=str(folder), env=ENVIRONMENT)
+            with (folder / "log").open("wb") as file:
+                spawned = client.spawn_sync(request, stdout=file.fileno(), stderr=file.fileno())
+            owner.kill()
+            owner.wait()
+            assert client.hello_sync().pid == started.pid, "what it has forked still runs"
+            spawned.lifeline.close()
+        wait_until(lambda: not alive(started.pid), "its end")
+        assert "forkserver.owner_ended" in (folder / "fork.log").read_text()
+        assert not socket_path.exists()
+
+
 def test_ends_when_its_socket_is_gone(folder: Path) -> None:
     """Somebody removed the directory: nobody can reach it any more, so it goes."""
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid

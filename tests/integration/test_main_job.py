@@ -19,8 +19,7 @@ def test_the_digits_example_trains_survives_a_kill_and_ends_with_a_good_model(st
     assert done.returncode == 0, done.stderr
     job_id = done.stdout.strip()
     stack.wait_step(job_id, 100)
-    before = stack.job(job_id)
-    os.kill(before.gpus[1].pid or 0, signal.SIGKILL)
+    os.kill(stack.pids(job_id)[1], signal.SIGKILL)
     job = stack.wait(job_id)
     assert job.state == "SUCCEEDED", job.failure
     assert job.restarts_by_class == {"infra": 1}

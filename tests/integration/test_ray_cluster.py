@@ -6,16 +6,19 @@ The nodes are real raylets on this machine (``tests/support/cluster.py``); they 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from orchestrator.api.errors import InvalidSpecError, RefusedError
-from tests.support.cluster import RayCluster
+from tests.support.cluster import RayCluster, RayNode
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import all_gone, tree
 from tests.support.stack import Stack, wait_until
@@ -166,6 +169,12 @@ def test_ranks_are_told_where_they_are(whole: RayCluster, guest: Stack, tmp_path
         assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("0", "1")
 
 
+def fork_servers(node: RayNode) -> list[int]:
+    """Those of a node, whose directory has the beginning of its name."""
+    lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if line[:1] == ["orch-forkserver"] and node.id[:12] in " ".join(line)]
+
+
 def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
@@ -194,6 +203,8 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
             assert ledger.resumed(job_id, 2) >= 5, "from its checkpoint"
             assert {victim.id, silent.id}.isdisjoint(seats(guest, job_id))
         all_gone("the ranks that were cut off", first, 1)
+        assert any(map(fork_servers, whole.workers)), "a node has one"
+        wait_until("the fork server of the node that ended has ended too", lambda: not fork_servers(victim))
         done.touch()
         for job_id in (killed, frozen):
             job = guest.wait(job_id)
@@ -201,6 +212,29 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
         ledger.check()
     finally:
         silent.kill()  # frozen, it would outlive its daemon
+
+
+def test_a_rank_that_alone_is_asked_to_stop_is_followed_by_those_of_other_nodes(
+    whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
+) -> None:
+    """They know nothing of the request, and never meet."""
+    done = tmp_path / "done"
+    job_id = submit(guest, ledger, tmp_path, name="asked", ranks=2, until=str(done), spec=spread(2))
+    wait_until("both ranks step", lambda: all(ledger.last_step(job_id, rank) >= 6 for rank in (0, 1)))
+    assert len(set(seats(guest, job_id))) == 2
+    assert {node.id for node in whole.workers} >= set(seats(guest, job_id))
+    os.kill(ledger.pids(job_id, 1)[1], signal.SIGTERM)
+    wait_until("the next attempt steps", stepping(ledger, job_id, attempt=2, ranks=2))
+    stopped = {line.rank: line.step for line in ledger.lines(job_id) if line.attempt == 1 and line.what == "stopped"}
+    assert set(stopped) == {0, 1}, "the other one has saved as well"
+    assert ledger.resumed(job_id, 2) >= stopped[1]
+    done.touch()
+    job = guest.wait(job_id)
+    assert (job.state, job.attempt, job.restarts_by_class) == ("SUCCEEDED", 2, {"infra": 1}), job.reason
+    assert "rank 1" in job.attempts[0].reason
+    (asked,) = [event for event in guest.client.events(job_id) if event.kind == "ranks_asked"]
+    assert asked.summary.endswith("the other ranks are asked to stop")
+    ledger.check(job_id)
 
 
 def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(

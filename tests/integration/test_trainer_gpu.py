@@ -15,14 +15,20 @@ from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.manager import FitResult, MultiGPUTrainingManager
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a real GPU"),
+    pytest.mark.filterwarnings(
+        "ignore:.*torch.jit:DeprecationWarning"
+    ),  # torch.compile imports parts of torch that use it
+]
 
 WIDTH, DEPTH, SAMPLES = 1024, 8, 8192
 
 
-def deep_model() -> nn.Module:
+def deep_model(depth: int = DEPTH) -> nn.Module:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(DEPTH)]
+    blocks = [nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(depth)]
     return nn.Sequential(*blocks, nn.Linear(WIDTH, 10))
 
 
@@ -39,17 +45,17 @@ def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(
-    directory: Path, *, steps: int = 40, dataset: TensorDataset | None = None, **settings: Any
+    directory: Path, *, steps: int = 40, depth: int = DEPTH, learning_rate: float = 1e-4, **settings: Any
 ) -> tuple[FitResult, Any]:
     ctx = Context(RankEnvironment(checkpoint_dir=str(directory), device="cuda:0"))
     config = MultiGPUConfig(batch_size=512, progress_bar=False, enable_fault_tolerance=False, **settings)
     torch.cuda.reset_peak_memory_stats()
     with MultiGPUTrainingManager(config, ctx=ctx) as manager:
         manager.setup_training(
-            deep_model(),
-            data() if dataset is None else dataset,
+            deep_model(depth),
+            data(),
             loss_fn=loss_fn,
-            optimizer=lambda ours: torch.optim.AdamW(ours, lr=1e-4, fused=True),
+            optimizer=lambda ours: torch.optim.AdamW(ours, lr=learning_rate, fused=True),
         )
         return manager.fit(max_steps=steps), manager
 
@@ -58,8 +64,9 @@ def train(
     "settings", [{}, {"precision": "bf16"}, {"precision": "fp16"}, {"precision": "fp8"}, {"compile": True}]
 )
 def test_it_learns_in_every_precision(tmp_path: Path, settings: dict[str, Any]) -> None:
-    result, manager = train(tmp_path, **settings)
-    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    result, manager = train(tmp_path, steps=64, depth=2, learning_rate=1e-3, **settings)
+    print([entry["loss"] for entry in result.history])
+    assert result.history[-1]["loss"] < 0.7 * result.history[0]["loss"]
     parts = [result.summary[f"{part}_seconds"] for part in ("data", "forward", "backward", "optimizer")]
     assert all(seconds > 0 for seconds in parts)
     assert manager.trainer.guard.skipped == 0
@@ -73,6 +80,7 @@ def test_it_learns_in_every_precision(tmp_path: Path, settings: dict[str, Any]) 
 
 def test_recomputation_saves_memory(tmp_path: Path) -> None:
     plain, _ = train(tmp_path / "plain", steps=5)
+    del _  # it holds the first model
     less, _ = train(tmp_path / "less", steps=5, use_gradient_checkpointing=True)
     assert less.summary["peak_memory_bytes"] < plain.summary["peak_memory_bytes"]
 

@@ -17,6 +17,7 @@ class Mutant:
 
 
 FOLD: Final = "core/lifecycle/fold.py"
+FOLLOWING: Final = "core/lifecycle/following_phases.py"
 ADVANCE: Final = "core/lifecycle/advance.py"
 FAILURE: Final = "core/lifecycle/failure.py"
 SAVED: Final = "core/lifecycle/checkpoint_fold.py"
@@ -61,7 +62,7 @@ MUTANTS: Final = (
         "no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),",
         "no_progress=0 if progressed else job.no_progress,",
     ),
-    Mutant("a job that is given up is tried again", FOLD, "if not event.retry:", "if not event.retry and event.keep_gang:"),
+    Mutant("a job that is given up is tried again", FOLLOWING, "if not event.retry:", "if not event.retry and event.keep_gang:"),
     Mutant(
         "the exit of an earlier attempt ends this one",
         FOLD,
@@ -101,7 +102,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a new gang is made in spite of the fence",
-        FOLD,
+        FOLLOWING,
         "not_before = max(event.not_before, fenced_until)\n    if not event.retry",
         "not_before = event.not_before\n    if not event.retry",
     ),
@@ -112,7 +113,7 @@ MUTANTS: Final = (
         "phase.gang is None or event.gang != job.gang:\n        return job\n    known",
         "phase.gang is None:\n        return job\n    known",
     ),
-    Mutant("an attempt restarts in a gang that is lost", FOLD, "if event.keep_gang and isinstance(gang, Gang):", "if event.keep_gang and gang is not None:"),
+    Mutant("an attempt restarts in a gang that is lost", FOLLOWING, "if event.keep_gang and isinstance(gang, Gang):", "if event.keep_gang and gang is not None:"),
     # -- what follows from a record
     Mutant("a job succeeds with its first rank", ADVANCE, "phase.ended_well(job.num_workers)", "phase.ended_well(min(1, job.num_workers))"),
     Mutant(

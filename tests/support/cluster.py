@@ -176,13 +176,16 @@ class RayCluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def processes(self) -> list[psutil.Process]:
+        """Every process of the cluster."""
+        return _mentioning(str(self.directory))
+
     def close(self) -> None:
         """Kill every process of the cluster, and remove its files."""
         for node in getattr(self, "workers", []):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.raylet, signal.SIGCONT)
-        marker = str(self.directory)
-        kill_all(lambda: _mentioning(marker), f"what belongs to {marker}")
+        kill_all(self.processes, f"what belongs to {self.directory}")
         clear_sessions(self.directory)
         shutil.rmtree(self.directory, ignore_errors=True)
 

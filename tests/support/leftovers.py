@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.process_ends import wait_ended
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import page_directory
 
@@ -81,13 +82,13 @@ def describe(process: psutil.Process) -> str:
 
 def end(directory: Path, seconds: float = 20.0) -> list[str]:
     """Report what was left behind, and remove it; processes have ``seconds`` to end."""
-    psutil.wait_procs(processes(directory), timeout=seconds)
+    wait_ended(processes(directory), seconds)
     living = processes(directory)
     left = [*map(describe, living), *map(str, files(directory))]
     for process in living:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(living, timeout=300)
+    wait_ended(living, 300.0)
     for path in files(directory):
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -56,6 +57,13 @@ def listening_on(pids: list[int]) -> set[str]:
                 if connection.status == psutil.CONN_LISTEN:
                     found.add(connection.laddr.ip)
     return found
+
+
+def kill_each(*pids: int) -> None:
+    """SIGKILL to each of them; one that ends because another was killed has ended too."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def all_gone(what: str, pids: list[int], seconds: float = PATIENCE_SECONDS) -> None:

@@ -21,6 +21,7 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import OrchError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import JobView
+from orchestrator.process_ends import wait_ended
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import node_directory, page_directory
 from orchestrator.spec.settings import Settings
@@ -276,7 +277,7 @@ def kill_all(find: Callable[[], list[psutil.Process]], what: str) -> None:
             _to_all(new, psutil.Process.suspend)
             frozen.update({process.pid: process for process in new})
         _to_all(frozen.values(), psutil.Process.kill)
-        psutil.wait_procs(list(frozen.values()), timeout=300)
+        wait_ended(list(frozen.values()), 300.0)
 
 
 def _to_all(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:

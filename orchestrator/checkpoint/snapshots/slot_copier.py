@@ -57,6 +57,11 @@ class SlotCopier:
         self._split: list[bool] = []
         self._now = self._later = self._copies(())
 
+    @property
+    def from_gpu(self) -> bool:
+        """Whether any tensor is on an NVIDIA or AMD GPU."""
+        return any(self.plans[name].sources[index].is_cuda for name, index in self._tensors)
+
     def copy(self, window: Window | None) -> Late | None:
         """Copy the present content of the plans' sources; return what is left to copy later, where that is worthwhile."""
         memory = self.slot.memory

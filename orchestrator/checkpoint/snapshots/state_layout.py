@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, PartRegion
+from orchestrator.checkpoint.snapshots.page_lock import PageLocks
 from orchestrator.checkpoint.snapshots.slot_copier import SlotCopier
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class StateLayout:
         self._plans: dict[str, PartPlan] = {}
         self._regions: dict[str, PartRegion] = {}
         self._copiers: dict[int, SlotCopier] = {}
+        self._page_locks = PageLocks()
 
     def update(self, parts: Mapping[str, Any]) -> None:
         """Update the plans for the states; lay out anew when a part no longer fits."""
@@ -59,6 +61,8 @@ class StateLayout:
             slot = slots.of_size(index, size)
             slot.begin()
             copier = self._copiers[index] = SlotCopier(slot, self._regions, self._plans, self._threads, self._pool)
+            if copier.from_gpu:
+                self._page_locks.lock(slot)
         return copier
 
     def regions(self) -> tuple[PartRegion, ...]:

@@ -89,12 +89,13 @@ class TensorCopy:
 
         if not sources:
             return
-        on_device = any(source.is_cuda for source in sources)
-        if self._pool is None or len(self._shares) < 2 or on_device:
+        devices = {source.device for source in sources if source.is_cuda}
+        if self._pool is None or len(self._shares) < 2 or devices:
+            # Each copy from a GPU begins before the last has ended: to wait takes longer than to copy a small tensor.
             with torch.no_grad():
-                torch._foreach_copy_(self.targets, list(sources))
-            if on_device:
-                torch.cuda.synchronize()
+                torch._foreach_copy_(self.targets, list(sources), non_blocking=bool(devices))
+            for device in devices:
+                torch.cuda.synchronize(device)
             return
         with torch.no_grad():
             mine, *others = [

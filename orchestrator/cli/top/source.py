@@ -108,6 +108,7 @@ class TopSource:
             found = survey(simulate=self._simulate)
             for reader in found.readers:
                 reader.options.processes = True
+                reader.options.sparing = True
             self._local_problems = found.problems
             self._group = SamplerGroup(Sampler(reader, rate=1.0 / max(self._interval, 1.0)) for reader in found.readers)
             self._group.start()

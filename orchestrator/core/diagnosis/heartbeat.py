@@ -106,6 +106,11 @@ class Heartbeat:
         return bool(self._reporting)
 
     @property
+    def silent(self) -> tuple[int, ...]:
+        """Return the ranks that have reported nothing while others have: their stillness is not known by reports."""
+        return tuple(sorted(self._ranks.keys() - self._reporting)) if self._reporting else ()
+
+    @property
     def usual_seconds(self) -> float | None:
         """Return the typical time of a step, of the slowest rank; None while unknown."""
         return max((r.usual for r in self._ranks.values() if r.usual is not None), default=None)

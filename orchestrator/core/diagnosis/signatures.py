@@ -28,7 +28,7 @@ from orchestrator.core.facts.rank_ends import (
 from orchestrator.core.states import FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from orchestrator.core.events import Exit
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SIGABRT, _SIGBUS = 6, 7
 _LAST_LINES: Final = 5
+_TRACEBACK: Final = "Traceback (most recent call last):"
 _ABORT_LINES: Final = 15  # an abort prints the C++ stack after its reason
 
 
@@ -49,6 +50,7 @@ class Signature:
 
 
 _LINE_CHARACTERS: Final = 1000
+_EXCEPTION: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: (?P<said>.*))?")
 _NOT_FOUND: Final = re.compile(
     r"No such file or directory: '(?P<python>[^']+)'|(?:^|[ :])'?(?P<program>[^ :']+)'?: No such file or directory$"
 )
@@ -254,4 +256,25 @@ def _words(ended: Exit) -> str:
         return f"{ended.error_type}: {ended.error_message}"
     if ended.signal in (_SIGABRT, _SIGBUS):
         return "\n".join(ended.log_tail[-_ABORT_LINES:])
-    return "" if ended.signal is not None else "\n".join(ended.log_tail[-_LAST_LINES:])
+    if ended.signal is not None:
+        return ""
+    return "\n".join(_uncaught(ended.log_tail) or ended.log_tail[-_LAST_LINES:])
+
+
+def uncaught_exception(ended: Exit) -> tuple[str, str] | None:
+    """Return type and first line of the exception that the rank's last lines show; None where they end in no traceback."""
+    first = next(iter(_uncaught(ended.log_tail)), "")
+    found = _EXCEPTION.fullmatch(first[:_LINE_CHARACTERS])
+    return None if found is None else (found["type"], found["said"] or "")
+
+
+def _uncaught(log_tail: Sequence[str]) -> Sequence[str]:
+    """Return the last traceback's exception, with all lines of its message; nothing where the lines end in no traceback.
+
+    A script in a fresh interpreter reports no exception, and messages of CUDA have more lines than are looked at otherwise.
+    """
+    begins = [number for number, line in enumerate(log_tail) if line.startswith(_TRACEBACK)]
+    for number, line in enumerate(log_tail[begins[-1] + 1 :], begins[-1] + 1) if begins else ():
+        if line and not line[0].isspace():
+            return log_tail[number:] if len(log_tail) - number <= _ABORT_LINES else ()
+    return ()

@@ -56,6 +56,15 @@ class OutputsIncomplete(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartedCold(Fact):
+    """A rank began in a fresh interpreter, which imports everything anew: ``said`` is the fork server's word for why the fork of one that has imported it would not do."""
+
+    kind: ClassVar[str] = "started_cold"
+    rank: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnusableRecord(Fact):
     """The exit record of a rank is damaged and ignored."""
 

@@ -107,6 +107,14 @@ class PlacedAnew(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OthersAsked(Fact):
+    """Because of ``cause``, the ranks that still run are asked to stop as well."""
+
+    kind: ClassVar[str] = "others_asked"
+    cause: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NoRoom(Fact):
     """It was to continue at once, and ``ranks`` ranks do not fit any more; ``cause`` is why it had stopped."""
 

@@ -42,3 +42,14 @@ class MatrixCell:
     max_concurrent: int | None = None
     fail_fast: bool = False
     search: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """What ignore files excluded from the copy of a working directory. ``largest`` names a few; ``more``: too many to count."""
+
+    files: int
+    size_bytes: int
+    by: tuple[str, ...]
+    largest: tuple[str, ...] = ()
+    more: bool = False

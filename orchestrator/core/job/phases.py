@@ -131,6 +131,15 @@ class Running(Holding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving(Holding):
+    """Ranks have left after a request to stop that orch had not sent; the others have until ``deadline`` to follow."""
+
+    state: ClassVar[JobState] = JobState.RUNNING
+    attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing(Holding):
     """Every rank ended with 0; the gang has to go. Raises ValueError for a gang with processes."""
 
@@ -214,7 +223,7 @@ class Cancelled:
 
 
 Recovering: TypeAlias = Restarting | Replacing | GivingUp
-HoldingPhase: TypeAlias = Starting | Running | Finishing | Recovering | Draining
+HoldingPhase: TypeAlias = Starting | Running | Leaving | Finishing | Recovering | Draining
 Ended: TypeAlias = Succeeded | Failed | Cancelled
 Phase: TypeAlias = Pending | Suspended | HoldingPhase | Ended
 

@@ -12,10 +12,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
 from orchestrator.core.facts.rank_ends import NoExitStatus
-from orchestrator.core.facts.reasons import Cancelled, MadeRoom, PlacedAnew, RanksSucceeded
+from orchestrator.core.facts.reasons import Cancelled, MadeRoom, OthersAsked, PlacedAnew, RanksSucceeded
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByLimit
-from orchestrator.core.job.phases import Draining, Finishing, GivingUp, Replacing, Restarting, Running, Starting
-from orchestrator.core.lifecycle.failure import classify, decide_retry, gang_failure, stop_failure
+from orchestrator.core.job.phases import (
+    Draining,
+    Finishing,
+    GivingUp,
+    Leaving,
+    Replacing,
+    Restarting,
+    Running,
+    Starting,
+)
+from orchestrator.core.lifecycle.failure import classify, decide_retry, follow_until, gang_failure, stop_failure
 from orchestrator.core.states import FailureClass, JobState, StopPurpose
 
 if TYPE_CHECKING:
@@ -32,12 +41,14 @@ class Step(NamedTuple):
 
 
 _NOTHING = Step()
+FOLLOWING_SECONDS = 10.0
+"""Ranks that share a node leave after the same step, and write a last checkpoint meanwhile: they need not be asked."""
 
 
 def advance(job: Job, now: float) -> Step:
     """Return what follows from the record of a job that may hold a gang, at wall time ``now``."""
     match job.phase:
-        case Starting() | Running() as phase:
+        case Starting() | Running() | Leaving() as phase:
             return _advance_live(job, phase, now)
         case Finishing(gang=None):
             return Step((_finished(job, now),))
@@ -107,7 +118,7 @@ def wants_gang(job: Job, now: float) -> bool:
     return job.state is JobState.PENDING or returns(job, now)
 
 
-def _advance_live(job: Job, phase: Starting | Running, now: float) -> Step:
+def _advance_live(job: Job, phase: Starting | Running | Leaving, now: float) -> Step:
     if phase.exits and phase.ended_well(job.num_workers):
         return Step((_all_ended_well(job, now),))
     found = classify(job, now)
@@ -117,7 +128,20 @@ def _advance_live(job: Job, phase: Starting | Running, now: float) -> Step:
         return Step((_failed(job, gang_failure(job.reason), now, now),))
     if found is None and not job.attempt_live:
         return Step((_failed(job, gang_failure(NoExitStatus()), now, now),))
+    if found is not None and isinstance(phase, Running) and phase.left_early:
+        asked_at = min(e.at for e in phase.left_early) + FOLLOWING_SECONDS
+        if now >= asked_at:
+            return Step((_others_asked(job, phase.left_early, now),))
+        found = min(found, asked_at)
     return _check_deadlines(job, now, found)
+
+
+def _others_asked(job: Job, left: tuple[ev.Exit, ...], now: float) -> ev.RanksAsked:
+    """Ranks of other nodes know nothing of the request: alone they would train on until they are killed, or wait in a collective."""
+    reason = OthersAsked(cause=stop_failure(left).cause)
+    return ev.RanksAsked(
+        job_id=job.id, at=now, attempt=job.attempt_number, reason=reason, deadline=follow_until(job, left)
+    )
 
 
 def _all_ended_well(job: Job, now: float) -> ev.Event:

@@ -75,6 +75,7 @@ EFFECTS: Mapping[type[p.Phase], Mapping[Hold, _Kind | None]] = {
     p.Pending: _NOTHING,
     p.Starting: _LIVE,
     p.Running: _LIVE,
+    p.Leaving: {**_LIVE, Hold.PROCESSES: StopRanks},
     p.Finishing: {Hold.NOTHING: None, Hold.ACTORS: ReleaseGang, Hold.LOST: ReleaseGang},
     p.Restarting: {Hold.PROCESSES: KillRanks, Hold.ACTORS: None},
     p.Replacing: _ENDING,
@@ -95,8 +96,9 @@ def desired_effect(job: Job) -> Effect | None:
         return None
     if kind is ReleaseGang:
         return ReleaseGang(job.id, job.gang)
-    if kind is StopRanks and job.stop is not None:
-        return StopRanks(job.id, job.attempt_number, job.gang, job.stop.deadline)
+    if kind is StopRanks and isinstance(job.phase, p.Draining | p.Leaving):
+        deadline = job.phase.deadline if isinstance(job.phase, p.Leaving) else job.phase.stop.deadline
+        return StopRanks(job.id, job.attempt_number, job.gang, deadline)
     return (Ensure if kind is Ensure else KillRanks)(job.id, job.attempt_number, job.gang)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.diagnosis.evidence import explaining
-from orchestrator.core.diagnosis.signatures import match_signature
+from orchestrator.core.diagnosis.signatures import match_signature, uncaught_exception
 from orchestrator.core.events import Failure
 from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gangs import GangFault, StartupTimeout
@@ -113,10 +113,15 @@ def _asked_at(left: Sequence[Exit]) -> float:
 
 def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFailure | float:
     """Classify ranks that left, once the others have ended too, or had their time to."""
-    until = min(e.at for e in left) + job.spec.stop_duration.total_seconds()
+    until = follow_until(job, left)
     if len(job.exits) < job.num_workers and not job.gang_lost and now < until:
         return until
     return ClassifiedFailure(stop_failure(left), _asked_at(left))
+
+
+def follow_until(job: Job, left: Sequence[Exit]) -> float:
+    """Return how long the other ranks have, once these have left after a request that orch had not sent."""
+    return min(e.at for e in left) + job.spec.stop_duration.total_seconds()
 
 
 def stop_failure(left: Sequence[Exit]) -> Failure:
@@ -169,6 +174,9 @@ def _cause(job: Job, first: Exit) -> tuple[FailureClass, Fact]:
     if first.error_type:
         first_line = next(iter(first.error_message.strip().splitlines()), "")
         return failure_class, PythonException(rank=rank, error_type=first.error_type, said=first_line)
+    shown = uncaught_exception(first)
+    if shown is not None:
+        return failure_class, PythonException(rank=rank, error_type=shown[0], said=shown[1])
     return failure_class, ExitCode(rank=rank, exit_code=code)
 
 

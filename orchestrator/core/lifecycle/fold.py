@@ -26,9 +26,9 @@ from orchestrator.core.job.phases import (
     Gang,
     GivingUp,
     Holding,
+    Leaving,
     LostGang,
     Pending,
-    Replacing,
     Restarting,
     Running,
     Starting,
@@ -38,11 +38,12 @@ from orchestrator.core.job.phases import (
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
 from orchestrator.core.lifecycle.finding_fold import finding_closed, finding_opened, without_ended
+from orchestrator.core.lifecycle.following_phases import gang_changed, leaving, losing, recovering, replacing
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.core.job.phases import Ended, HoldingPhase, Phase, Recovering
+    from orchestrator.core.job.phases import Ended, Phase
 
 STORY_LENGTH = 12
 
@@ -125,12 +126,6 @@ def _last_changed(job: Job, **changes: Any) -> tuple[Attempt, ...]:
     return (*job.attempts[:-1], replace(job.attempts[-1], **changes))
 
 
-def _gang_changed(phase: HoldingPhase, **changes: Any) -> HoldingPhase:
-    if isinstance(phase, Restarting):
-        return replace(phase, gang=replace(phase.gang, **changes))
-    return phase if phase.gang is None else replace(phase, gang=replace(phase.gang, **changes))
-
-
 def _current(job: Job, attempt: int) -> bool:
     return bool(job.attempts) and job.attempts[-1].number == attempt
 
@@ -182,7 +177,7 @@ def _(event: ev.GangPlaced, job: Job) -> Job:
     if not isinstance(phase.gang, Gang) or phase.gang.seats == event.seats:
         return job
     reason = reasons.StartingRanks() if isinstance(phase, Starting) else job.reason
-    return replace(job, phase=_gang_changed(phase, seats=event.seats), reason=reason)
+    return replace(job, phase=gang_changed(phase, seats=event.seats), reason=reason)
 
 
 @_fold.register
@@ -209,6 +204,14 @@ def _(event: ev.RankExited, job: Job) -> Job:
 
 
 @_fold.register
+def _(event: ev.RanksAsked, job: Job) -> Job:
+    phase = job.phase
+    if not isinstance(phase, Running) or not _current(job, event.attempt):
+        return job
+    return replace(job, phase=leaving(phase, event.deadline), reason=event.reason)
+
+
+@_fold.register
 def _(event: ev.GangLost, job: Job) -> Job:
     phase = job.phase
     if not isinstance(phase, Holding) or phase.gang is None or event.gang != job.gang:
@@ -219,27 +222,16 @@ def _(event: ev.GangLost, job: Job) -> Job:
     fenced_until = max(job.fenced_until, event.not_before)
     return replace(
         job,
-        phase=_losing(phase, phase.gang, fenced_until),
+        phase=losing(phase, phase.gang, fenced_until),
         fenced_until=fenced_until,
         reason=job.reason if known else event.reason,
     )
 
 
-def _losing(phase: HoldingPhase, gang: Gang | LostGang, fenced_until: float) -> Phase:
-    lost = LostGang(nodes=gang.nodes, seats=gang.seats, pids=gang.pids, degraded=gang.degraded)
-    if isinstance(phase, Restarting | Replacing):
-        return _replacing(phase, lost, max(phase.not_before, fenced_until))
-    return replace(phase, gang=lost)
-
-
-def _replacing(phase: Restarting | Replacing, gang: Gang | LostGang | None, not_before: float) -> Replacing:
-    return Replacing(gang=gang, exits=phase.exits, failure=phase.failure, not_before=not_before)
-
-
 @_fold.register
 def _(event: ev.AttemptFailed, job: Job) -> Job:
     phase = job.phase
-    if not _current(job, event.attempt) or not isinstance(phase, Starting | Running):
+    if not _current(job, event.attempt) or not isinstance(phase, Starting | Running | Leaving):
         return job
     failure_class = event.failure.failure_class
     preempted = failure_class is FailureClass.PREEMPTION
@@ -250,23 +242,13 @@ def _(event: ev.AttemptFailed, job: Job) -> Job:
     state = _failed_attempt(job, failure_class)
     return _enter(
         job,
-        _recovering(phase, event, job.fenced_until),
+        recovering(phase, event, job.fenced_until),
         event.at,
         event.failure.reason,
         attempts=_last_changed(job, state=state, ended_at=event.failed_at, failure=event.failure),
         restarts=restarts,
         no_progress=(0 if progressed else job.no_progress) + int(event.retry and not preempted),
     )
-
-
-def _recovering(phase: Starting | Running, event: ev.AttemptFailed, fenced_until: float) -> Recovering:
-    gang, exits, failure = phase.gang, phase.exits, event.failure
-    not_before = max(event.not_before, fenced_until)
-    if not event.retry:
-        return GivingUp(gang=gang, exits=exits, failure=failure)
-    if event.keep_gang and isinstance(gang, Gang):
-        return Restarting(gang=gang, exits=exits, failure=failure, not_before=not_before)
-    return Replacing(gang=gang, exits=exits, failure=failure, not_before=not_before)
 
 
 def _failed_attempt(job: Job, failure_class: FailureClass) -> AttemptState:
@@ -278,7 +260,7 @@ def _failed_attempt(job: Job, failure_class: FailureClass) -> AttemptState:
 @_fold.register
 def _(event: ev.AttemptSucceeded, job: Job) -> Job:
     phase = job.phase
-    if not _current(job, event.attempt) or not isinstance(phase, Running | Draining) or job.succeeded:
+    if not _current(job, event.attempt) or not isinstance(phase, Running | Leaving | Draining) or job.succeeded:
         return job
     gang = None if phase.gang is None else replace(phase.gang, pids=None)
     if isinstance(phase, Draining):
@@ -301,7 +283,7 @@ def _without_processes(job: Job, at: float) -> Job:
     attempts = job.attempts
     if isinstance(phase, Draining) and attempts[-1].ended_at is None:
         attempts = _last_changed(job, ended_at=at, state=_drained_attempt(phase))
-    return replace(job, attempts=attempts, phase=_gang_changed(phase, pids=None))
+    return replace(job, attempts=attempts, phase=gang_changed(phase, pids=None))
 
 
 def _drained_attempt(phase: Draining) -> AttemptState:
@@ -315,7 +297,7 @@ def _(event: ev.GangReleased, job: Job) -> Job:
     job = _without_processes(job, event.at)
     phase = job.phase
     if isinstance(phase, Restarting):
-        phase = _replacing(phase, None, phase.not_before)
+        phase = replacing(phase, None, phase.not_before)
     elif isinstance(phase, Holding):
         phase = replace(phase, gang=None)
     # A checkpoint that is not durable was in the memory of the actors that are gone.
@@ -426,5 +408,5 @@ def _(event: ev.JobNoted, job: Job) -> Job:
         return job
     phase = job.phase
     if isinstance(phase, Holding) and degraded != job.degraded:
-        phase = _gang_changed(phase, degraded=degraded)
+        phase = gang_changed(phase, degraded=degraded)
     return replace(job, phase=phase, notes=(*job.notes[-9:], event.note))

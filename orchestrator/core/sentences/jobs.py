@@ -134,6 +134,11 @@ def _(fact: reasons.PlacedAnew) -> str:
 
 
 @sentence.register
+def _(fact: reasons.OthersAsked) -> str:
+    return f"{sentence(fact.cause)}; the other ranks are asked to stop"
+
+
+@sentence.register
 def _(fact: reasons.NoRoom) -> str:
     return f"no room for {plural(fact.ranks, 'rank')} any more: {sentence(fact.cause)}"
 
@@ -286,6 +291,11 @@ def _(fact: notes.ActorEnded) -> str:
 @sentence.register(notes.SnapshotsOff)
 def _(fact: notes.SaveFailed) -> str:
     return fact.said
+
+
+@sentence.register
+def _(fact: notes.StartedCold) -> str:
+    return f"rank {fact.rank} began in a fresh interpreter, which takes seconds longer: {fact.said}"
 
 
 @sentence.register

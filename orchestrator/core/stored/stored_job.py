@@ -25,6 +25,7 @@ from orchestrator.core.job.phases import (
     Finishing,
     Gang,
     GivingUp,
+    Leaving,
     LostGang,
     Pending,
     Replacing,
@@ -81,6 +82,7 @@ class JobRecord:
     keep_gang: bool = False
     not_before: float = 0.0
     stop: Stop | None = None
+    asked_until: float | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     no_progress: int = 0
     checkpoint_step: int = 0
@@ -107,13 +109,14 @@ def record_of(job: Job) -> JobRecord:
     return JobRecord(
         **dict(zip(_READ_FROM, _read(job), strict=True)),
         exits=tuple(job.exits),
+        asked_until=job.phase.deadline if isinstance(job.phase, Leaving) else None,
         retry=isinstance(job.phase, Restarting | Replacing),
         keep_gang=isinstance(job.phase, Restarting),
     )
 
 
 _READ_FROM: dict[str, str] = (
-    {f.name: f.name for f in fields(JobRecord) if f.name not in ("exits", "retry", "keep_gang")}
+    {f.name: f.name for f in fields(JobRecord) if f.name not in ("exits", "asked_until", "retry", "keep_gang")}
     | {f.name: f"submission.{f.name}" for f in fields(Submission)}
     | {
         "checkpoint_step": "checkpoints.step",
@@ -157,7 +160,7 @@ def _phase(r: JobRecord) -> Phase:
         case JobState.STARTING:
             return Starting(gang=_gang(r), exits=Exits(r.exits), failure=r.failure)
         case JobState.RUNNING:
-            return (Finishing if r.succeeded else Running)(gang=_gang(r), exits=Exits(r.exits), failure=r.failure)
+            return _running(r)
         case JobState.RECOVERING:
             return _recovering(r)
         case JobState.DRAINING:
@@ -172,6 +175,15 @@ def _phase(r: JobRecord) -> Phase:
             return Failed(exit_code=r.exit_code, failure=r.failure)
         case JobState.CANCELLED:
             return Cancelled()
+
+
+def _running(r: JobRecord) -> Running | Leaving | Finishing:
+    gang, exits = _gang(r), Exits(r.exits)
+    if r.succeeded:
+        return Finishing(gang=gang, exits=exits, failure=r.failure)
+    if r.asked_until is not None:
+        return Leaving(gang=gang, exits=exits, failure=r.failure, deadline=r.asked_until)
+    return Running(gang=gang, exits=exits, failure=r.failure)
 
 
 def _gang(r: JobRecord) -> Gang | LostGang | None:

@@ -45,7 +45,12 @@ def event_view(stored: StoredEvent) -> v.EventView:
 def _sentences_about(event: ev.Event) -> dict[str, Any]:
     """Return the sentences about an event, beside its facts."""
     match event:
-        case ev.GangLost(reason=fact) | ev.JobRequeued(reason=fact) | ev.JobFinished(reason=fact):
+        case (
+            ev.RanksAsked(reason=fact)
+            | ev.GangLost(reason=fact)
+            | ev.JobRequeued(reason=fact)
+            | ev.JobFinished(reason=fact)
+        ):
             return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
         case ev.StopRequested(by=fact) | ev.JobSuspended(by=fact):
             return {"by": sentence(fact), "fact": fact_to_dict(fact)}
@@ -137,7 +142,7 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
             return f"first new step {body['step']}{lost}"
         case "job_finished":
             return f"{body['state']}: {body['reason']}"
-        case "gang_lost" | "job_requeued":
+        case "ranks_asked" | "gang_lost" | "job_requeued":
             return str(body["reason"])
         case "finding_opened":
             return f"found: {body['sentence']}" + (f"; {body['advice']}" if body["advice"] else "")

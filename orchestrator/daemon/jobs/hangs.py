@@ -18,6 +18,7 @@ from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, ju
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
 from orchestrator.core.diagnosis.observation import StallSeen
 from orchestrator.core.diagnosis.rendezvous import gathering
+from orchestrator.core.diagnosis.silent_ranks import SilentRanks
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
@@ -55,6 +56,7 @@ class _Watched:
     heartbeat: Heartbeat
     task: asyncio.Task[None] | None = None
     printed: dict[int, int] = field(default_factory=dict)
+    silent: SilentRanks = field(default_factory=SilentRanks)
     again_at: float = 0.0
     stacks_at: float = 0.0
     stacks_again: float = AGAIN_SECONDS
@@ -73,6 +75,12 @@ class _Watched:
         self.reported = set()
         self.seen = None
         self.idle = False
+
+    def has_printed(self, looks: Mapping[int, RankLook]) -> bool:
+        """Whether a rank has printed anything since it was last asked."""
+        printed = {rank: look.printed for rank, look in looks.items()}
+        before, self.printed = self.printed, {**self.printed, **printed}
+        return any(count != before.get(rank, 0) for rank, count in printed.items())
 
 
 class HangWatch:
@@ -129,14 +137,19 @@ class HangWatch:
     def stall(self, job_id: JobId) -> StallSeen | None:
         """Return the observation of a still job; None for one that is not, or was not inspected."""
         watched = self._watched.get(job_id)
-        if watched is None or watched.seen is None:
+        if watched is None:
+            return None
+        silent, seen, late = watched.silent.hang, watched.seen, _lateness(watched.heartbeat)
+        if seen is None and silent is not None:
+            seen, late = silent.seen, silent.late
+        if seen is None:
             return None
         return StallSeen(
-            seen=watched.seen,
-            late=_lateness(watched.heartbeat),
+            seen=seen,
+            late=late,
             longest_step=watched.heartbeat.longest_step,
             longest_pause=watched.heartbeat.longest_pause,
-            proven=Call.HUNG in watched.reported,
+            proven=silent is not None or Call.HUNG in watched.reported,
         )
 
     async def run(self) -> None:
@@ -164,8 +177,12 @@ class HangWatch:
             if job.degraded or job.gang_lost or self._attend(job):  # a rank out of reach is not still
                 watched.heartbeat.sign()
                 watched.alive()
-            elif (watched.task is None or watched.task.done()) and self._is_due(job, watched, now):
-                watched.task = asyncio.create_task(self._inspect(job, watched), name=f"health-{job.id}")
+            elif watched.task is None or watched.task.done():
+                look = self._examine if self._is_due(job, watched, now) else None
+                if look is None and watched.heartbeat.silent and now >= watched.silent.due:
+                    look = self._examine_silent
+                if look is not None:
+                    watched.task = asyncio.create_task(self._inspect(look, job, watched), name=f"health-{job.id}")
 
     def _of(self, job: Job) -> _Watched:
         watched = self._watched.get(job.id)
@@ -187,11 +204,11 @@ class HangWatch:
             due = limit
         return now >= watched.again_at and watched.heartbeat.still_seconds >= due - BETWEEN_LOOKS
 
-    async def _inspect(self, job: Job, watched: _Watched) -> None:
+    async def _inspect(self, look: Callable[[Job, _Watched], Awaitable[None]], job: Job, watched: _Watched) -> None:
         try:
-            await self._examine(job, watched)
+            await look(job, watched)
         except Exception:
-            watched.again_at = self._clock() + LONGEST_AGAIN_SECONDS
+            watched.again_at = watched.silent.due = self._clock() + LONGEST_AGAIN_SECONDS
             self._log.exception("job.examination_failed", job=job.id)
 
     async def _examine(self, job: Job, watched: _Watched) -> None:
@@ -208,7 +225,7 @@ class HangWatch:
             watched.stacks_at = self._clock() + watched.stacks_again
             longest = LONGEST_AGAIN_SECONDS if heartbeat.locked_after is not None else SET_UP_AGAIN_SECONDS
             watched.stacks_again = min(2 * watched.stacks_again, longest)
-        if self._has_printed(watched, after) and not heartbeat.reports:
+        if watched.has_printed(after) and not heartbeat.reports:
             heartbeat.sign()
             watched.alive()
         if watched.number != number or not after:
@@ -218,9 +235,18 @@ class HangWatch:
         due = limit if limit is not None else heartbeat.stopped_after if finding.stopped else heartbeat.locked_after
         hung = finding.call is Call.HUNG if limit is None else len(after) == len(ranks)
         if hung and due is not None and still >= due:
-            await self._hung(job, watched, finding, after)
+            if Call.HUNG not in watched.reported:
+                watched.reported.add(Call.HUNG)
+                hang = Hang(seen=finding.seen, late=_lateness(heartbeat), attempt=job.attempt_number)
+                await self._hung(job, watched, hang, after)
         elif heartbeat.reported_after is not None and still >= heartbeat.reported_after and deep:
             watched.reported.add(Call.SLOW)
+
+    async def _examine_silent(self, job: Job, watched: _Watched) -> None:
+        looks = await self._inspector.look(job, stacks=False, ranks=watched.heartbeat.silent)
+        new = watched.silent.seen(looks, watched.heartbeat, watched.attempt, self._clock())
+        if new and watched.silent.hang is not None:
+            await self._hung(job, watched, watched.silent.hang, looks)
 
     def _seen(
         self,
@@ -262,33 +288,25 @@ class HangWatch:
             return judge(whole, ranks, how)
         return finding
 
-    def _has_printed(self, watched: _Watched, looks: Mapping[int, RankLook]) -> bool:
-        printed = {rank: look.printed for rank, look in looks.items()}
-        before, watched.printed = watched.printed, {**watched.printed, **printed}
-        return any(count != before.get(rank, 0) for rank, count in printed.items())
-
-    async def _hung(self, job: Job, watched: _Watched, finding: HangFinding, looks: Mapping[int, RankLook]) -> None:
-        if Call.HUNG in watched.reported:
-            return
-        heartbeat = watched.heartbeat
-        watched.reported.add(Call.HUNG)
+    async def _hung(self, job: Job, watched: _Watched, hang: Hang, looks: Mapping[int, RankLook]) -> None:
+        """Write the stacks of all ranks to their logs, and act as the job file says."""
+        rank = hang.seen.rank
         if any(not look.threads for look in looks.values()):  # the stop was found without reading stacks
             looks = {**looks, **await self._inspector.look(job, stacks=True)}
         await self._inspector.note(job, {rank: report_lines(look) for rank, look in looks.items()})
-        hang = Hang(seen=finding.seen, late=_lateness(heartbeat), attempt=job.attempt_number)
-        reports = heartbeat.reports and job.spec.health.progress is None
+        reports = (watched.heartbeat.reports or _has_reported(job)) and job.spec.health.progress is None
         action = job.spec.health.on_hang or ("restart" if reports else "notify")
-        self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=finding.rank, action=action)
+        self._log.warning("job.hung", job=job.id, attempt=job.attempt_number, rank=rank, action=action)
         if action == "notify":
             return
-        blamed = looks.get(finding.rank) if finding.rank is not None else None
+        blamed = looks.get(rank) if rank is not None else None
         failure = ev.Failure(
             failure_class=FailureClass.HANG,
             cause=hang,
-            rank=finding.rank,
+            rank=rank,
             log_tail=tuple(report_lines(blamed)) if blamed is not None else (),
         )
-        began = time.time() - heartbeat.still_seconds
+        began = time.time() - hang.late.still_seconds
         await self._command(lambda: self._failed(job, failure, began))
 
     def _failed(self, job: Job, failure: ev.Failure, began: float) -> Sequence[ev.Event]:
@@ -296,6 +314,11 @@ class HangWatch:
         if live is None or live.attempt_number != job.attempt_number:
             return []
         return declare_hung(live, failure, began, time.time())
+
+
+def _has_reported(job: Job) -> bool:
+    """Whether an attempt has reported a step: ranks that hang before their first step have a script that reports them all the same."""
+    return any(attempt.first_step is not None for attempt in job.attempts)
 
 
 def _running(job: Job) -> list[int]:

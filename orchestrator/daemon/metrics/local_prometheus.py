@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
+from orchestrator.process_ends import wait_ended
 from orchestrator.runtime.deadline import within
 from orchestrator.telemetry.local_prometheus import find_binaries, prepare
 
@@ -89,8 +90,7 @@ class LocalPrometheus:
         for process in earlier:
             with contextlib.suppress(psutil.Error):
                 process.terminate()
-        _, alive = psutil.wait_procs(earlier, timeout=STOP_SECONDS)
-        for process in alive:
+        for process in wait_ended(earlier, STOP_SECONDS):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
+
+from orchestrator.runtime.deadline import OvertakenError, unless
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -56,8 +59,8 @@ class HeadCare:
             self._gone.clear()
             try:
                 await self._cluster.restart()
-                for prepare in self._prepare:
-                    await prepare()
+                with contextlib.suppress(OvertakenError):  # it died too: what was asked of it may never be answered
+                    await unless(self._gone, self._prepare_all())
             except Exception as error:  # any error of a starting Ray: the next try may succeed
                 self._problems["ray"] = str(error) or type(error).__name__
                 self._log.exception("ray.restart_failed")
@@ -66,3 +69,7 @@ class HeadCare:
             if not self._gone.is_set():
                 self._problems.pop("ray", None)
                 self._wake()
+
+    async def _prepare_all(self) -> None:
+        for prepare in self._prepare:
+            await prepare()

@@ -168,6 +168,7 @@ class _Lane:
     def __init__(self, reader: GpuReader, node: str, settings: ExporterTarget, changed: Callable[[], None]) -> None:
         reader.options.processes = True
         reader.options.xids = True
+        reader.options.sparing = True
         self.sampler = Sampler(
             reader,
             rate=settings.rate,

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from orchestrator.core.cluster import Node
+    from orchestrator.runtime.nodes.control_plane import RayNode
     from orchestrator.spec.paths import Paths
 
 LEAVE_SOON_SECONDS: Final = 5.0
+LIST_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,10 @@ class Cluster:
 
     async def refresh(self) -> dict[str, Node]:
         """Read the nodes anew: create agents on new nodes, drop those of dead nodes."""
+        epoch = self.ray.epoch
         raw = await self.ray.call(list_nodes)
+        if self._head is not None and _all_dead(raw):
+            await self._give_up_head(epoch)
         await self.nodes.update(raw)
         if not self.site.embedded:
             await self._capacity.look_at_others(raw)
@@ -146,28 +151,44 @@ class Cluster:
                 count = max(sum((placed or {}).values()), self._warm_workers)
                 await self.ray.call(prestart, count, raylet, self._token)
 
-    async def check_head(self) -> None:
+    async def check_head(self, *, node_lost: bool = False) -> None:
         """Report the loss of an embedded head that accepts no connections any more, before its processes have ended.
 
         Call after anything that its end may have caused: what follows from it must not be started on a head that is ending.
+        An actor that has ended with its node (``node_lost``) tells of a raylet that was terminated: Ray has given up the head's
+        only node, and the process lives for ten more seconds.
         """
         if self._head is None or not self.ray.connected:
             return
         epoch = self.ray.epoch
-        if await self._head.is_ending() and self.ray.connected and self.ray.epoch == epoch:
+        if await self._head.is_ending() or (node_lost and await self._only_node_is_dead()):
+            await self._give_up_head(epoch)
+
+    async def _only_node_is_dead(self) -> bool:
+        try:
+            return _all_dead(await self.ray.call(list_nodes, seconds=LIST_SECONDS))
+        except Exception:  # it does not answer, which is found in other ways
+            return False
+
+    async def _give_up_head(self, epoch: int) -> None:
+        """Report the loss of an embedded head whose processes have not ended: it was the one of ``epoch``, and is connected to.
+
+        Ray never takes back a node that it has declared dead, and a raylet that is stopped, or waits at its end for a worker that it does not know of, never ends.
+        """
+        if self._head is not None and self.ray.connected and self.ray.epoch == epoch:
             self._head.unwatch()
             self._lost()
             await asyncio.sleep(0)  # a caller that worked for a gang of that head is cancelled here
 
     def _lost(self) -> None:
         self.ray.lost()
+        self.nodes.forget_all()  # a round that waits for an agent of that head goes on
         self._on_lost()
 
     async def restart(self) -> None:
         """Recover from the embedded head's death: remove what is left of it, start a new head, connect."""
         assert self._head is not None
         self._head.unwatch()
-        self.ray.renew_turns()
         self.nodes.forget_all()
         self.holds.forget_all()
         await self._head.end()
@@ -202,3 +223,7 @@ class Cluster:
         if stop_head and self._head is not None and self._head.address:
             await self._head.end()
             await asyncio.to_thread(self.site.remove_node_state)
+
+
+def _all_dead(nodes: Mapping[str, RayNode]) -> bool:
+    return bool(nodes) and not any(node.alive for node in nodes.values())

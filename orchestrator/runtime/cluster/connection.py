@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.runtime.cluster.head.start import ClusterError, start_seconds
 from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
 from orchestrator.runtime.cluster.signal_handlers import claim_handlers, restore_handlers
-from orchestrator.runtime.deadline import within
+from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.own_thread import in_own_thread
 
 if TYPE_CHECKING:
@@ -37,17 +37,21 @@ class RayConnection:
         self._disconnect = disconnect or _disconnect
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._open = asyncio.Event()
+        self._dead = asyncio.Event()  # of the head that calls go to
         self._entering: asyncio.Task[None] | None = None
         self._enter_until = 0.0  # time of the event loop's clock
         self.epoch = 0  # number of dead heads: work begun under one must not continue under the next
 
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float = CALL_SECONDS, **kwargs: Any) -> Any:
-        """Run a blocking call of Ray in its own thread. Raises TimeoutError; the thread is then left to finish.
+        """Run a blocking call of Ray in its own thread. Raises TimeoutError, also once the head has died; the thread is then left to finish.
 
         A call to a head that has died may never return: it blocks neither other calls nor the exit of the process.
         """
-        async with asyncio.timeout(seconds), self._turns:
-            return await in_own_thread(lambda: function(*args, **kwargs))
+        try:
+            async with asyncio.timeout(seconds), self._turns:
+                return await unless(self._dead, in_own_thread(lambda: function(*args, **kwargs)))
+        except OvertakenError as error:
+            raise TimeoutError("Ray's head died before it answered") from error
 
     async def enter(self, address: str, *, hint: str = "") -> None:
         """Connect to the head at ``address``. Raises ClusterError, whose message ends with ``hint``."""
@@ -88,13 +92,11 @@ class RayConnection:
         self._open.clear()
 
     def lost(self) -> None:
-        """Record that the head has died."""
+        """Record that the head has died. Calls to it fail now."""
         self._open.clear()
+        self._dead.set()
+        self._dead = asyncio.Event()
         self.epoch += 1
-
-    def renew_turns(self) -> None:
-        """Create new call slots: calls to a dead head may keep the old ones."""
-        self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
 
     async def until_connected(self) -> None:
         """Return once Ray is connected."""

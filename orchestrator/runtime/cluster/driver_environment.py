@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-RAYLET_PID: Final = "RAY_RAYLET_PID"
+from orchestrator.runtime.nodes.ended_nodes import RAYLET_PID
+
 RECONNECT_SECONDS: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 OF_THE_DRIVER: Final = (RAYLET_PID, RECONNECT_SECONDS)
 FOR_EVER_SECONDS: Final = 10**6

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from orchestrator.private_files import remove_private
 from orchestrator.runtime.names import namespace
-from orchestrator.runtime.nodes.directories import fork_socket, make_node_directory, node_directory, page_directory
+from orchestrator.runtime.nodes.directories import (
+    LOCAL,
+    fork_socket,
+    make_node_directory,
+    node_directory,
+    page_directory,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +44,7 @@ class Site:
 
     def node_dir(self, node_id: str) -> Path:
         """Return a node's directory. The embedded head's is kept: the next head finds fork servers and locks there."""
-        return node_directory(self.namespace, "local" if self.embedded else node_id)
+        return node_directory(self.namespace, LOCAL if self.embedded else node_id)
 
     @property
     def head_file(self) -> Path:
@@ -63,7 +69,7 @@ class Site:
     @property
     def fork_socket(self) -> Path:
         """Socket of the fork server that is started beside a new head."""
-        return fork_socket(self.node_dir("local"), sys.executable)
+        return fork_socket(self.node_dir(LOCAL), sys.executable)
 
     def ray_directory(self) -> Path:
         """Directory where Ray creates its sockets and logs."""
@@ -74,5 +80,5 @@ class Site:
 
     def remove_node_state(self) -> None:
         """Remove sockets, locks and pages of a head that has ended: no process uses them."""
-        remove_private(self.node_dir("local").parent)
+        remove_private(self.node_dir(LOCAL).parent)
         remove_private(page_directory(self.namespace))

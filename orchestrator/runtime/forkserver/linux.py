@@ -238,6 +238,31 @@ def collapse_into_huge_page(address: int) -> bool:
     return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE) == 0)
 
 
+def loaded_libraries() -> frozenset[str]:
+    """The files of which this process has mapped code."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    return frozenset(parts[5] for parts in fields if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"))
+
+
+def end_without_exit_handlers() -> bool:
+    """Have C's `exit` write what its streams hold and end the process; handlers that were registered before this call are not run.
+
+    Handlers run in the reverse order of their registration: those that are registered after this call still are. False where the C library
+    has no `on_exit` (musl): it then ends as ever.
+    """
+    try:
+        register, flush, end = _libc.on_exit, _libc.fflush, _libc._exit  # noqa: SLF001 - a function of C
+        at_exit = _libc["__cxa_atexit"]
+    except AttributeError:
+        return False
+    # `on_exit` hands its function the exit code, `__cxa_atexit` its argument: a null pointer means every stream to fflush.
+    if register(ctypes.cast(end, ctypes.c_void_p), None) != 0:
+        return False
+    at_exit(ctypes.cast(flush, ctypes.c_void_p), None, None)
+    return True
+
+
 def read_end(descriptor: int) -> int | None:
     """Open a read end of the pipe that ``descriptor`` writes to; None for anything else, or where that fails."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):

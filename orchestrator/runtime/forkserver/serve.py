@@ -45,7 +45,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
     linux.reset_signals(python=True)
     linux.unblock_signals()
     # Clients that connect while we warm wait in the backlog.
-    server = Server(claim.listener, options.socket, claim.lock)
+    server = Server(claim.listener, options.socket, claim.lock, startup.Owner(options.of_process))
     try:
         baseline = warm(options.preload, log, startup_modules, cold=options.cold)
     except NotServableError as error:
@@ -84,7 +84,8 @@ class _Connection:
 class Server:
     """The loop. `serve` returns in every training process that it has forked, and at its own end."""
 
-    def __init__(self, listener: socket.socket, path: str, lock: int) -> None:
+    def __init__(self, listener: socket.socket, path: str, lock: int, owner: startup.Owner) -> None:
+        self._owner = owner
         self._listener = listener
         self._path = path
         self._lock = lock
@@ -113,6 +114,8 @@ class Server:
                     self._accept()
                 elif descriptor == self._wake.fileno():
                     self._drain()
+                elif descriptor in self._owner.descriptors:
+                    self._owner.note_end()
                 else:
                     program = self._attend(self._connections[descriptor], baseline)
                     if program is not None:
@@ -123,6 +126,9 @@ class Server:
                 program = self._fork_ahead(baseline)
                 if program is not None:
                     return program
+            if self._owner.ended and not self._keepers and not self._connections:
+                log("forkserver.owner_ended")
+                self._running = False
             if _identity(self._path) != self._identity:
                 log("forkserver.socket_gone", path=self._path)
                 self._running = False
@@ -153,7 +159,7 @@ class Server:
 
     def _ready(self, needed: int) -> list[int]:
         poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._connections):
+        for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._owner.descriptors, *self._connections):
             poll.register(descriptor, select.POLLIN)
         # Optimising forks takes half a second in all, in pieces of milliseconds between requests.
         while self._to_collapse and not poll.poll(0):

@@ -34,6 +34,33 @@ class Claim:
     lock: int
 
 
+class Owner:
+    """The process `pid`, whose end ends the server too: on an existing cluster, the raylet of its node. None: it never ends.
+
+    An embedded head's fork server has none: it serves the next head of the same machine.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self.ended = False
+        self._handle: int | None = None
+        if pid is not None:
+            try:
+                self._handle = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self.ended = True
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What becomes readable at its end."""
+        return () if self._handle is None else (self._handle,)
+
+    def note_end(self) -> None:
+        """Remember that it has ended."""
+        if self._handle is not None:
+            os.close(self._handle)
+        self._handle, self.ended = None, True
+
+
 def parse_options() -> argparse.Namespace:
     """Parse the command line, which only spawn/client.py writes."""
     parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
@@ -42,6 +69,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
     parser.add_argument("--cold", help="why nothing is to be imported; given by the server to itself")
     parser.add_argument("--inherited", type=int, nargs=2, help="listener and lock of the process before this one")
+    parser.add_argument("--of-process", type=int, help="end with that process, once nothing runs that was forked here")
     parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
     return parser.parse_args()
 
@@ -85,6 +113,8 @@ def start_over_cold(options: argparse.Namespace, claim: Claim, reason: str) -> N
         os.set_inheritable(number, True)
     command = [sys.executable, "-u", sys.argv[0], "--socket", options.socket, "--log", options.log]
     command += ["--room", options.room, "--cold", reason, "--inherited", *map(str, numbers)]
+    if options.of_process is not None:
+        command += ["--of-process", str(options.of_process)]
     os.execv(sys.executable, command)
 
 

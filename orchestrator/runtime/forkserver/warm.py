@@ -81,6 +81,8 @@ class Baseline:
     warm_seconds: float
     descriptors: frozenset[int]
     """Descriptors that imported libraries hold open; normally none."""
+    libraries: frozenset[str]
+    """The files of which code was mapped."""
 
 
 class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
@@ -169,6 +171,7 @@ def warm(
         torch_version=torch_version,
         warm_seconds=time.monotonic() - started,
         descriptors=frozenset(linux.open_descriptors() - open_before),
+        libraries=linux.loaded_libraries(),
     )
 
 
@@ -211,7 +214,11 @@ def _exercise(torch: Any) -> None:
 
 
 def train_once(torch: Any) -> None:
-    """Run one small step with each of two optimizers, saved and loaded: what nearly every script does."""
+    """Run one small step with each of two optimizers, saved and loaded: what nearly every script does.
+
+    A backward pass makes the autograd engine ask every driver that torch was built for how many devices there are, and start a thread for
+    each: no fork could use a GPU after that, and none would be told which GPUs are its own. Such builds get their gradients by hand.
+    """
     file = io.BytesIO()
     with _no_gpu(torch):
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -219,11 +226,19 @@ def train_once(torch: Any) -> None:
             optimizer = optimizer_class(model.parameters(), lr=0.1)
             loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
             optimizer.zero_grad()
-            loss.backward()
+            if _is_built_for_gpus(torch):
+                for parameter in model.parameters():
+                    parameter.grad = torch.zeros_like(parameter)
+            else:
+                loss.backward()
             optimizer.step()
         torch.save(model.state_dict(), file)
         file.seek(0)
         model.load_state_dict(torch.load(file, weights_only=True))
+
+
+def _is_built_for_gpus(torch: Any) -> bool:
+    return bool(torch.backends.cuda.is_built() or torch.xpu._is_compiled())  # noqa: SLF001 - torch has no public function for it
 
 
 @contextlib.contextmanager
@@ -238,9 +253,10 @@ def _no_gpu(torch: Any) -> Iterator[None]:
 
 
 def _check_servable() -> None:
-    threads = os.listdir("/proc/self/task")
-    if len(threads) != 1:
-        raise NotServableError(f"importing left {len(threads)} threads; forks of such a process can deadlock")
+    others = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
+    if others:
+        named = ", ".join(sorted(map(_thread_name, others)))
+        raise NotServableError(f"importing left other threads ({named}); forks of such a process can deadlock")
     for number in linux.open_descriptors():
         target = os.readlink(f"/proc/self/fd/{number}")
         if target.startswith(_DEVICE_FILES):
@@ -248,6 +264,11 @@ def _check_servable() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and (torch.cuda.is_initialized() or _is_cuda_spoilt_in_forks(torch)):
         raise NotServableError("importing spoke to the CUDA driver; its state does not survive a fork")
+
+
+def _thread_name(thread: str) -> str:
+    with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as name:
+        return name.read().strip()
 
 
 def _is_cuda_spoilt_in_forks(torch: Any) -> bool:

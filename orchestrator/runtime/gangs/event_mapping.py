@@ -16,7 +16,7 @@ from orchestrator.core.facts import notes
 from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
-from orchestrator.runtime.ranks.evidence.endings import stop_facts
+from orchestrator.runtime.ranks.evidence.endings import stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 
@@ -196,7 +196,8 @@ def _is_of(path: str, step: int) -> bool:
 
 
 def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -> ev.RankExited:
-    error, stop = record.error, stop_facts(record.ending)
+    error = record.error
+    stop = stop_facts(record.ending, ended_at=record.ended_at, killed=was_killed(record))
     end = ev.Exit(
         rank=rank,
         at=record.ended_at,

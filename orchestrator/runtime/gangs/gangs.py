@@ -58,7 +58,7 @@ class Gangs:
         paths: Paths,
         *,
         silent: Callable[[], Mapping[str, str]],
-        check_head: Callable[[], Awaitable[None]],
+        check_head: Callable[..., Awaitable[None]],
         post: Callable[[Sequence[Event]], None],
         log: FilteringBoundLogger,
     ) -> None:
@@ -115,7 +115,7 @@ class Gangs:
             try:
                 await self._execute_once(job, effect)
             except GangLostError as error:
-                await self._check_head()
+                await self._check_head(node_lost=error.node_lost)
                 await self._files.bring_ends(job)
                 words = last_words(self._paths, job.id, job.attempt_number, job.num_workers)
                 self._post([*words, gang_lost(job.id, job.gang, error)])

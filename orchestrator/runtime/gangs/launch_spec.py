@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestrator.checkpoint.repository.persister import StoreSettings
-from orchestrator.runtime.nodes.directories import fork_socket, page_name, snapshot_directory
+from orchestrator.runtime.nodes.directories import fork_socket_in, fork_socket_name, page_name, snapshot_directory
 from orchestrator.runtime.ranks.launch_spec import RankPlan, SnapshotPlan
 from orchestrator.runtime.ranks.runtime_env import parts_of
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
@@ -76,27 +76,62 @@ def rank_plans(
     What ranks have in common is built once for each node: a plan costs the same in a gang of any size.
     """
     groups = node_groups(seats)
+    common = _Common(job)
     makers: dict[str, _NodePlans] = {}
     local_ranks = dict.fromkeys(groups, 0)
     for seat in seats:
         node_id = seat.node_id
         if node_id not in makers:  # one at a time: all nodes together would block the event loop
-            makers[node_id] = _NodePlans(job, groups[node_id], len(groups), len(seats), master, places[node_id])
+            makers[node_id] = _NodePlans(job, common, groups[node_id], len(groups), len(seats), master, places[node_id])
         yield makers[node_id].plan(seat.rank, local_ranks[node_id])
         local_ranks[seat.node_id] += 1
+
+
+class _Folders(NamedTuple):
+    """Of one job: its attempt's exit records, its logs, its checkpoints. Text, as plans have it."""
+
+    exits: str
+    logs: str
+    checkpoints: str
+
+
+class _Common:
+    """What the plans of an attempt have in common on every node, each found once."""
+
+    def __init__(self, job: Job) -> None:
+        self.entry = parse_entrypoint(job.spec.entrypoint)
+        self.socket_name = fork_socket_name(job.submission.python)
+        self._job = job
+        self._folders: dict[Paths, _Folders] = {}
+
+    def folders(self, paths: Paths) -> _Folders:
+        """The job's directories in a home; nodes that share one have the same."""
+        found = self._folders.get(paths)
+        if found is None:
+            exits = paths.attempt_exits(self._job.id, self._job.attempt_number)
+            logs = paths.logs(self._job.id)
+            found = self._folders[paths] = _Folders(str(exits), str(logs), checkpoint_dir(self._job, paths))
+        return found
 
 
 class _NodePlans:
     """Builds the plans of an attempt's ranks on one node."""
 
     def __init__(
-        self, job: Job, group: NodeGroup, nodes: int, world_size: int, master: tuple[str, int], places: Places
+        self,
+        job: Job,
+        common: _Common,
+        group: NodeGroup,
+        nodes: int,
+        world_size: int,
+        master: tuple[str, int],
+        places: Places,
     ) -> None:
-        entry = with_checkpoint(parse_entrypoint(job.spec.entrypoint), places.resume_from)
+        entry, folders = with_checkpoint(common.entry, places.resume_from), common.folders(places.paths)
         self._job_id, self._attempt, self._places = job.id, job.attempt_number, places
         # Text, not paths: joining paths for a thousand ranks takes longer than all the rest.
         self._pages = str(places.page_dir)
-        self._exits = str(places.paths.attempt_exits(job.id, self._attempt))
+        self._exits = folders.exits
         python = job.submission.python  # resolved for the entry point at submission
         # Ranks on other nodes could not read what rank 0 left in shared memory.
         snapshots = _snapshots(job, places) if nodes == 1 else None
@@ -116,7 +151,7 @@ class _NodePlans:
             max_restarts=job.spec.retry.max_restarts.infra,
             visible_gpus=() if places.simulated else group.gpu_ids,
             vendor="" if places.simulated else places.vendor,
-            checkpoint_dir=checkpoint_dir(job, places.paths),
+            checkpoint_dir=folders.checkpoints,
             resume_from=places.resume_from,
             previous_step=places.previous_step,
             working_dir=places.work_dir,
@@ -134,8 +169,8 @@ class _NodePlans:
             "threads": _threads(self._env),
             "cold": bool(cold_start_variables(job_env)),
             "python": python,
-            "fork_socket": str(fork_socket(places.node_dir, python)),
-            "log_dir": str(places.paths.logs(job.id)),
+            "fork_socket": str(fork_socket_in(places.node_dir, common.socket_name)),
+            "log_dir": folders.logs,
             "previous_step": places.previous_step,
             "memory_bytes": job.spec.resources.resources_per_worker.memory_bytes or None,
             "runtime_env": parts_of(job.spec.runtime_env),

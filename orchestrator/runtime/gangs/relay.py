@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
-from orchestrator.core.facts.notes import RankUnreachable, Reachable
+from orchestrator.core.facts.notes import RankUnreachable, Reachable, StartedCold
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.event_mapping import (
@@ -28,7 +28,8 @@ from orchestrator.runtime.gangs.files.progress_pages import ProgressPages
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reports import usable, usable_event
 from orchestrator.runtime.node_clock import moved
-from orchestrator.runtime.ranks.rank_events import PollCursor
+from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor
+from orchestrator.spec.entrypoint import cold_start_variables
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -77,7 +78,7 @@ class EventRelay:
         *,
         reports: Callable[[], Mapping[str, NodeReport]],
         gpu_evidence: Callable[[Sequence[str]], Awaitable[tuple[Fact, ...]]],
-        check_head: Callable[[], Awaitable[None]],
+        check_head: Callable[..., Awaitable[None]],
         post: Callable[[Sequence[ev.Event]], None],
         progress: Callable[[JobId, int, int, ProgressSnapshot], None],
         log: FilteringBoundLogger,
@@ -162,7 +163,7 @@ class EventRelay:
 
     async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:
         words: Sequence[ev.Event] = ()
-        await self._check_head()
+        await self._check_head(node_lost=lost.node_lost)
         try:
             await self._files.bring_ends(job)
             words = [
@@ -240,6 +241,9 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
         match event.kind:
             case "started":
                 gang.started[rank] = event.pid
+                cold = _cold(job, event)
+                if cold and (rank, attempt) == (0, 1):  # told once: the others begin alike
+                    facts.append(noted(job.id, StartedCold(rank=rank, said=cold)))
                 if len(gang.started) == job.num_workers:
                     pids = tuple(gang.started[r] for r in range(job.num_workers))
                     facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
@@ -251,3 +255,11 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
                 if len(gang.gone) == job.num_workers:
                     facts.append(ev.AttemptGone(job_id=job.id, at=time.time(), attempt=attempt))
     return facts
+
+
+def _cold(job: Job, event: RankEvent) -> str:
+    """Return why a rank began in a fresh interpreter; empty where it did not, or where the job file wants it so (runtime_env)."""
+    if event.cold != AS_ASKED:
+        return event.cold or ""
+    names = cold_start_variables(job.spec.env)
+    return f"environment variable {', '.join(names)}" if names else ""

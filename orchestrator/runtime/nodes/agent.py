@@ -22,6 +22,7 @@ from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
 from orchestrator.runtime.nodes.directories import clear_pages, fork_socket
+from orchestrator.runtime.nodes.ended_nodes import clear_ended_nodes, raylet_of
 from orchestrator.runtime.nodes.files import NodeFiles
 from orchestrator.runtime.nodes.health_check import check_node
 from orchestrator.runtime.own_thread import in_own_thread
@@ -86,6 +87,7 @@ class NodeAgent:
         linux.adjust_oom_score(0)  # Ray's own setting, on a cluster that is not orch's, would make it the first victim
         self._node_id = node_id
         self._node_dir = make_private(Path(node_dir))
+        self._raylet = raylet_of(self._node_dir)
         self._simulate = simulate_gpus
         self._home_token = home_token
         self._files = NodeFiles(_own_home(self._node_dir))
@@ -125,6 +127,7 @@ class NodeAgent:
         """Remove the files on this node of jobs that are not ``live``; not in a home that is ``shared``."""
         await asyncio.to_thread(clear_pages, self._node_dir, live)
         await asyncio.to_thread(clear_locks, self._node_dir, live)
+        await asyncio.to_thread(clear_ended_nodes, self._node_dir)
         if not shared:
             await asyncio.to_thread(self._files.keep_only, live)
 
@@ -179,7 +182,8 @@ class NodeAgent:
 
     async def _start(self, python: str) -> ForkServerClient:
         path = fork_socket(self._node_dir, python)
-        await asyncio.to_thread(start_fork_server, python, path, path.with_suffix(".log"), PRELOAD)
+        log = path.with_suffix(".log")
+        await asyncio.to_thread(start_fork_server, python, path, log, PRELOAD, of_process=self._raylet)
         return ForkServerClient(path)
 
     async def _keep_alive(self, python: str, pid: int) -> None:

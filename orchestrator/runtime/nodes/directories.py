@@ -9,12 +9,15 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.private_files import check_private, enter_private, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+LOCAL: Final = "local"
+"""The directory of an embedded head's node, whatever id Ray gives it."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it must be memory
 
@@ -39,15 +42,25 @@ def make_node_directory(namespace: str, node_id: str) -> Path:
 
 def check_places(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> None:
     """Raise NotPrivateError where another user owns a directory of this machine's own node. Creates nothing."""
-    check_private(node_directory(namespace, "local"))
+    check_private(node_directory(namespace, LOCAL))
     check_private(page_directory(namespace, shared_memory=shared_memory))
 
 
 def fork_socket(node_dir: Path, python: str) -> Path:
     """Return the fork server's socket for an interpreter; ``python`` and ``python3`` of one environment share it."""
+    return fork_socket_in(node_dir, fork_socket_name(python))
+
+
+def fork_socket_in(node_dir: Path, name: str) -> Path:
+    """Return the socket of ``fork_socket_name``: finding that takes longer than all the rest, for each node of a gang."""
+    return node_dir / "fork" / name
+
+
+def fork_socket_name(python: str) -> str:
+    """Return the name of an interpreter's socket, the same on every node."""
     program = Path(python)
     identity = f"{program.parent}|{os.path.realpath(program)}"
-    return node_dir / "fork" / f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.sock"
+    return f"{hashlib.sha256(identity.encode()).hexdigest()[:12]}.sock"
 
 
 def page_directory(namespace: str, *, shared_memory: Path = SHARED_MEMORY) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.runtime.forkserver.request import SpawnRequest
@@ -53,7 +54,7 @@ class RankPlan(SpawnRequest):
         object.__setattr__(self, "record", {"job": self.job_id, "attempt": self.attempt, "rank": self.rank})
 
     def __getstate__(self) -> tuple[Any, ...]:
-        values = tuple(getattr(self, name) for name in _PICKLED)
+        values: tuple[Any, ...] = _pickled(self)
         return values if self.idle_seconds is None else (*values, self.idle_seconds)
 
     def __setstate__(self, state: Sequence[Any]) -> None:
@@ -93,3 +94,4 @@ _PICKLED = (
     ),
     *("progress_pattern", "log_policies", "secrets", "umask", "log_limits"),
 )
+_pickled = attrgetter(*_PICKLED)  # faster than a loop over the names, for each of a thousand ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.events import Exit
 
@@ -24,6 +24,7 @@ class RankEvent:
     at: float
     pid: int = 0
     cold: str | None = None
+    """Why it began in a fresh interpreter, for ``started``; ``AS_ASKED`` where its plan says so."""
     exit: Exit | None = None
     """How the process ended, for ``exited``."""
 
@@ -38,6 +39,7 @@ class RankEvent:
             object.__setattr__(self, name, value)
 
 
+AS_ASKED: Final = "asked for"
 _OWN = ("number", "kind", "at", "pid", "cold")
 _OF_AN_END = (
     *(

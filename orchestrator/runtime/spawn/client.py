@@ -328,20 +328,21 @@ def start_fork_server(
     preload: Sequence[str] = (),
     *,
     env: Mapping[str, str] | None = None,
+    of_process: int | None = None,
     deadline: timedelta = _START_DEADLINE,
 ) -> StartedServer:
     """Start a server that outlives its starter, as a child of init; do nothing when one is running.
 
-    Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this
-    process's) should be what jobs inherit: a variable that matters to an interpreter's start and that a job sets
-    differently makes that job start cold. Blocks for about 0.1 s: call it from a thread in asynchronous code.
+    Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this process's) should be
+    what jobs inherit: a variable that matters to an interpreter's start and that a job sets differently makes that job start cold. It ends
+    with the process `of_process`, once nothing runs that it has forked. Blocks for about 0.1 s: call it from a thread in asynchronous code.
     """
     try:
         make_private(socket_path.parent)
     except OSError as error:
         raise ForkServerStartError(str(error)) from error
     command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
-    command += ["--room", " " * _TITLE_BYTES]
+    command += ["--room", " " * _TITLE_BYTES, *([] if of_process is None else ["--of-process", str(of_process)])]
     for name in preload:
         command += ["--preload", name]
     try:

@@ -54,7 +54,7 @@ class RankGroup:
     @property
     def control_device(self) -> torch.device:
         """Return the device for small tensors of agreements: the CPU wherever the process group supports it."""
-        if self.device.type == "cuda" and dist.get_backend() == "nccl":
+        if self.distributed and self.device.type == "cuda" and dist.get_backend() == "nccl":
             return self.device
         return torch.device("cpu")
 

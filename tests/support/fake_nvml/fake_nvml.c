@@ -405,7 +405,7 @@ EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(void *handle, unsigned lo
 
 static void answer(const struct gpu *g, const struct field *f, value_t *value) {
     int64_t now = now_us();
-    if (f->latency_us) wait_us((uint32_t)f->latency_us, 0);
+    if (f->latency_us) wait_us(0, (uint32_t)f->latency_us);
     value->latency = f->latency_us;
     value->timestamp = f->timestamp_us ? f->timestamp_us : now;
     value->type = f->type;

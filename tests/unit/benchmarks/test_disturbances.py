@@ -1,4 +1,4 @@
-"""What a soak tells of growth, and that it disturbs everything that a job stands on."""
+"""What a campaign of disturbances tells of growth, and that it disturbs everything that a job stands on."""
 
 from __future__ import annotations
 
@@ -12,19 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import disturbances
-from benchmarks.disturbances import SIGNALS, Disturber, Found, growth, sitting, whole
+from benchmarks.disturbances import __main__ as disturbances
+from benchmarks.disturbances.accounts import Rest, growth, sitting, whole
+from benchmarks.disturbances.disturber import SIGNALS, Disturber, Found
+from benchmarks.disturbances.places import OneNode, ThreeNodes, Victim
 from tests.support.ledger import Ledger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+EVERYTHING = {"rank", "keeper", "actor", "fork server", "agent", "daemon", "raylet", "control store"}
 
-def test_growth_is_told_per_thousand_recoveries() -> None:
-    first = (100, {"open_files": 100.0, "shm_bytes": 0.0})
-    last = (600, {"open_files": 101.0, "shm_bytes": 0.0})
-    assert growth([first, (200, {}), last]) == {"open_files": 2.0, "shm_bytes": 0.0}
-    assert growth([first]) is None
+
+def test_growth_is_the_usual_slope_per_thousand_recoveries() -> None:
+    files = [100.0, 104.0, 104.5, 150.0, 105.5, 106.0]  # the first round warms up, and one round was caught at work
+    rests = [Rest(100 * number, {"open_files": held, "shm_bytes": 0.0}) for number, held in enumerate(files, 1)]
+    assert growth(rests) == {"open_files": 5.0, "shm_bytes": 0.0}
+    assert growth(rests[:2]) is None
+    later = Rest(rests[1].recoveries + 5, {"open_files": 1e6, "shm_bytes": 0.0})
+    assert growth([*rests[:2], later]) is None, "a slope over five recoveries says nothing"
+
+
+def made(recoveries: int, seconds: float = 0.1, nodes: int = 1, **changes: Any) -> dict[str, Any]:
+    found = Found(recoveries=recoveries, **changes)
+    found.disturbances["kill rank"] = recoveries
+    found.seconds["kill rank"] = [seconds] * recoveries
+    return sitting(found, [], 1.0, 7, nodes, 0)
 
 
 def test_a_call_goes_on_from_the_result_before(
@@ -32,14 +46,11 @@ def test_a_call_goes_on_from_the_result_before(
 ) -> None:
     asked: list[tuple[int, int]] = []
 
-    def run(count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Any]]:
+    def places(_: Any, count: int, seed: int) -> list[dict[str, Any]]:
         asked.append((count, seed))
-        found = Found(recoveries=min(count, 3))
-        found.disturbances["kill rank"] = found.recoveries
-        found.seconds["kill rank"] = [0.1] * found.recoveries
-        return found, []
+        return [made(min(count, 3))]
 
-    monkeypatch.setattr(disturbances, "run", run)
+    monkeypatch.setattr(disturbances, "places", places)
     file = tmp_path / "result.json"
     common = ["disturbances", "--seed", "7", "--disturbances", "5", "--json", str(file)]
     for before in ([], ["--before", str(file)], ["--before", str(file)]):
@@ -52,36 +63,68 @@ def test_a_call_goes_on_from_the_result_before(
     assert (result["met"], result["by_disturbance"], len(result["sittings"])) == (True, {"kill rank": 5}, 2)
 
 
+def test_nothing_to_disturb_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["disturbances", "--places", "0", "--clusters", "0"])
+    with pytest.raises(SystemExit):
+        disturbances.main()
+    assert "ask for a place or a cluster" in capsys.readouterr().err
+
+
 def test_a_promise_that_was_broken_once_stays_in_the_result() -> None:
-    broken = sitting(Found(recoveries=1, problems=["a step was left out"]), [], 1.0, 1)
-    result = whole([broken, sitting(Found(recoveries=9), [], 1.0, 2)])
+    result = whole([made(1, problems=["a step was left out"]), made(9)])
     assert (result["ours"]["median"], result["ours"]["n"], result["met"]) == (1, 10, False)
 
 
-@pytest.fixture
-def disturber(tmp_path: Path) -> Disturber:
-    stack: Any = SimpleNamespace(daemon_pid=lambda: 0)
-    return Disturber(stack, Ledger(tmp_path / "ledger"), "job-1", random.Random(1))
+def test_recoveries_are_told_by_what_was_done_and_where() -> None:
+    pair = made(0)
+    pair["seconds_of"] = {"kill agent and kill rank": [3.0], "freeze daemon and kill rank": [1.0]}
+    told = whole([made(2, 0.5), made(1, 1.5), made(1, 4.0, nodes=3), pair])["recovery_seconds"]
+    assert told["kill rank"] == {"median": 0.5, "p99": 1.48, "max": 1.5, "n": 3}
+    assert told["kill rank, 3 nodes"]["max"] == 4.0
+    assert told["two at once"]["n"] == 2
 
 
-def test_everything_that_a_job_stands_on_is_a_victim(disturber: Disturber) -> None:
-    assert set(disturber.victims()) == {
-        *("rank", "keeper", "actor", "fork server", "agent", "daemon", "raylet", "control store")
-    }
+class FewVictims(OneNode):
+    """A place where one thing is found, or not."""
+
+    def __init__(self, find: Callable[[], Victim | None]) -> None:
+        self.stack: Any = SimpleNamespace(daemon_pid=lambda: 0)
+        self.find = find
+
+    def victims(self, job_id: str, dice: random.Random) -> dict[str, Callable[[], Victim | None]]:
+        del job_id, dice
+        return {"raylet": self.find}
+
+
+def disturber(tmp_path: Path, find: Callable[[], Victim | None]) -> Disturber:
+    return Disturber(FewVictims(find), Ledger(tmp_path / "ledger"), "job-1", random.Random(1))
+
+
+@pytest.mark.parametrize("place", [OneNode, ThreeNodes])
+def test_everything_that_a_job_stands_on_is_a_victim(place: type[OneNode | ThreeNodes]) -> None:
+    any_place: Any = SimpleNamespace(stack=SimpleNamespace(daemon_pid=lambda: 0), cluster=None)
+    assert set(place.victims(any_place, "job-1", random.Random(1))) == EVERYTHING
     assert {SIGNALS["kill"], SIGNALS["terminate"], SIGNALS["stop"]} == {signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP}
 
 
-def test_what_is_just_not_there_is_passed_over(disturber: Disturber, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_just_not_there_is_passed_over(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for find in (lambda: 0, lambda: gone.pid, lambda: {}["raylet"]):
-        monkeypatch.setattr(Disturber, "victims", lambda self, find=find: {"raylet": find})
-        assert disturber._hit("raylet", signal.SIGKILL) == 0
-    assert disturber.found.problems == []
+    nothing: dict[str, Victim] = {}
+    for find in (lambda: None, lambda: Victim(gone.pid), lambda: nothing["raylet"]):
+        assert disturber(tmp_path, find)._hit("raylet", signal.SIGKILL) is None
 
 
-def test_a_process_is_hit(disturber: Disturber, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_hit(tmp_path: Path) -> None:
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(Disturber, "victims", lambda self: {"agent": lambda: victim.pid})
-    assert disturber._hit("agent", signal.SIGKILL) == victim.pid
+    found = Victim(victim.pid, carries=True)
+    assert disturber(tmp_path, lambda: found)._hit("raylet", signal.SIGKILL) == found
     assert victim.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_what_only_its_owner_could_replace_is_only_frozen(tmp_path: Path) -> None:
+    guest: Any = SimpleNamespace(only_frozen=ThreeNodes.only_frozen)
+    disturbs = Disturber(guest, Ledger(tmp_path / "ledger"), "job-1", random.Random(1))
+    assert {disturbs._manner("control store") for _ in range(50)} == {"freeze"}
+    assert {disturbs._manner("raylet") for _ in range(50)} == {"freeze", "kill", "terminate"}
+    assert {disturbs._manner("rank") for _ in range(50)} == set(SIGNALS)

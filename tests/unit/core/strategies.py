@@ -111,6 +111,7 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
         attempt=numbers,
         end=exits,
     ),
+    ev.RanksAsked: st.builds(ev.RanksAsked, **common, attempt=numbers, reason=known_facts, deadline=times),
     ev.FindingOpened: st.builds(ev.FindingOpened, **common, attempt=numbers, finding=found | known_facts),
     ev.FindingClosed: st.builds(ev.FindingClosed, **common, attempt=numbers, finding=found | known_facts),
     ev.GangLost: st.builds(

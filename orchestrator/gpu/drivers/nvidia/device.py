@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.gpu.drivers.nvidia import fields
+from orchestrator.gpu.drivers.nvidia.asking import Asking
 from orchestrator.gpu.drivers.nvidia.calls import MemoryCall, ProcessCall
 from orchestrator.gpu.drivers.nvidia.library import (
     LOST,
@@ -29,6 +30,7 @@ from orchestrator.gpu.drivers.nvidia.library import (
     Library,
 )
 from orchestrator.gpu.drivers.nvidia.library import Temperature as TemperatureArgument
+from orchestrator.gpu.drivers.nvidia.slow import EnergySource, SlowReadings
 from orchestrator.gpu.reader import Detail, GpuReadError, ReaderOptions
 from orchestrator.gpu.sample import GpuInfo, GpuProcess, Sample, SampleValues, Throttle
 
@@ -57,6 +59,7 @@ class Device:
         self._library = Library()
         try:
             self._handle = self._find()
+            self._asking = Asking(self._library, info.uuid, options.tally)
             self._prepare()
         except BaseException:
             self._library.close()
@@ -144,11 +147,8 @@ class Device:
         """Prepare what only a full reading needs."""
         links = self._nvlinks()
         wanted = (
-            fields.ENERGY,
             fields.MEMORY_TEMPERATURE,
-            fields.PCIE_TRANSMIT,
-            fields.PCIE_RECEIVE,
-            *(field for field, _ in fields.THROTTLE_FIELDS),
+            *(field for field, _ in fields.THROTTLE_FIELDS if field not in fields.SLOW),
             *(field for field, _, _ in fields.ECC_FIELDS),
             *(field for field, _ in fields.REMAPPED_FIELDS),
         )
@@ -156,14 +156,12 @@ class Device:
         # Power comes first where it comes from a field at all: a full reading then needs no second call for it.
         power = self._power_batch.fields if self._power_batch is not None else ()
         self._batch_full = self._batch((*power, *((field, 0) for field in wanted), *per_link))
-        has_energy = self._batch_full is not None and (fields.ENERGY, 0) in self._batch_full.fields
-        self._energy_out = ctypes.c_ulonglong()
-        self._ask_energy = (
-            None
-            if has_energy
-            else self._works(
-                self._library.call("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(self._energy_out))
-            )
+        known = {field for field, _ in self._batch_full.fields} if self._batch_full is not None else set()
+        instead = {older for newer, older in fields.REPLACED.items() if newer in known}
+        self._slow = SlowReadings(
+            self._asking,
+            fields=self._batch(tuple((field, 0) for field in fields.SLOW if field not in instead)),
+            energy=self._energy(),
         )
         self._pcie_sent, self._pcie_received = fields.Unwrapped(), fields.Unwrapped()
         self._limit = self._number(("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit"))
@@ -180,6 +178,11 @@ class Device:
             if (found := self._number("nvmlDeviceGetTemperatureThreshold", ctypes.c_uint(threshold)))
             and 0 < found[0].value < _SANE_CELSIUS
         )
+
+    def _energy(self) -> EnergySource:
+        batch, out = self._batch(((fields.ENERGY, 0),)), ctypes.c_ulonglong()
+        older = self._library.call("nvmlDeviceGetTotalEnergyConsumption", self._handle, ctypes.byref(out))
+        return EnergySource(batch, self._works(older) if batch is None else None, out)
 
     def _nvlinks(self) -> range:
         batch = self._batch(((fields.NVLINK_COUNT, 0),))
@@ -210,8 +213,8 @@ class Device:
         wall, start = time.time(), time.perf_counter()
         monotonic = time.monotonic()
         values: SampleValues = {}
-        self._answered = self._asked = 0
-        rows = self._rows_of(self._batch_full) if detail is Detail.FULL else []
+        self._asking.begin()
+        rows = self._asking.rows(self._batch_full) if detail is Detail.FULL else []
         self._read_power(values, wall, rows)
         if detail is not Detail.POWER:
             self._read_load(values)
@@ -219,8 +222,7 @@ class Device:
             self._read_full(values, rows)
             if xids is not None:
                 values["xids"] = xids.counts()
-        if self._asked and not self._answered:
-            raise GpuReadError(f"GPU {self._info.uuid} answered none of {self._asked} questions. See `nvidia-smi`.")
+        self._asking.check_answered()
         return Sample(
             gpu_uuid=self._info.uuid,
             timestamp=wall,
@@ -228,34 +230,6 @@ class Device:
             duration_seconds=time.perf_counter() - start,
             **values,
         )
-
-    def _ask(self, call: Call | None) -> bool:
-        """Make a call; return whether its results are usable. Raises GpuLostError."""
-        if call is None:
-            return False
-        self._asked += 1
-        code = call()
-        if code == SUCCESS:
-            self._answered += 1
-            return True
-        if code in LOST:
-            self._library.check(code, f"GPU {self._info.uuid}")
-        self._tally.failed += 1
-        return False
-
-    def _rows_of(self, batch: FieldBatch | None) -> list[FieldRow]:
-        """Read a batch of fields; nothing when there is none or the driver refuses it this time."""
-        if batch is None:
-            return []
-        self._asked += 1
-        code = batch.read()
-        if code == SUCCESS:
-            self._answered += 1
-            return batch.rows()
-        if code in LOST:
-            self._library.check(code, f"GPU {self._info.uuid}")
-        self._tally.failed += 1
-        return []
 
     def _read_power(self, values: SampleValues, wall: float, rows: list[FieldRow]) -> None:
         watts, timestamp_us = self._ask_power(rows)
@@ -272,16 +246,16 @@ class Device:
     def _ask_power(self, rows: list[FieldRow]) -> tuple[float | None, int]:
         """Return (watts or None, the driver's timestamp in microseconds or 0), from `rows` if they contain it."""
         if self._power_batch is None:
-            asked = self._power_average is not None and self._ask(self._power_average[1])
+            asked = self._power_average is not None and self._asking.ask(self._power_average[1])
             return (self._power_average[0].value / 1e3, 0) if asked and self._power_average else (None, 0)
-        for result, milliwatts, timestamp_us in (rows or self._rows_of(self._power_batch))[:1]:
+        for result, milliwatts, timestamp_us in (rows or self._asking.rows(self._power_batch))[:1]:
             if result == SUCCESS and milliwatts is not None:
                 return milliwatts / 1e3, timestamp_us
             self._tally.failed += 1
         return None, 0
 
     def _read_temperature(self, values: SampleValues) -> None:
-        if self._temperature is not None and self._ask(self._temperature[1]):
+        if self._temperature is not None and self._asking.ask(self._temperature[1]):
             source = self._temperature[0]
             celsius = source.celsius if isinstance(source, TemperatureArgument) else source.value
             if abs(celsius) < _SANE_CELSIUS:
@@ -291,15 +265,15 @@ class Device:
 
     def _read_load(self, values: SampleValues) -> None:
         self._read_temperature(values)
-        if self._ask(self._ask_utilization):
+        if self._asking.ask(self._ask_utilization):
             values["utilization"] = self._percent(self._utilization.gpu)
             values["memory_activity"] = self._percent(self._utilization.memory)
         memory = self._memory.read()
         if memory is not None:
-            self._asked, self._answered = self._asked + 1, self._answered + 1
+            self._asking.answered()
             values["memory_used_bytes"] = memory[0]
             values["memory_total_bytes"] = memory[1]
-        clocks = [(name, out.value * 1e6) for name, out, call in self._clocks if self._ask(call)]
+        clocks = [(name, out.value * 1e6) for name, out, call in self._clocks if self._asking.ask(call)]
         values["clocks"] = tuple(pair for pair in clocks if pair[1] < _SANE_MEGAHERTZ * 1e6)
 
     def _percent(self, percent: int) -> float | None:
@@ -309,16 +283,18 @@ class Device:
         return None
 
     def _read_full(self, values: SampleValues, rows: list[FieldRow]) -> None:
-        if rows and self._batch_full is not None:
-            self._sort_fields(self._usable(self._batch_full, rows), values)
         now = time.monotonic()
+        found = self._asking.usable(self._batch_full, rows)
+        found.update(self._slow.fields(now, sparing=self._options.sparing))
+        self._sort_fields(found, values)
+        joules = self._slow.energy_joules(now, sparing=self._options.sparing)
+        if joules is not None:
+            values["energy_joules"] = joules
         if now >= self._settings_due:
             self._settings_due = now + SETTINGS_SECONDS
             self._settings = self._read_settings()
         values.update(self._settings)
-        if self._ask(self._ask_energy):
-            values["energy_joules"] = self._energy_out.value / 1e3
-        if self._ask(self._ask_reasons):
+        if self._asking.ask(self._ask_reasons):
             values["throttle"] = fields.throttle_states(self._supported_reasons, self._reasons.value)
         values["temperature_limits"] = self._temperature_limits
         if self._options.processes:
@@ -329,27 +305,17 @@ class Device:
 
     def _read_settings(self) -> SampleValues:
         values: SampleValues = {}
-        if self._limit is not None and self._ask(self._limit[1]) and 0 < self._limit[0].value < _SANE_WATTS * 1e3:
+        if (
+            self._limit is not None
+            and self._asking.ask(self._limit[1])
+            and 0 < self._limit[0].value < _SANE_WATTS * 1e3
+        ):
             values["power_limit_watts"] = self._limit[0].value / 1e3
-        if self._fan is not None and self._ask(self._fan[1]) and self._fan[0].value not in U32_BLANKS:
+        if self._fan is not None and self._asking.ask(self._fan[1]) and self._fan[0].value not in U32_BLANKS:
             values["fan"] = self._fan[0].value / 100
         return values
 
-    def _usable(self, batch: FieldBatch, rows: list[FieldRow]) -> dict[tuple[int, int], float]:
-        """Return the values by field and scope; refused values and blanks are counted and left out."""
-        found: dict[tuple[int, int], float] = {}
-        for pair, (result, value, _) in zip(batch.fields, rows, strict=True):
-            if result == SUCCESS and value is not None:
-                found[pair] = value
-            elif pair[0] != fields.POWER_INSTANT:  # power has been counted
-                self._tally.failed += result != SUCCESS
-                self._tally.blank += result == SUCCESS
-        return found
-
     def _sort_fields(self, found: dict[tuple[int, int], float], values: SampleValues) -> None:
-        energy = found.get((fields.ENERGY, 0))
-        if energy is not None:
-            values["energy_joules"] = energy / 1e3
         celsius = found.get((fields.MEMORY_TEMPERATURE, 0))
         if celsius and celsius < _SANE_CELSIUS:  # GPUs without the sensor answer 0
             values["temperatures"] = (*values.get("temperatures", ()), ("memory", float(celsius)))

@@ -78,8 +78,11 @@ class EmbeddedHead:
         return token
 
     async def _find(self) -> Head | None:
+        """Return the head of an earlier daemon; end what is left of one that has died, or is ending and would never answer."""
         head = read_head(self._site.head_file)
-        if head is None or all(is_alive(pid, created) for pid, created in head.pids.values()):
+        if head is None:
+            return None
+        if all(is_alive(pid, created) for pid, created in head.pids.values()) and not await _is_closed(head):
             return head
         await asyncio.to_thread(kill_session, head)
         return None
@@ -138,25 +141,8 @@ class EmbeddedHead:
         self._handles = []
 
     async def is_ending(self) -> bool:
-        """Whether the head's control plane has closed its port although its process still exists.
-
-        After SIGTERM the control plane accepts no connections, and never exits; the raylet takes ten seconds, or waits for it. A
-        control plane that is only slow still accepts connections, whatever the load.
-        """
-        if self._head is None:
-            return False
-        host, _, port = self._head.gcs_address.rpartition(":")
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(host, int(port))
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        return False
+        """Whether the head's control plane has closed its port although its process still exists."""
+        return self._head is not None and await _is_closed(self._head)
 
     def _died(self) -> None:
         self.unwatch()
@@ -178,3 +164,23 @@ class EmbeddedHead:
         self._head = read_head(self._site.head_file)
         await self.end()
         await asyncio.to_thread(self._site.remove_node_state)
+
+
+async def _is_closed(head: Head) -> bool:
+    """Whether nothing listens at the control plane's address.
+
+    After SIGTERM the control plane accepts no connections, and never exits; the raylet takes ten seconds, or waits for it. A control plane
+    that is only slow still accepts connections, whatever the load.
+    """
+    host, _, port = head.gcs_address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return False

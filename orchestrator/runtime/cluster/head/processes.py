@@ -11,13 +11,18 @@ import os
 import shutil
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psutil
+
+from orchestrator.process_ends import wait_ended
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+END_SECONDS: Final = 10.0
+"""How long killed processes may take to end: one that waits for a disk holds nothing up for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,7 @@ def _kill(victims: list[psutil.Process]) -> None:
     for victim in victims:
         with contextlib.suppress(psutil.Error):
             victim.send_signal(signal.SIGKILL)
-    psutil.wait_procs(victims, timeout=10)
+    wait_ended(victims, END_SECONDS)
 
 
 def is_alive(pid: int, created: float) -> bool:

@@ -22,7 +22,7 @@ from ..holder import MARK
 from ..masking import Masker
 from ..reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 from ..torch_changes import teardown
-from . import cold_start, interpreter, rendezvous_store, stop_notes
+from . import cold_start, exit_handlers, interpreter, rendezvous_store, stop_notes
 from .gate import pass_gate
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ _HERE = os.path.dirname(os.path.dirname(__file__))
 class Program:
     """The program that server.py runs when all of our frames are gone."""
 
-    def __init__(self, run: Run, reports: Reports) -> None:
+    def __init__(self, run: Run, reports: Reports, libraries: frozenset[str]) -> None:
         self._run: Run | None = run
         self._reports = reports
+        self._libraries = libraries
 
     def take(self) -> Run:
         """Return what to run, and forget it: its namespace must die with its module, or files are not flushed."""
@@ -71,6 +72,7 @@ class Program:
         script's own objects are found without it.
         """
         teardown.let_threads_finish()
+        exit_handlers.leave_out(self._libraries)
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -116,7 +118,7 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
     stop_notes.note_sigterm(reports.note_sigterm)
     _report_started(reports, cold=None)
     linux.unblock_signals()
-    return Program(run, reports)
+    return Program(run, reports, baseline.libraries)
 
 
 def _mark(spawn: Spawn) -> None:
@@ -181,7 +183,7 @@ def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program
     _report_started(reports, cold=None)
     linux.unblock_signals()
     assert spawn.listen is not None
-    return Program(functools.partial(rendezvous_store.serve, spawn.listen), reports)
+    return Program(functools.partial(rendezvous_store.serve, spawn.listen), reports, baseline.libraries)
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int) -> int:

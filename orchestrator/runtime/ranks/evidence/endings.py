@@ -6,15 +6,20 @@ checked here, and invalid values count as unknown.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.conformance import is_count, is_time
 from orchestrator.core.states import StopScope
 
 if TYPE_CHECKING:
-    from orchestrator.runtime.spawn.lifeline import Ending
+    from orchestrator.runtime.spawn.lifeline import Ending, Exited, ExitRecord
     from orchestrator.train.script.progress_facts import ProgressSnapshot
+
+
+SHUTDOWN_SECONDS: Final = 300.0
+"""From SIGTERM to the end of what a machine that shuts down waits for: systemd's limit is 90 s, unless a unit says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +32,20 @@ class StopFacts:
     total_steps: int | None = None
 
 
-def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:
-    """Return the facts of an ending; for a rank that reports no steps, those read from its output."""
+def was_killed(end: Exited | ExitRecord) -> bool:
+    """Whether SIGKILL ended the process, and not by an order to its keeper."""
+    return end.cause is None and end.signal == signal.SIGKILL
+
+
+def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None, *, ended_at: float, killed: bool) -> StopFacts:
+    """Return the facts of an ending; for a rank that reports no steps, those read from its output.
+
+    That only its keeper was terminated explains the end of a rank that followed soon, and not one that was ``killed``
+    (``was_killed``): a machine that shuts down kills the keeper with it.
+    """
     by_rank, by_keeper = _time(ending.stop_seen_at), _time(ending.keeper_terminated_at)
+    if by_rank is None and by_keeper is not None and (killed or ended_at - by_keeper > SHUTDOWN_SECONDS):
+        by_keeper = None
     step, total = _count(ending.last_step), _count(ending.total_steps)
     if step is None and printed is not None:
         step, total = printed.max_step, printed.total_steps

@@ -6,10 +6,11 @@ import asyncio
 import sys
 import traceback
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts
+from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.ranks.evidence.port_holder import port_evidence
 from orchestrator.runtime.ranks.output.log_policies import match_policies
@@ -98,11 +99,12 @@ class ExitTeller:
 
     async def _stop_facts(self, event: Exited) -> StopFacts:
         """Return whether the rank was asked to stop and its last steps; from its output where it reported none."""
-        stop = stop_facts(event.ending)
+        facts = partial(stop_facts, ended_at=event.at, killed=was_killed(event))
+        stop = facts(event.ending)
         if event.cause is not None or stop.stop_seen_at is None or stop.last_step is not None:
             return stop
         try:
-            return stop_facts(event.ending, await self._output.last_progress())
+            return facts(event.ending, await self._output.last_progress())
         except Exception as error:
             report_fault("the step of the rank's last output was left out", error)
             return stop

@@ -1,7 +1,7 @@
 """Makes sure that a keeper ends its tree: a stopped keeper is continued, and killed if that does not help.
 
 A keeper reports its end at once. This watches it only when an end is due and does not come: after an order to stop and
-its grace, after an order to kill, and after the death of its process.
+its grace, after an order to kill, after the death of its process, and after its last report.
 """
 
 from __future__ import annotations
@@ -74,6 +74,21 @@ class KeeperWatch:
                 signal_process(self._keeper, signal.SIGKILL)
                 return
 
+    async def ended(self) -> None:
+        """Return when the keeper, which has told its last, has ended: one that was stopped on the way would stay for ever."""
+        if self._keeper is None:
+            return
+        try:
+            handle = os.pidfd_open(self._keeper.pid)
+        except OSError:  # nothing has that number any more
+            return
+        try:
+            if holder.identity_of(self._keeper.pid) == self._keeper:
+                self.expect_end(0.0)
+                await _readable(handle)
+        finally:
+            os.close(handle)
+
     def _forget_process(self) -> None:
         if self._handle >= 0:
             asyncio.get_running_loop().remove_reader(self._handle)
@@ -87,3 +102,14 @@ class KeeperWatch:
             self._due.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._due = self._task = None
+
+
+async def _readable(handle: int) -> None:
+    """Return when a process's descriptor tells of its end."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, told.set)
+    try:
+        await told.wait()
+    finally:
+        loop.remove_reader(handle)

@@ -76,7 +76,7 @@ class RankProcess:
         self._keeper.expect_end(0.0)
 
     async def end(self) -> None:
-        """Kill the tree; return when no process of it is left."""
+        """Kill the tree; return when no process of it is left, nor its keeper."""
         self.kill()
         await self._following
 
@@ -95,10 +95,11 @@ class RankProcess:
                 event = None
             if await self._take(event or KeeperLost(at=time.time())):
                 break
-        self._keeper.close()
         self._evidence.close()
         await self._output.close()
         self._lifeline.close()
+        await self._keeper.ended()
+        self._keeper.close()
 
     async def _take(self, event: Event) -> bool:
         """Process one event of the keeper; return whether it was the last."""

@@ -328,3 +328,37 @@ def test_the_file_that_a_program_did_not_find_is_read_from_its_last_lines(line: 
     assert missing_file(dataclasses.replace(ended, exit_code=0)) == ""
     assert missing_file(dataclasses.replace(ended, exit_code=None, signal=9)) == ""
     assert missing_file(dataclasses.replace(ended, error_type="ValueError")) == "", "it reported what it failed of"
+
+
+CUDA_ASSERT = (
+    "../aten/src/ATen/native/cuda/Indexing.cu:1553: block: [0,0,0], thread: [4,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+    "Traceback (most recent call last):",
+    '  File "train.py", line 40, in <module>',
+    "    table(indices)",
+    "torch.AcceleratorError: CUDA error: {said}",
+    "Search for `cudaErrorAssert' in https://docs.nvidia.com/cuda/ for more information.",
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    "",
+)
+"""What torch 2.11 printed on an H100 in a fresh interpreter, which reports no exception: the reason is not in the last five lines."""
+
+
+def test_a_fresh_interpreters_long_message_is_read_from_its_beginning() -> None:
+    lines = tuple(line.replace("{said}", "device-side assert triggered") for line in CUDA_ASSERT)
+    assert told(exit_code=1, log_tail=lines).cause.code == "device_assert"
+
+
+def test_a_fresh_interpreters_exception_is_named_as_any_other() -> None:
+    lines = tuple(line.replace("{said}", "an illegal memory access was encountered") for line in CUDA_ASSERT)
+    failure = told(exit_code=1, log_tail=lines)
+    assert failure.failure_class is USER
+    assert "torch.AcceleratorError: CUDA error: an illegal memory access was encountered" in failure_sentence(failure)
+
+
+@pytest.mark.parametrize("after_it", [["a line that the script printed later"] * 20, ["    indented"] * 3])
+def test_a_traceback_that_the_script_outlived_is_not_why_it_ended(after_it: list[str]) -> None:
+    handled = ["Traceback (most recent call last):", '  File "train.py", line 1', "FileNotFoundError: data.bin"]
+    lines = (*(handled if len(after_it) > 5 else handled[:2]), *after_it)
+    assert told(exit_code=3, log_tail=lines).cause.code == "exit_code"

@@ -44,7 +44,7 @@ def fields(phase: type[p.Phase]) -> set[str]:
 
 def test_every_state_has_a_phase_and_every_phase_one_state() -> None:
     assert {phase.state for phase in PHASES} == set(JobState)
-    assert len(PHASES) == len(set(PHASES)) == 12
+    assert len(PHASES) == len(set(PHASES)) == 13
     assert {phase for phase in PHASES if phase.state.is_terminal} == set(p.ENDED)
     assert {phase for phase in PHASES if phase.state.may_hold_gang} == {c for c in PHASES if issubclass(c, p.Holding)}
 
@@ -55,11 +55,12 @@ def test_what_exists_only_in_some_phases_is_a_field_of_no_other() -> None:
         for phase in PHASES
         for name in fields(phase)
     }
-    holding = {"Starting", "Running", "Finishing", "Restarting", "Replacing", "GivingUp", "Draining"}
+    holding = {"Starting", "Running", "Leaving", "Finishing", "Restarting", "Replacing", "GivingUp", "Draining"}
     assert having == {
         "gang": holding,
         "exits": holding,
         "stop": {"Draining"},
+        "deadline": {"Leaving"},
         "not_before": {"Pending", "Restarting", "Replacing"},
         "failure": {*holding, "Pending", "Suspended", "Failed"},
         "exit_code": {"Failed"},

@@ -49,6 +49,17 @@ def ended_well(job: Job) -> Job:
     return after(job, *zeros, ev.AttemptSucceeded(job_id=job.id, at=T0 + 11, attempt=job.attempt_number))
 
 
+def asked(job: Job) -> Job:
+    """Rank 1 has left after a request from outside, and the others are asked to follow."""
+    from orchestrator.core import events as ev
+    from orchestrator.core.facts.reasons import OthersAsked, Queued
+
+    event = ev.RanksAsked(
+        job_id=job.id, at=T0 + 20, attempt=job.attempt_number, reason=OthersAsked(cause=Queued()), deadline=T0 + 40
+    )
+    return after(job, exited(job, rank=1, exit_code=0, stop_seen_at=T0 + 9), event)
+
+
 def holding(job: Job) -> dict[Hold, Job]:
     """The job as it is, without processes, with a lost gang, and without a gang."""
     found = [job, after(job, gone(job)), after(job, lost(job)), after(job, released(job))]
@@ -59,6 +70,7 @@ CASES: dict[str, dict[Hold, Job]] = {
     "Pending": {Hold.NOTHING: pending()},
     "Starting": holding(starting()),
     "Running": holding(UP),
+    "Leaving": holding(asked(UP)),
     "Finishing": holding(ended_well(UP)),
     "Restarting": {h: j for h, j in holding(after(UP, failed(UP))).items() if h in (Hold.PROCESSES, Hold.ACTORS)},
     "Replacing": holding(after(UP, failed(UP, keep_gang=False))),

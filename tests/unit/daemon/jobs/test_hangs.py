@@ -127,6 +127,68 @@ def test_a_stopped_rank_is_found_under_others_that_step_on_without_it() -> None:
     assert world.codes == ["attempt_failed"]
 
 
+def step_alone(world: World) -> None:
+    snapshot = ProgressSnapshot(step=9, steps_reported=9, recent_step_seconds=(0.1,) * 8)
+    world.watch.progress(world.job, 1, 0, snapshot)
+
+
+def test_a_rank_stopped_before_its_first_report_is_found_under_others_that_step_on_without_it() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: {"frames": LOCKED, "state": "T"}}
+    world.pass_by(20.0, lambda: step_alone(world))
+    (failed,) = world.events
+    assert isinstance(failed, ev.AttemptFailed)
+    assert (failed.failure.failure_class, failed.failure.rank) == ("hang", 1)
+    assert "no sign of life for" in failure_sentence(failed.failure)
+    assert set(world.logs) == {0, 1}
+
+
+def test_one_that_the_job_file_leaves_alone_is_told_once_and_for_as_long_as_it_is_stopped() -> None:
+    world = World(on_hang="notify")
+    world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: {"frames": LOCKED, "state": "T"}}
+    world.pass_by(20.0, lambda: step_alone(world))
+    assert world.looked.count(True) == 1, "its stacks go to the logs once"
+    seen = world.watch.stall(world.job.id)
+    assert seen is not None
+    assert (seen.seen.sign, seen.seen.rank, seen.proven) == (Sign.STOPPED, 1, True)
+    world.ranks[1] = {"frames": LOCKED}
+    world.pass_by(10.0, lambda: step_alone(world))
+    assert world.watch.stall(world.job.id) is None
+    assert world.events == []
+
+
+def test_a_rank_that_leaves_reports_to_others_is_no_hang() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: {"frames": LOCKED}}
+    world.pass_by(60.0, lambda: step_alone(world))
+    assert world.events == []
+    assert len(world.looked) <= 13, "no more often than ranks of a script that reports nothing"
+
+
+def test_a_rank_that_was_stopped_for_a_moment_before_its_first_report_is_none() -> None:
+    world = World()
+    ranks = ({"frames": LOCKED, "state": "T"}, {"frames": LOCKED})
+
+    def now_and_then() -> None:
+        world.ranks = {0: {"frames": LOCKED, "busy": 0.9}, 1: ranks[int(world.now / 2) % 2]}
+        step_alone(world)
+
+    world.pass_by(60.0, now_and_then)
+    assert world.events == []
+
+
+def test_a_rank_stopped_before_the_first_step_of_a_later_attempt_is_a_hang_of_a_script_that_reports() -> None:
+    world = World()
+    world.ranks = {0: {"frames": LOCKED, "state": "T"}, 1: {"frames": LOCKED}}
+    world.pass_by(20.0)
+    assert world.events == [], "whether this script reports anything is not known"
+    reported = replace(world.job.attempts[-1], first_step=5, first_step_at=1.0)
+    again = replace(reported, number=2, first_step=None, first_step_at=None)
+    world.job = replace(world.job, attempts=(reported, again))
+    world.pass_by(20.0)
+    assert world.codes == ["attempt_failed"]
+
+
 def test_two_hangs_are_forgiven_and_not_a_third() -> None:
     world = World()
     world.job = replace(world.job, restarts={"hang": 2})

@@ -38,3 +38,37 @@ def test_it_is_started_again_until_it_comes_up() -> None:
         task.cancel()
 
     asyncio.run(run())
+
+
+def test_one_that_dies_while_jobs_are_prepared_is_started_again_at_once() -> None:
+    """What was asked of its agents may never be answered: those of Ray that end with a raylet are awaited for a minute."""
+
+    async def run() -> None:
+        cluster, woken = FakeCluster(), asyncio.Event()
+        cluster.restarts = [None, None]
+        asked: list[str] = []
+
+        async def prepare() -> None:
+            asked.append("of a head")
+            if len(asked) == 1:
+                care.lost()
+                await asyncio.Event().wait()
+
+        care = HeadCare(
+            cluster,  # type: ignore[arg-type]
+            forget=(),
+            prepare=(prepare,),
+            wake=woken.set,
+            problems={},
+            log=LOG,
+            retry_seconds=1e9,
+        )
+        task = asyncio.create_task(care.run())
+        care.lost()
+        async with asyncio.timeout(300):
+            await woken.wait()
+        assert asked == ["of a head"] * 2
+        assert cluster.restarts == []
+        task.cancel()
+
+    asyncio.run(run())

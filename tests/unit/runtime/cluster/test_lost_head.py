@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, RECON
 from orchestrator.runtime.cluster.head import embedded
 from orchestrator.runtime.cluster.head.processes import Head, write_head
 from orchestrator.runtime.cluster.head.start import ClusterError
+from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.spec.settings import Settings
 
 
@@ -28,11 +30,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "ray_environment", lambda _token: {})
 
 
-def standing_head(home: Path) -> None:
-    """The home's head is said to be this process."""
+def standing_head(home: Path, port: int) -> None:
+    """The home's head is said to be this process, which listens there."""
     pids = {"raylet": (os.getpid(), psutil.Process().create_time())}
     (home / "ray").mkdir()
-    write_head(home / "ray/head.json", Head(gcs_address="127.0.0.1:1", session_dir="/nowhere", pids=pids))
+    write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session_dir="/nowhere", pids=pids))
 
 
 def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None = None) -> str | None:
@@ -57,33 +59,82 @@ def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None
 
 
 def test_the_driver_of_an_embedded_head_never_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    standing_head(tmp_path)
-    assert int(seen_by_ray(monkeypatch, tmp_path) or 0) > 24 * 3600
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        standing_head(tmp_path, listening.getsockname()[1])
+        assert int(seen_by_ray(monkeypatch, tmp_path) or 0) > 24 * 3600
 
 
 def test_that_of_somebody_s_cluster_does_as_ray_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen_by_ray(monkeypatch, tmp_path, "10.0.0.1:6379") is None
 
 
-def test_calls_that_the_dead_head_never_answers_do_not_hold_up_the_next_ones() -> None:
+def node(*, alive: bool) -> RayNode:
+    return RayNode(id="n1", alive=alive, hostname="h", address="127.0.0.1", port=1, total={"CPU": 2.0})
+
+
+def test_an_embedded_head_whose_node_is_dead_is_lost_though_its_processes_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its raylet is stopped, or never comes to its end."""
+    lost: list[str] = []
+    listed: list[RayNode] = []
+    monkeypatch.setattr(module, "list_nodes", lambda: {one.id: one for one in listed})
+
+    async def look() -> None:
+        paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
+        made = Cluster(paths, ClusterOptions(), on_lost=lambda: lost.append("lost"))
+        await made.refresh()
+        made.ray.opened()
+        await made.refresh()
+        assert lost == [], "nothing is listed yet"
+        listed.append(node(alive=False))
+        nodes = await made.refresh()
+        assert [one.alive for one in nodes.values()] == [False]
+        assert not made.connected
+        await made.refresh()
+
+    asyncio.run(look())
+    assert lost == ["lost"], "once"
+
+
+def test_calls_to_a_head_that_has_died_fail_and_do_not_hold_up_the_next_ones() -> None:
     never = threading.Event()
 
     async def lose_the_head() -> None:
         ray = RayConnection("orch-x", disconnect=lambda: None)
-        stuck = [asyncio.ensure_future(ray.call(never.wait)) for _ in range(CALLS_AT_ONCE)]
+        stuck = [asyncio.ensure_future(ray.call(never.wait, seconds=1e9)) for _ in range(CALLS_AT_ONCE)]
         await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
             await ray.call(lambda: "too many", seconds=0.05)
         ray.lost()
-        ray.renew_turns()
         await ray.leave()
+        for call in stuck:
+            with pytest.raises(TimeoutError, match="Ray's head died before it answered"):
+                await call
         assert await ray.call(lambda: "answered", seconds=60.0) == "answered"
         assert (ray.epoch, ray.connected) == (1, False)
-        for call in stuck:
-            call.cancel()
-        await asyncio.gather(*stuck, return_exceptions=True)
 
     try:
         asyncio.run(lose_the_head())
+    finally:
+        never.set()
+
+
+def test_a_call_to_a_living_head_can_still_be_given_up() -> None:
+    never = threading.Event()
+
+    async def cancel() -> None:
+        ray = RayConnection("orch-x", disconnect=lambda: None)
+        calls = [asyncio.ensure_future(ray.call(never.wait, seconds=1e9)) for _ in range(CALLS_AT_ONCE)]
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        assert [type(each) for each in await asyncio.gather(*calls, return_exceptions=True)] == [
+            asyncio.CancelledError
+        ] * CALLS_AT_ONCE
+        assert await ray.call(lambda: "there is a place", seconds=60.0) == "there is a place"
+
+    try:
+        asyncio.run(cancel())
     finally:
         never.set()

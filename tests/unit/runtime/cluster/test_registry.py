@@ -124,3 +124,23 @@ def test_a_node_whose_raylet_does_not_answer_is_not_reachable() -> None:
         assert seen == {"a": True, "b": False}
 
     asyncio.run(run())
+
+
+def test_a_round_ends_when_the_head_whose_agent_it_waits_for_has_died() -> None:
+    async def run() -> None:
+        asked, agent = asyncio.Event(), Agent()
+
+        async def never() -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        agent.report = SimpleNamespace(remote=never)
+        nodes = registry(Ray(a=agent), embedded=True)
+        waiting = asyncio.create_task(nodes.update(raw("a")))
+        async with asyncio.timeout(300):
+            await asked.wait()
+            nodes.forget_all()
+            await waiting
+        assert (nodes.agents, nodes.reports) == ({}, {})
+
+    asyncio.run(run())

@@ -13,15 +13,17 @@ import structlog
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import Exit
+from orchestrator.core.facts.notes import StartedCold
+from orchestrator.runtime.forkserver.program import launch
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.orders import Orders
 from orchestrator.runtime.gangs.patience import Patience
-from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay
+from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay, facts_of
 from orchestrator.runtime.gangs.table import GangTable
 from orchestrator.runtime.nodes.ray_nodes import end_worker
 from orchestrator.runtime.ranks.actor import RankGreeting
-from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
+from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
@@ -33,6 +35,34 @@ STORY = (
     RankEvent(number=2, kind="exited", at=2.0, exit=Exit(rank=0, at=2.0, exit_code=0, signal=None)),
     RankEvent(number=3, kind="gone", at=3.0),
 )
+
+
+@pytest.mark.parametrize(
+    ("cold", "attempt", "rank", "told"),
+    [
+        ("environment variable PYTHONHOME", 1, 0, ["environment variable PYTHONHOME"]),
+        ("environment variable PYTHONHOME", 2, 0, []),
+        ("environment variable PYTHONHOME", 1, 1, []),
+        (AS_ASKED, 1, 0, ["environment variable MKL_CBWR"]),
+        (None, 1, 0, []),
+    ],
+)
+def test_a_start_in_a_fresh_interpreter_is_told_once_with_its_reason(
+    cold: str | None, attempt: int, rank: int, told: list[str]
+) -> None:
+    job, gang = running(pending(make_spec(workers=2, env={"MKL_CBWR": "AVX2"}))), Gang(number=1, actors=[])
+    facts = facts_of(job, gang, attempt, rank, [RankEvent(number=1, kind="started", at=1.0, pid=7, cold=cold)])
+    notes = [fact.note for fact in facts if isinstance(fact, ev.JobNoted)]
+    assert [note.said for note in notes if isinstance(note, StartedCold)] == told
+
+
+def test_a_job_that_asks_for_a_fresh_interpreter_is_not_told_of_it() -> None:
+    gang, started = Gang(number=1, actors=[]), RankEvent(number=1, kind="started", at=1.0, pid=7, cold=AS_ASKED)
+    assert [type(fact) for fact in facts_of(JOB, gang, 1, 0, [started])] == [ev.AttemptRunning]
+
+
+def test_what_is_asked_for_has_the_fork_servers_word() -> None:
+    assert launch._cold_reason(SimpleNamespace(cold=True), SimpleNamespace(cold=None)) == AS_ASKED  # type: ignore[arg-type]  # it reads nothing else
 
 
 class Remote:
@@ -136,12 +166,21 @@ def test_a_reply_that_could_not_be_taken_is_not_taken_again(tmp_path: Path) -> N
     assert scene.kinds()[-1] == "attempt_gone"
 
 
-def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("why", "node_lost"), [("its node has died", True), ("its process has died", False)])
+def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path, why: str, node_lost: bool) -> None:
+    from ray.core.generated.common_pb2 import ActorDiedErrorContext
     from ray.exceptions import ActorDiedError
 
-    scene = Scene(tmp_path, Remote(says(ActorDiedError())))
+    asked: list[bool] = []
+
+    async def check_head(*, node_lost: bool = False) -> None:
+        asked.append(node_lost)
+
+    died = ActorDiedError(ActorDiedErrorContext(error_message=why, actor_id=bytes(16)))
+    scene = Scene(tmp_path, Remote(says(died)), check_head=check_head)
     asyncio.run(scene.follow())
     assert scene.kinds() == ["gang_lost"]
+    assert asked == [node_lost], "an embedded head may have gone with its node"
 
 
 @pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, LATE_ANSWERS)])

@@ -60,6 +60,7 @@ class World:
         self.table = GangTable(self.actors, self.actors.call)
         self.silent: dict[str, str] = {}
         self.head_ends = False
+        self.nodes_lost = 0
         self.gangs = Gangs(
             self.table,
             self,  # type: ignore[arg-type]
@@ -76,7 +77,8 @@ class World:
         self.posted.extend(events)
         self.done.set()
 
-    async def check_head(self) -> None:
+    async def check_head(self, *, node_lost: bool = False) -> None:
+        self.nodes_lost += node_lost
         if self.head_ends:
             self.gangs.forget_all()
             await asyncio.sleep(0)
@@ -120,13 +122,16 @@ def test_an_effect_is_retried_and_a_newer_one_replaces_it(tmp_path: Path) -> Non
     asyncio.run(run())
 
 
-def test_a_lost_gang_is_told_with_what_is_known_of_its_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node_lost", [False, True])
+def test_a_lost_gang_is_told_with_what_is_known_of_its_ends(tmp_path: Path, node_lost: bool) -> None:
     async def run() -> None:
-        world = World(tmp_path, GangLostError(ActorMissing(rank=1)))
+        world = World(tmp_path, GangLostError(ActorMissing(rank=1), node_lost=node_lost))
         world.gangs.apply(JOB, ENSURE)
         await world.until_done()
         assert world.did == ["ensure", "bring ends"]
-        assert [(event.kind, event.rank, event.not_before) for event in world.posted] == [("gang_lost", 1, 0.0)]
+        assert world.nodes_lost == node_lost, "an embedded head may have gone with its node"
+        told = [(event.kind, event.rank, event.not_before > 0) for event in world.posted]
+        assert told == [("gang_lost", 1, node_lost)], "a lost node's ranks end by themselves after a while"
         await world.gangs.close()
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.process_group import _device, _log_environment
+from orchestrator.train.trainer.process_group import RankGroup, _device, _log_environment
 
 FOUND = torch.device("cuda", 1)
 
@@ -51,3 +51,8 @@ def test_a_launcher_that_says_something_else_is_believed_by_nobody(monkeypatch: 
 def test_ranks_that_could_not_meet_are_told_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="nothing says where rank 0 is"):
         _log_environment(MultiGPUConfig(rank=0, world_size=2))
+
+
+def test_one_rank_alone_agrees_with_itself_without_a_process_group() -> None:
+    alone = RankGroup(rank=0, world_size=1, local_rank=0, device=torch.device("cuda", 0))
+    assert alone.control_device == torch.device("cpu")

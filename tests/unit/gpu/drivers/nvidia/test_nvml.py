@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.gpu.drivers.nvidia import fields
 from orchestrator.gpu.drivers.nvidia.device import SETTINGS_SECONDS
 from orchestrator.gpu.drivers.nvidia.nvml import NvmlReader, open_nvidia
+from orchestrator.gpu.drivers.nvidia.slow import ENERGY_SECONDS, SLOW_SECONDS
 from orchestrator.gpu.reader import Detail, GpuLostError, GpuReadError
 from orchestrator.gpu.sample import GpuProcess, Throttle
 from tests.support import fake_nvml
-from tests.support.fake_nvml import FakeNvml, layout
+from tests.support.fake_nvml import ULL, FakeNvml, layout
 from tests.unit.gpu.support import wait_for
 
 
@@ -99,7 +101,40 @@ def test_detail_decides_which_calls_are_made(nvml: FakeNvml) -> None:
     assert nvml[0].count("utilization") == before["utilization"] + 1
     assert nvml[0].count("limit") == before["limit"]
     reader.read()
-    assert nvml[0].count("fields") == before["fields"] + 3, "one batch each time, the full one holds power as well"
+    assert nvml[0].count("fields") == before["fields"] + 5, (
+        "a full reading has a batch with power, one that is slow, and the energy"
+    )
+
+
+def test_a_sparing_reader_repeats_what_is_slow_to_read(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml[0].field(fields.PCIE_TRANSMIT, 1_000, kind=ULL)
+    reader = first_reader()
+    reader.options.sparing = True
+    first = reader.read()
+    assert first.energy_joules is not None
+    nvml[0].energy_mj += 1_000_000
+    nvml[0].temperature = 71
+    nvml[0].field(fields.PCIE_TRANSMIT, 2_000, kind=ULL)
+    again = reader.read()
+    assert (again.energy_joules, again.pcie_transmit_bytes) == (first.energy_joules, 1_000)
+    assert again.temperature == 71.0
+    later = time.monotonic() + ENERGY_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    then = reader.read()
+    assert then.energy_joules is not None
+    assert then.energy_joules >= first.energy_joules + 1_000.0
+    assert then.pcie_transmit_bytes == 1_000
+    latest = later + SLOW_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: latest)
+    assert reader.read().pcie_transmit_bytes == 2_000
+
+
+def test_a_reader_that_is_not_sparing_reads_all_each_time(nvml: FakeNvml) -> None:
+    nvml[0].field(fields.PCIE_TRANSMIT, 1_000, kind=ULL)
+    reader = first_reader()
+    assert reader.read().pcie_transmit_bytes == 1_000
+    nvml[0].field(fields.PCIE_TRANSMIT, 2_000, kind=ULL)
+    assert reader.read().pcie_transmit_bytes == 2_000
 
 
 def test_values_change_live(nvml: FakeNvml) -> None:

@@ -10,9 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
+from orchestrator.runtime.cluster import cluster as cluster_module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
-from orchestrator.runtime.cluster.head.processes import Head
+from orchestrator.runtime.cluster.head.processes import Head, write_head
+from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.spec.settings import Settings
 
 
@@ -55,6 +57,29 @@ def test_the_loss_of_a_head_that_is_ending_is_reported_once(tmp_path: Path, port
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("state", "lost_then"), [("dead", ["lost"]), ("alive", []), ("unknown", [])])
+def test_an_embedded_head_whose_node_ray_has_given_up_is_lost_with_an_actor(
+    tmp_path: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch, state: str, lost_then: list[str]
+) -> None:
+    """A raylet that is terminated is given up at once, and ends ten seconds later."""
+
+    def listed() -> dict[str, RayNode]:
+        if state == "unknown":
+            raise ConnectionError("no answer")
+        return {"n1": RayNode(id="n1", alive=state == "alive", hostname="h", address="", port=1, total={})}
+
+    async def run() -> None:
+        lost: list[str] = []
+        monkeypatch.setattr(cluster_module, "list_nodes", listed)
+        cluster = cluster_on(tmp_path, port, lost)
+        await cluster.check_head()
+        assert lost == []
+        await cluster.check_head(node_lost=True)
+        assert lost == lost_then
+
+    asyncio.run(run())
+
+
 def test_an_existing_cluster_is_left_to_ray(tmp_path: Path) -> None:
     async def run() -> None:
         lost: list[str] = []
@@ -65,3 +90,12 @@ def test_an_existing_cluster_is_left_to_ray(tmp_path: Path) -> None:
         assert (lost, cluster.connected) == ([], True)
 
     asyncio.run(run())
+
+
+def test_a_head_of_an_earlier_daemon_that_is_ending_is_not_taken(tmp_path: Path, port: socket.socket) -> None:
+    site = Mock(head_file=tmp_path / "head.json")
+    write_head(site.head_file, Head(gcs_address=f"127.0.0.1:{port.getsockname()[1]}", session_dir="/nowhere", pids={}))
+    head = EmbeddedHead(site, num_cpus=None, simulate_gpus=0, on_died=lambda: None)
+    assert asyncio.run(head._find()) is not None
+    port.close()
+    assert asyncio.run(head._find()) is None

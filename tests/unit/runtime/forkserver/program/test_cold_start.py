@@ -31,6 +31,7 @@ def baseline(modules: dict[str, str | None] | None = None) -> Baseline:
         torch_version=None,
         warm_seconds=0.0,
         descriptors=frozenset(),
+        libraries=frozenset(),
     )
 
 

@@ -1,0 +1,1 @@
+"""Kills, stops, freezes and terminations of everything that a job stands on, singly and in pairs, again and again."""

@@ -1,0 +1,182 @@
+"""What jobs run on while they are disturbed: a Ray of one node that orch starts, or a cluster of three, each with what can be hit there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import psutil
+
+from orchestrator.runtime.cluster.head.processes import of_session
+from tests.support.cluster import RayCluster
+from tests.support.processes import actor_pids, parent
+from tests.support.stack import Stack, process_gone, wait_until
+
+if TYPE_CHECKING:
+    import random
+
+NODES: Final = 3
+ORPHANED: Final = 1  # the parent of a process whose own has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A process that can be hit. The attempt that it ``carries`` ends with it: a further step of that attempt is no recovery."""
+
+    pid: int
+    carries: bool = False
+
+
+Victims: TypeAlias = Mapping[str, Callable[[], Victim | None]]
+"""How the process of each kind is found; None where there is none this moment."""
+
+
+class OneNode:
+    """A home that starts Ray itself: whatever of it is killed, orch has to bring back."""
+
+    only_frozen: Final = frozenset[str]()
+    """What is never ended."""
+
+    resources: Final[Mapping[str, Any]] = {}
+    """What jobs ask for besides ranks."""
+
+    def __init__(self) -> None:
+        self.stack = Stack()
+
+    def start(self) -> None:
+        """Have a daemon that answers."""
+        self.stack.up()
+
+    def replace_ended(self, ended: Collection[int]) -> None:
+        """Replace those of the ``ended`` processes that orch does not."""
+
+    def victims(self, job_id: str, dice: random.Random) -> Victims:
+        """Everything that a job stands on."""
+        stack = self.stack
+        return {
+            **_of_job(stack, job_id, dice),
+            "agent": lambda: _agent([stack.head_pids()["raylet"]], dice),
+            "raylet": lambda: Victim(stack.head_pids()["raylet"], carries=True),
+            "control store": lambda: Victim(stack.head_pids()["gcs_server"]),
+        }
+
+    def processes(self) -> list[psutil.Process]:
+        """All that belongs to it, Ray's included."""
+        return self.stack.processes()
+
+    def close(self) -> None:
+        """End all of it."""
+        self.stack.close()
+
+
+class ThreeNodes:
+    """A daemon that is a guest of a cluster with a head and three nodes, over which it spreads its jobs.
+
+    A node whose raylet has ended is replaced by a new one, as the owner of a cluster would. Without its control store the
+    whole cluster ends: that one is only frozen.
+    """
+
+    only_frozen: Final = frozenset({"control store"})
+    resources: Final[Mapping[str, Any]] = {"placement_strategy": "STRICT_SPREAD"}
+
+    def __init__(self) -> None:
+        self.cluster = RayCluster(workers=NODES)
+        self.stack = Stack(extra=("--ray-address", self.cluster.address), environ=self.cluster.environ)
+
+    def start(self) -> None:
+        """Have a daemon that answers, and knows every node."""
+        self.stack.up()
+        self._all_known()
+
+    def _all_known(self) -> None:
+        wanted = {node.id for node in self.cluster.workers}
+
+        def known() -> bool:
+            return wanted <= {node.id for node in self.stack.client.nodes() if node.state == "READY"}
+
+        wait_until("the daemon knows the nodes", known)
+
+    def replace_ended(self, ended: Collection[int]) -> None:
+        """Start a node for each whose raylet is among the ``ended`` processes."""
+        raylets = [node.raylet for node in self.cluster.workers if node.raylet in ended]
+        wait_until("the raylet has ended", lambda: all(map(process_gone, raylets)))
+        self.cluster.keep(NODES)
+        if raylets:
+            self._all_known()
+
+    def victims(self, job_id: str, dice: random.Random) -> Victims:
+        """Everything that a job stands on."""
+        cluster = self.cluster
+
+        def raylet() -> Victim:
+            node = dice.choice(cluster.workers)
+            return Victim(node.raylet, carries=node.id in _places(self.stack, job_id))
+
+        return {
+            **_of_job(self.stack, job_id, dice),
+            "agent": lambda: _agent([node.raylet for node in cluster.workers], dice),
+            "raylet": raylet,
+            "control store": lambda: Victim(next(p.pid for p in cluster.processes() if p.name() == "gcs_server")),
+        }
+
+    def processes(self) -> list[psutil.Process]:
+        """All that belongs to it, the cluster included."""
+        return list({one.pid: one for one in (*self.stack.processes(), *self.cluster.processes())}.values())
+
+    def close(self) -> None:
+        """End all of it."""
+        try:
+            self.stack.close()
+        finally:
+            self.cluster.close()
+
+
+Place: TypeAlias = OneNode | ThreeNodes
+PLACES: Final[Mapping[int, Callable[[], Place]]] = {1: OneNode, NODES: ThreeNodes}
+"""By the number of nodes that jobs run on."""
+
+
+def _of_job(stack: Stack, job_id: str, dice: random.Random) -> Victims:
+    def rank() -> int:
+        return dice.choice([pid for pid in stack.pids(job_id) if pid] or [0])
+
+    def keeper() -> int:
+        pid = rank()
+        keeper = parent(pid) if pid else 0
+        return keeper if keeper != ORPHANED else 0
+
+    return {
+        "rank": lambda: _if_there(rank(), carries=True),
+        "keeper": lambda: _if_there(keeper()),
+        "actor": lambda: Victim(dice.choice(actor_pids(stack, job_id)), carries=True),
+        "fork server": lambda: _if_there(dice.choice([p.pid for p in stack.processes() if _is_fork_server(p)] or [0])),
+        "daemon": lambda: Victim(stack.daemon_pid()),
+    }
+
+
+def _if_there(pid: int, *, carries: bool = False) -> Victim | None:
+    return Victim(pid, carries) if pid else None
+
+
+def _places(stack: Stack, job_id: str) -> set[str]:
+    """The nodes of the job's newest gang."""
+    placed = [event for event in stack.client.events(job_id) if event.kind == "gang_placed"]
+    return {seat["node_id"] for seat in placed[-1].body["seats"]}
+
+
+def _agent(raylets: Collection[int], dice: random.Random) -> Victim | None:
+    """The agent of one of these nodes."""
+    agents = [process.pid for raylet in raylets for process in of_session(raylet) if _says(process, "NodeAgent")]
+    return Victim(dice.choice(agents)) if agents else None
+
+
+def _is_fork_server(process: psutil.Process) -> bool:
+    return _says(process, "forkserver")
+
+
+def _says(process: psutil.Process, text: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(text in part for part in process.cmdline())
+    return False

@@ -1,0 +1,74 @@
+"""Slots are page-locked once, and unlocked before their memory goes."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.checkpoint.snapshots.file import SnapshotSlot
+from orchestrator.checkpoint.snapshots.page_lock import PageLocks, cuda_driver
+
+SIZE = 1 << 16
+
+
+@dataclass
+class Driver:
+    """Notes what it is asked for."""
+
+    works: bool = True
+    locked: dict[int, int] = field(default_factory=dict)
+    asked: int = 0
+
+    def lock(self, address: int, size: int) -> bool:
+        self.asked += 1
+        if self.works:
+            self.locked[address] = size
+        return self.works
+
+    def unlock(self, address: int) -> bool:
+        del self.locked[address]
+        return True
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> SnapshotSlot:
+    return SnapshotSlot.create(tmp_path / "slot", SIZE)
+
+
+def test_a_slot_is_locked_once_as_a_whole(slot: SnapshotSlot) -> None:
+    driver = Driver()
+    locks = PageLocks(lambda: driver)
+    locks.lock(slot)
+    locks.lock(slot)
+    assert driver.locked == {torch.frombuffer(slot.memory, dtype=torch.uint8).data_ptr(): SIZE}
+    assert driver.asked == 1
+
+
+def test_a_slot_that_goes_is_unlocked_first(tmp_path: Path) -> None:
+    driver = Driver()
+    locks = PageLocks(lambda: driver)
+    made = SnapshotSlot.create(tmp_path / "slot", SIZE)
+    locks.lock(made)
+    memory = made.memory
+    del made
+    gc.collect()
+    assert driver.locked == {}
+    assert len(memory) == SIZE
+
+
+def test_a_driver_that_refuses_is_not_asked_again(slot: SnapshotSlot) -> None:
+    driver = Driver(works=False)
+    locks = PageLocks(lambda: driver)
+    locks.lock(slot)
+    locks.lock(slot)
+    assert driver.asked == 1
+
+
+def test_without_a_driver_nothing_is_locked(slot: SnapshotSlot) -> None:
+    PageLocks(lambda: None).lock(slot)
+    if not torch.cuda.is_available():
+        assert cuda_driver() is None

@@ -1,0 +1,115 @@
+"""What follows when a rank has left after a request to stop that orch had not sent, and others still run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.core import events as ev
+from orchestrator.core.job.phases import Leaving
+from orchestrator.core.job.record import Job
+from orchestrator.core.lifecycle.advance import FOLLOWING_SECONDS, Step, advance
+from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
+from orchestrator.core.sentences import sentence
+from orchestrator.core.states import AttemptState, JobState, StopPurpose, StopScope
+from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
+from tests.unit.core.builders import T0, after, exited, gone, lost, make_spec, pending, running, starting, stop
+
+LEFT_AT = T0 + 10
+LEFT: dict[str, Any] = {
+    "exit_code": 0,
+    "stop_seen_at": T0 + 9,
+    "stop_scope": StopScope.RANK,
+    "last_step": 11,
+    "at": LEFT_AT,
+}
+ASKED_AT = LEFT_AT + FOLLOWING_SECONDS
+
+
+@pytest.fixture
+def job() -> Job:
+    """Rank 1 of two has left."""
+    up = running(pending(make_spec(workers=2)))
+    return after(up, exited(up, rank=1, **LEFT))
+
+
+def asked(job: Job) -> ev.RanksAsked:
+    (event,) = advance(job, ASKED_AT).events
+    assert isinstance(event, ev.RanksAsked)
+    return event
+
+
+def test_the_others_are_asked_once_they_had_time_to_leave_by_themselves(job: Job) -> None:
+    assert advance(job, ASKED_AT - 1) == Step(wake_at=ASKED_AT)
+    event = asked(job)
+    until = LEFT_AT + job.spec.stop_duration.total_seconds()
+    assert (event.attempt, event.deadline) == (1, until)
+    assert desired_effect(job) == Ensure(job.id, 1, 1)
+    leaving = after(job, event)
+    assert desired_effect(leaving) == StopRanks(job.id, 1, 1, until)
+    assert (leaving.state, leaving.reason) == (JobState.RUNNING, event.reason)
+    assert sentence(event.reason) == (
+        "rank 1 ended at step 11 after a request to stop that orch did not send; the other ranks are asked to stop"
+    )
+    assert advance(leaving, ASKED_AT + 1) == Step(wake_at=until), "once"
+    assert after(leaving, event) is leaving
+
+
+def test_when_they_have_followed_the_next_attempt_starts_in_the_same_gang(job: Job) -> None:
+    followed = after(job, asked(job), exited(job, rank=0, **{**LEFT, "at": ASKED_AT + 2, "stop_seen_at": ASKED_AT + 1}))
+    (event,) = advance(followed, ASKED_AT + 2).events
+    assert isinstance(event, ev.AttemptFailed)
+    assert (event.failure.rank, event.failure.code, event.retry, event.keep_gang) == (
+        1,
+        "stopped_from_outside",
+        True,
+        True,
+    )
+    again = after(followed, event)
+    assert isinstance(desired_effect(again), KillRanks)
+    assert again.attempts[-1].state is AttemptState.FAILED
+
+
+def test_one_that_stays_is_killed_at_the_deadline(job: Job) -> None:
+    leaving = after(job, asked(job))
+    (event,) = advance(leaving, asked(job).deadline).events
+    assert isinstance(event, ev.AttemptFailed)
+    assert isinstance(desired_effect(after(leaving, event)), KillRanks)
+
+
+def test_a_lost_gang_is_not_asked(job: Job) -> None:
+    (event,) = advance(after(job, lost(job)), ASKED_AT).events
+    assert isinstance(event, ev.AttemptFailed)
+    leaving = after(job, asked(job), lost(job))
+    assert desired_effect(leaving) is None
+    (event,) = advance(leaving, ASKED_AT + 1).events
+    assert isinstance(event, ev.AttemptFailed)
+
+
+def test_a_stop_of_orchs_own_takes_over(job: Job) -> None:
+    leaving = after(job, asked(job))
+    drains = after(leaving, stop(leaving, StopPurpose.PAUSE))
+    assert drains.state is JobState.DRAINING
+    assert drains.stop is not None
+    assert desired_effect(drains) == StopRanks(job.id, 1, 1, drains.stop.deadline)
+    assert isinstance(desired_effect(after(drains, gone(drains))), ReleaseGang)
+
+
+def test_a_rank_that_fails_by_itself_asks_nobody() -> None:
+    up = running(pending(make_spec(workers=2)))
+    (event,) = advance(after(up, exited(up, rank=1)), ASKED_AT).events
+    assert isinstance(event, ev.AttemptFailed)
+
+
+def test_while_ranks_start_nobody_is_asked() -> None:
+    begins = starting(pending(make_spec(workers=2)))
+    step = advance(after(begins, exited(begins, rank=1, **LEFT)), ASKED_AT)
+    assert step.events == ()
+
+
+def test_it_is_stored(job: Job) -> None:
+    leaving = after(job, asked(job))
+    assert isinstance(leaving.phase, Leaving)
+    assert job_from_dict(job_to_dict(leaving)) == leaving
+    assert "asked_until" not in job_to_dict(job) or job_to_dict(job)["asked_until"] is None
