@@ -73,10 +73,10 @@ class RayCluster:
     def __init__(self, *, workers: int, cpus: float = 2, gpus: float = 0) -> None:
         self._cpus, self._gpus = cpus, gpus
         self.directory = Path(tempfile.mkdtemp(prefix="orch-r-"))
-        token = self.directory / "token"
-        token.write_text(secrets.token_hex(32))
-        token.chmod(0o600)
-        self.environ = ray_environment(token)
+        self._token = self.directory / "token"
+        self._token.write_text(secrets.token_hex(32))
+        self._token.chmod(0o600)
+        self.environ = ray_environment(self._token)
         self._python = self._small_environment()
         try:
             head = self._start("orchestrator.runtime.cluster.head.launcher", self._options(0, 0))
@@ -186,7 +186,7 @@ class RayCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.raylet, signal.SIGCONT)
         kill_all(self.processes, f"what belongs to {self.directory}")
-        clear_sessions(self.directory)
+        clear_sessions(self.directory, self._token)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

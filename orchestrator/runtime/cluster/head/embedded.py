@@ -23,6 +23,7 @@ from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from orchestrator.runtime.cluster.site import Site
 
@@ -51,6 +52,10 @@ class EmbeddedHead:
         return self._head.gcs_address if self._head else ""
 
     @property
+    def _token_path(self) -> Path:
+        return self._site.paths.ray / "token"
+
+    @property
     def raylet_pid(self) -> int | None:
         """Process id of the raylet of the head's own node."""
         return self._head.pids["raylet"][0] if self._head else None
@@ -68,7 +73,7 @@ class EmbeddedHead:
 
     def _keep_token(self) -> str:
         """Create the token if there is none, and make Ray use it."""
-        path = self._site.paths.ray / "token"
+        path = self._token_path
         if not path.exists():
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.write(handle, secrets.token_hex(32).encode())
@@ -84,7 +89,7 @@ class EmbeddedHead:
             return None
         if all(is_alive(pid, created) for pid, created in head.pids.values()) and not await _is_closed(head):
             return head
-        await asyncio.to_thread(kill_session, head)
+        await asyncio.to_thread(kill_session, head, self._token_path)
         return None
 
     async def start(self) -> Head:
@@ -152,7 +157,7 @@ class EmbeddedHead:
         """End every process of the head, also those left of a dead one."""
         head, self._head = self._head, None
         if head is not None:
-            await asyncio.to_thread(kill_session, head)
+            await asyncio.to_thread(kill_session, head, self._token_path)
         self._site.head_file.unlink(missing_ok=True)
 
     async def take_back(self) -> None:

@@ -1,6 +1,6 @@
 """Finds, describes and ends the processes of an embedded Ray head, and sets the environment that they read.
 
-Finds processes by the head's file or by their command lines; knows nothing of the connection to Ray.
+Finds processes by the head's file, or by their command line and environment together; knows nothing of the connection to Ray.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ import json
 import os
 import shutil
 import signal
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import psutil
 
 from orchestrator.process_ends import wait_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+T = TypeVar("T")
+
+TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - the variable's name
+"""Environment variable of every process of an embedded head: the path of its token, which no other head has."""
+
+EXEC_SECONDS: Final = 1.0
+"""How long a process is awaited that starts a program: its command line and environment are the last to be set, and empty before."""
 
 END_SECONDS: Final = 10.0
 """How long killed processes may take to end: one that waits for a disk holds nothing up for longer."""
@@ -59,7 +68,7 @@ def ray_environment(token: Path) -> dict[str, str]:
     """Return the environment variables that Ray reads in every process of an embedded head."""
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
+        TOKEN_PATH: str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray otherwise replaces the loopback address by the machine's external one, which may not be reachable from
         # inside, and opens its ports to the network.
@@ -71,14 +80,17 @@ def ray_environment(token: Path) -> dict[str, str]:
     }
 
 
-def kill_session(head: Head) -> None:
-    """Kill what is left of an embedded head: its processes, and everything they started. Return when all have ended."""
+def kill_session(head: Head, token: Path) -> None:
+    """Kill what is left of an embedded head with that ``token``: its processes, and everything they started.
+
+    Returns when all have ended.
+    """
     victims: list[psutil.Process] = []
     for pid, created in head.pids.values():
         if is_alive(pid, created):
             victims += _started_by(psutil.Process(pid))
     # Workers whose raylet has died; their command line names the session until they rename themselves.
-    _kill([*victims, *_mentioning(head.session_dir)])
+    _kill([*victims, *_of_head(token, head.session_dir)])
 
 
 def _started_by(root: psutil.Process) -> list[psutil.Process]:
@@ -113,26 +125,39 @@ def end_fork_server(pid: int) -> None:
         _kill([*server.children(recursive=True), server])
 
 
-def clear_sessions(temp_dir: Path) -> None:
+def clear_sessions(temp_dir: Path, token: Path) -> None:
     """End heads without a record, because their daemon died before it wrote one; keep the logs of the newest."""
     starter, member = json.dumps(str(temp_dir)), f"{temp_dir}/session_"
-    while strays := _mentioning(starter, member):  # a starter may have started another process meanwhile
+    while strays := _of_head(token, starter, member):  # a starter may have started another process meanwhile
         _kill(strays)
     sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
     for session in sessions[:-1]:
         shutil.rmtree(session, ignore_errors=True)
 
 
-def _mentioning(*markers: str) -> list[psutil.Process]:
-    """List this user's processes with one of ``markers`` on their command line."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline", "uids", "status"])
-        if process.info["uids"]
-        and process.info["uids"].real == os.getuid()
-        and process.info["status"] != psutil.STATUS_ZOMBIE
-        and any(marker in part for part in process.info["cmdline"] or () for marker in markers)
-    ]
+def _of_head(token: Path, *markers: str) -> list[psutil.Process]:
+    """List this user's processes that have one of ``markers`` on their command line and read this ``token``.
+
+    A path on a command line alone tells nothing: an editor has it that shows a log, and so may whatever started the daemon.
+    """
+    found, until = [], time.monotonic() + EXEC_SECONDS
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            line = _once_set(process, process.cmdline, until)
+            if any(marker in part for part in line or () for marker in markers):
+                environ = _once_set(process, process.environ, until)
+                if environ and environ.get(TOKEN_PATH) == str(token):
+                    found.append(process)
+    return found
+
+
+def _once_set(process: psutil.Process, read: Callable[[], T], until: float) -> T:
+    """Read what a process has when its program has begun; what is empty then, or belongs to a thread of the kernel, stays so."""
+    while not (value := read()) and process.exe() and time.monotonic() < until:
+        time.sleep(0.001)
+    return value
 
 
 def _kill(victims: list[psutil.Process]) -> None:

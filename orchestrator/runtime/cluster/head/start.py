@@ -15,16 +15,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import psutil
 import structlog
 
-from orchestrator.runtime.cluster.head.processes import Head, clear_sessions
+from orchestrator.runtime.cluster.head.processes import TOKEN_PATH, Head, clear_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 HEAD_SECONDS: Final = 60.0
 MOST_LOAD: Final = 5.0
@@ -81,14 +81,16 @@ async def launch_head(
 ) -> Head:
     """Start a new head in at most ``tries`` tries. Raises ClusterError with the last reason; no process is left then.
 
-    ``starter`` is the command that starts it; ``limit`` returns how many seconds one try may take.
+    ``environ`` has what ``ray_environment`` returns. ``starter`` is the command that starts it; ``limit`` returns how many
+    seconds one try may take.
     """
+    token = Path(environ[TOKEN_PATH])
     for number in range(1, tries + 1):
-        await asyncio.to_thread(clear_sessions, temp_dir)
+        await asyncio.to_thread(clear_sessions, temp_dir, token)
         try:
             return await _launch([*starter, json.dumps(options)], temp_dir, environ, limit())
         except BaseException as error:
-            await asyncio.to_thread(clear_sessions, temp_dir)
+            await asyncio.to_thread(clear_sessions, temp_dir, token)
             if not isinstance(error, ClusterError) or number == tries:
                 raise
             log.warning("ray.start_failed", reason=str(error), tried=number, of=tries)

@@ -93,7 +93,7 @@ def test_an_existing_cluster_is_left_to_ray(tmp_path: Path) -> None:
 
 
 def test_a_head_of_an_earlier_daemon_that_is_ending_is_not_taken(tmp_path: Path, port: socket.socket) -> None:
-    site = Mock(head_file=tmp_path / "head.json")
+    site = Mock(head_file=tmp_path / "head.json", paths=Mock(ray=tmp_path))
     write_head(site.head_file, Head(gcs_address=f"127.0.0.1:{port.getsockname()[1]}", session_dir="/nowhere", pids={}))
     head = EmbeddedHead(site, num_cpus=None, simulate_gpus=0, on_died=lambda: None)
     assert asyncio.run(head._find()) is not None

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from orchestrator.runtime.cluster.head.processes import ray_environment
 from orchestrator.runtime.cluster.head.start import START_TRIES, ClusterError, launch_head, scaled
 from tests.support.processes import all_gone
 
@@ -45,6 +46,7 @@ class Starter:
         self.temp_dir = folder / "s"
         self.temp_dir.mkdir()
         self.pids_file = folder / "pids"
+        self.environ = ray_environment(folder / "token")
         self.options = {
             "tries": str(folder / "tries"),
             "pids": str(self.pids_file),
@@ -55,7 +57,7 @@ class Starter:
 
     def launch(self, **options: Any) -> str:
         starter = (sys.executable, "-c", STARTER)
-        launched = launch_head(self.options, self.temp_dir, dict(os.environ), starter=starter, **options)
+        launched = launch_head(self.options, self.temp_dir, os.environ | self.environ, starter=starter, **options)
         return asyncio.run(launched).gcs_address
 
     def pids(self) -> list[int]:
