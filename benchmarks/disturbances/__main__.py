@@ -4,7 +4,8 @@ Victims are a rank's training process, its keeper, its actor, the fork servers, 
 store, on a node that orch starts itself or on a cluster of three. After each disturbance the job must make a new step; what it writes itself
 shows that no attempt ran beside another and that no step was left out. In the end it succeeds, and nothing is left. Memory, open files,
 processes, and bytes in `/dev/shm`, in `/tmp` and below the home are measured at rest after each round: what they grow by is told per thousand
-recoveries. Several places, each with a daemon and Ray of its own, are disturbed at the same time: each waits most of its time.
+recoveries. Several places, each with a daemon and Ray of its own, are disturbed at the same time: each waits most of its time. On a GPU, jobs keep their
+state there: each step changes it, each attempt finds that of the checkpoint's step, and nothing of an ended job is left in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ PER_ROUND: Final = 100  # disturbances of one job
 
 def places(chosen: argparse.Namespace, count: int, seed: int) -> list[dict[str, Any]]:
     """Sittings in as many places as were asked for, at the same time; each does its share of ``count``."""
-    wanted = [1] * chosen.places + [3] * chosen.clusters
+    wanted = ["gpu" if chosen.gpu else "node"] * chosen.places + ["cluster"] * chosen.clusters
     share, more = divmod(count, len(wanted))
     with concurrent.futures.ProcessPoolExecutor(len(wanted), multiprocessing.get_context("spawn")) as pool:
         futures = [
             pool.submit(
                 one_place,
-                nodes,
+                name,
                 share + (number < more),
                 chosen.seconds,
                 seed + number,
                 chosen.per_round,
                 len(wanted) - 1,
             )
-            for number, nodes in enumerate(wanted)
+            for number, name in enumerate(wanted)
             if share + (number < more)
         ]
         return [future.result() for future in futures]
@@ -55,6 +56,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=float("inf"), help="end after so long (default: never)")
     options.add_argument("--places", type=int, default=1, help="homes of one node, at the same time (default: 1)")
     options.add_argument("--clusters", type=int, default=1, help="clusters of three nodes beside them (default: 1)")
+    options.add_argument("--gpu", action="store_true", help="the places' jobs share this machine's first NVIDIA GPU")
     options.add_argument("--per-round", type=int, default=PER_ROUND, help="disturbances of one job (default: 100)")
     options.add_argument("--seed", type=int, default=20_261_124, help="of the first place; each later one adds 1")
     chosen = options.parse_args()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WARMING_ROUNDS: Final = 1
 """The first round starts what later ones use again."""
+CALLED: Final = {"node": "", "gpu": ", on a GPU", "cluster": ", 3 nodes"}
+"""What follows a kind of disturbance, by the kind of place."""
 LEAST_APART: Final = 50
 """Recoveries between two rounds that are compared: a slope over a few, as after the last round of a sitting, says nothing."""
 
@@ -50,7 +52,7 @@ def at_rest(place: Place) -> dict[str, float]:
     held["shm_bytes"] = _bytes_below(page_directory(namespace(place.stack.home)))
     held["tmp_bytes"] = _bytes_below(place.stack.node_root)
     held["home_bytes"] = _bytes_below(place.stack.home)
-    return dict(held)
+    return {**held, **place.held_elsewhere()}
 
 
 def _bytes_below(folder: Path) -> int:
@@ -80,10 +82,10 @@ def growth(rests: Sequence[Rest]) -> dict[str, float] | None:
     return {name: round(slope(name), 1) for name in pairs[0][0].held}
 
 
-def sitting(found: Found, rests: Sequence[Rest], seconds: float, seed: int, nodes: int, beside: int) -> dict[str, Any]:
+def sitting(found: Found, rests: Sequence[Rest], seconds: float, seed: int, place: str, beside: int) -> dict[str, Any]:
     """One place's part of the result, with ``beside`` other places disturbed on the machine at the same time."""
     return {
-        "nodes": nodes,
+        "place": place,
         "beside": beside,
         "recoveries": found.recoveries,
         "passed_over": found.passed_over,
@@ -126,12 +128,12 @@ def whole(sittings: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def recovery_seconds(sittings: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """How long recoveries took, by the number of nodes and what was done; all pairs are one kind."""
+    """How long recoveries took, by the kind of place and what was done; all pairs are one kind."""
     times: dict[str, list[float]] = defaultdict(list)
     for each in sittings:
         for name, seconds in each["seconds_of"].items():
             kind = "two at once" if " and " in name else name
-            times[f"{kind}, {each['nodes']} nodes" if each["nodes"] > 1 else kind] += seconds
+            times[f"{kind}{CALLED[each['place']]}"] += seconds
     return {name: _told(seconds) for name, seconds in sorted(times.items())}
 
 

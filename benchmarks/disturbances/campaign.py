@@ -17,7 +17,7 @@ from tests.support.campaign import left_in_ray
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import of_cwd
 from tests.support.signals import guard
-from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
+from tests.support.stack import PATIENCE_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from benchmarks.disturbances.places import Place
@@ -26,11 +26,11 @@ RANKS: Final = 2
 MOST_RESTARTS: Final = 1_000_000
 
 
-def run(nodes: int, count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Rest]]:
+def run(name: str, count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Rest]]:
     """So many disturbances of one place, or as many as there is time for: what was found, and what was held after each round."""
     deadline, found, dice = time.monotonic() + seconds, Found(), random.Random(seed)
     rests: list[Rest] = []
-    place = PLACES[nodes]()
+    place = PLACES[name]()
     try:
         place.start()
         while found.recoveries < count and time.monotonic() < deadline and not found.problems:
@@ -56,28 +56,30 @@ def _round(place: Place, found: Found, dice: random.Random, count: int, deadline
         while found.recoveries < count and time.monotonic() < deadline and not found.problems:
             disturber.once()
         (directory / "over").touch()
-        found.problems += _ends(stack, ledger, job_id)
+        found.problems += _ends(place, ledger, job_id)
 
 
 def _spec(place: Place, ledger: Ledger, until: Path) -> str:
     restarts = {"infra": MOST_RESTARTS, "hang": MOST_RESTARTS}
     keys = {"retry": {"max_restarts": restarts, "max_no_progress": MOST_RESTARTS, "backoff": {"max": "1s"}}}
-    spec = json.loads(job_spec(ledger, name="soak", ranks=RANKS, until=str(until), spec=keys))
+    spec = json.loads(job_spec(ledger, name="soak", ranks=RANKS, until=str(until), spec=keys, **place.options))
     spec["resources"] |= place.resources
     return json.dumps(spec)
 
 
-def _ends(stack: Stack, ledger: Ledger, job_id: str) -> list[str]:
+def _ends(place: Place, ledger: Ledger, job_id: str) -> list[str]:
+    stack = place.stack
     job = stack.wait(job_id)
     problems = [] if job.state == "SUCCEEDED" else [f"the job is {job.state}: {job.reason}"]
     problems += ledger.problems(job_id)
+    place.free_of({line.pid for line in ledger.lines(job_id)})
     wait_until("the job's processes are gone", lambda: not of_cwd(stack.settings.paths.jobs), seconds=PATIENCE_SECONDS)
     return problems + left_in_ray(stack)
 
 
-def one_place(nodes: int, count: int, seconds: float, seed: int, per_round: int, beside: int) -> dict[str, Any]:
+def one_place(name: str, count: int, seconds: float, seed: int, per_round: int, beside: int) -> dict[str, Any]:
     """A sitting in this process."""
     guard()
     began = time.monotonic()
-    found, rests = run(nodes, count, seconds, seed, per_round)
-    return sitting(found, rests, time.monotonic() - began, seed, nodes, beside)
+    found, rests = run(name, count, seconds, seed, per_round)
+    return sitting(found, rests, time.monotonic() - began, seed, name, beside)

@@ -39,8 +39,11 @@ class OneNode:
     only_frozen: Final = frozenset[str]()
     """What is never ended."""
 
-    resources: Final[Mapping[str, Any]] = {}
+    resources: Mapping[str, Any] = {}
     """What jobs ask for besides ranks."""
+
+    options: Mapping[str, Any] = {}
+    """What the script is told."""
 
     def __init__(self) -> None:
         self.stack = Stack()
@@ -66,9 +69,44 @@ class OneNode:
         """All that belongs to it, Ray's included."""
         return self.stack.processes()
 
+    def free_of(self, pids: Collection[int]) -> None:
+        """Wait until nothing of these ended processes is left on a GPU."""
+
+    def held_elsewhere(self) -> Mapping[str, float]:
+        """What its processes hold besides memory of the machine and files."""
+        return {}
+
     def close(self) -> None:
         """End all of it."""
         self.stack.close()
+
+
+class OneGpu(OneNode):
+    """A home whose jobs keep their state on this machine's first NVIDIA GPU, a share of which each rank has."""
+
+    resources: Mapping[str, Any] = {"resources_per_worker": {"gpu": 0.5, "cpu": 0.1}}
+    options: Mapping[str, Any] = {"gpu": True}
+
+    def free_of(self, pids: Collection[int]) -> None:
+        """Wait until NVML knows of none of them."""
+        wait_until("the job's memory of the GPU is free", lambda: not gpu_memory().keys() & set(pids))
+
+    def held_elsewhere(self) -> Mapping[str, float]:
+        """Bytes of the GPU, by NVML's own word."""
+        mine = {process.pid for process in self.processes()}
+        return {"gpu_bytes": sum(held for pid, held in gpu_memory().items() if pid in mine)}
+
+
+def gpu_memory() -> dict[int, int]:
+    """Bytes that each process with a context on the first NVIDIA GPU has there, by NVML's own word."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return {each.pid: each.usedGpuMemory or 0 for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    finally:
+        pynvml.nvmlShutdown()
 
 
 class ThreeNodes:
@@ -80,6 +118,7 @@ class ThreeNodes:
 
     only_frozen: Final = frozenset({"control store"})
     resources: Final[Mapping[str, Any]] = {"placement_strategy": "STRICT_SPREAD"}
+    options: Final[Mapping[str, Any]] = {}
 
     def __init__(self) -> None:
         self.cluster = RayCluster(workers=NODES)
@@ -125,6 +164,13 @@ class ThreeNodes:
         """All that belongs to it, the cluster included."""
         return list({one.pid: one for one in (*self.stack.processes(), *self.cluster.processes())}.values())
 
+    def free_of(self, pids: Collection[int]) -> None:
+        """Nothing to wait for: its jobs have no GPU."""
+
+    def held_elsewhere(self) -> Mapping[str, float]:
+        """Nothing, for the same reason."""
+        return {}
+
     def close(self) -> None:
         """End all of it."""
         try:
@@ -134,8 +180,8 @@ class ThreeNodes:
 
 
 Place: TypeAlias = OneNode | ThreeNodes
-PLACES: Final[Mapping[int, Callable[[], Place]]] = {1: OneNode, NODES: ThreeNodes}
-"""By the number of nodes that jobs run on."""
+PLACES: Final[Mapping[str, Callable[[], Place]]] = {"node": OneNode, "gpu": OneGpu, "cluster": ThreeNodes}
+"""By name."""
 
 
 def _of_job(stack: Stack, job_id: str, dice: random.Random) -> Victims:

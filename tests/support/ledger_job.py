@@ -3,7 +3,8 @@
 Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
 file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf``
 (to stop requests), ``asks`` (false: SIGTERM keeps its default), ``stop_code`` (exit code after a stop), ``stop_seconds``
-(printed through before the save of a stop), ``children`` (commands to start), and ``faults``: what befalls which rank of
+(printed through before the save of a stop), ``children`` (commands to start), ``gpu`` (its state lies on a GPU, which
+changes it each step; what a checkpoint has of it must be of that step), and ``faults``: what befalls which rank of
 which attempt before which step is done, or once which file exists.
 """
 
@@ -16,10 +17,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.train import context
 
+if TYPE_CHECKING:
+    import torch
+
+    from orchestrator.train import Checkpoint
+
+WEIGHTS = 4 * 2**20
 EXIT_CODES = {"exit": 1, "tempfail": 75}
 SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV}
 
@@ -30,6 +37,7 @@ class Job:
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.ctx = context()
+        self.weights: torch.Tensor | None = None
         self.ledger = os.open(options["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, what: str, step: int) -> None:
@@ -58,6 +66,8 @@ class Job:
             dist.init_process_group("gloo")
         checkpoint = self.ctx.load()
         step = 0 if checkpoint is None else checkpoint.step
+        if self.options.get("gpu"):
+            self.weights = self.on_gpu(checkpoint)
         self.write("resume", step)
         self.meet()
         while not self.is_over(step):
@@ -75,7 +85,7 @@ class Job:
         while time.monotonic() < until:
             print("about to save", "." * 10_000, flush=True)
             time.sleep(0.05)
-        self.ctx.save({"step": step}, step=step)
+        self.ctx.save(self.state(step), step=step)
         self.write("stopped", step)
         sys.exit(self.options.get("stop_code", 0))
 
@@ -115,10 +125,29 @@ class Job:
             total = torch.ones(1)
             dist.all_reduce(total)
             assert int(total) == self.ctx.world_size
+        if self.weights is not None:
+            self.weights += 1
         self.write("step", step)
         self.ctx.report(step=step, total_steps=self.options.get("steps"))
-        if step % self.options.get("save_every", 5) == 0 and self.ctx.save({"step": step}, step=step):
+        if step % self.options.get("save_every", 5) == 0 and self.ctx.save(self.state(step), step=step):
             self.write("saved", step)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"step": step} | ({} if self.weights is None else {"weights": self.weights})
+
+    def on_gpu(self, checkpoint: Checkpoint | None) -> torch.Tensor:
+        """Weights on the rank's GPU, each the number of steps that have been done."""
+        import torch
+
+        if checkpoint is None:
+            return torch.zeros(WEIGHTS, device=self.ctx.device)
+        weights: torch.Tensor = checkpoint.state["weights"].to(self.ctx.device)
+        assert weights.is_cuda, weights.device
+        assert bool((weights == checkpoint.step).all()), (
+            f"weights of {weights.unique()} in the checkpoint of {checkpoint.step}"
+        )
+        return weights
 
     def suffer(self, step: int) -> None:
         """Inject the scheduled fault of this rank, attempt and step."""

@@ -7,15 +7,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from benchmarks.disturbances import __main__ as disturbances
 from benchmarks.disturbances.accounts import Rest, growth, sitting, whole
 from benchmarks.disturbances.disturber import SIGNALS, Disturber, Found
-from benchmarks.disturbances.places import OneNode, ThreeNodes, Victim
+from benchmarks.disturbances.places import OneGpu, OneNode, ThreeNodes, Victim
+from tests.support.fake_nvml import FakeNvml
 from tests.support.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -34,11 +37,11 @@ def test_growth_is_the_usual_slope_per_thousand_recoveries() -> None:
     assert growth([*rests[:2], later]) is None, "a slope over five recoveries says nothing"
 
 
-def made(recoveries: int, seconds: float = 0.1, nodes: int = 1, **changes: Any) -> dict[str, Any]:
+def made(recoveries: int, seconds: float = 0.1, place: str = "node", **changes: Any) -> dict[str, Any]:
     found = Found(recoveries=recoveries, **changes)
     found.disturbances["kill rank"] = recoveries
     found.seconds["kill rank"] = [seconds] * recoveries
-    return sitting(found, [], 1.0, 7, nodes, 0)
+    return sitting(found, [], 1.0, 7, place, 0)
 
 
 def test_a_call_goes_on_from_the_result_before(
@@ -78,9 +81,12 @@ def test_a_promise_that_was_broken_once_stays_in_the_result() -> None:
 def test_recoveries_are_told_by_what_was_done_and_where() -> None:
     pair = made(0)
     pair["seconds_of"] = {"kill agent and kill rank": [3.0], "freeze daemon and kill rank": [1.0]}
-    told = whole([made(2, 0.5), made(1, 1.5), made(1, 4.0, nodes=3), pair])["recovery_seconds"]
+    told = whole([made(2, 0.5), made(1, 1.5), made(1, 4.0, place="cluster"), made(1, 0.7, place="gpu"), pair])[
+        "recovery_seconds"
+    ]
     assert told["kill rank"] == {"median": 0.5, "p99": 1.48, "max": 1.5, "n": 3}
     assert told["kill rank, 3 nodes"]["max"] == 4.0
+    assert told["kill rank, on a GPU"]["max"] == 0.7
     assert told["two at once"]["n"] == 2
 
 
@@ -100,11 +106,26 @@ def disturber(tmp_path: Path, find: Callable[[], Victim | None]) -> Disturber:
     return Disturber(FewVictims(find), Ledger(tmp_path / "ledger"), "job-1", random.Random(1))
 
 
-@pytest.mark.parametrize("place", [OneNode, ThreeNodes])
+@pytest.mark.parametrize("place", [OneNode, OneGpu, ThreeNodes])
 def test_everything_that_a_job_stands_on_is_a_victim(place: type[OneNode | ThreeNodes]) -> None:
     any_place: Any = SimpleNamespace(stack=SimpleNamespace(daemon_pid=lambda: 0), cluster=None)
     assert set(place.victims(any_place, "job-1", random.Random(1))) == EVERYTHING
     assert {SIGNALS["kill"], SIGNALS["terminate"], SIGNALS["stop"]} == {signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP}
+
+
+def test_what_ended_jobs_have_of_a_gpu_is_waited_for(tmp_path: Path) -> None:
+    nvml, mine = FakeNvml.create(tmp_path, gpus=1), psutil.Process()
+    place: Any = SimpleNamespace(processes=lambda: [mine])
+    with nvml.loaded():
+        nvml[0].processes({mine.pid: 5, 7: 3})
+        assert OneGpu.held_elsewhere(place) == {"gpu_bytes": 5}
+        waiting = threading.Thread(target=OneGpu.free_of, args=(place, {7, 8}))
+        waiting.start()
+        waiting.join(1)
+        assert waiting.is_alive()
+        nvml[0].processes({mine.pid: 5})
+        waiting.join(60)
+        assert not waiting.is_alive()
 
 
 def test_what_is_just_not_there_is_passed_over(tmp_path: Path) -> None:
