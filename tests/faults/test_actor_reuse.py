@@ -39,7 +39,13 @@ def run(stack: Stack, directory: Path, name: str, script: str, **keys: Any) -> s
     job_id = submit(stack, directory, name, script, **keys)
     job = stack.wait(job_id)
     assert (job.state, job.attempt) == ("SUCCEEDED", 1), job.failure
+    wait_until("its gang is parked or removed", lambda: is_released(stack, job_id))
     return job_id
+
+
+def is_released(stack: Stack, job_id: str) -> bool:
+    """The job's gang serves it no more: another can have it now."""
+    return any(event.kind == "gang_released" for event in stack.client.events(job_id))
 
 
 def told(log: str) -> Any:
@@ -74,6 +80,7 @@ def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]
             return first, second, end
         end.touch()
         stack.wait(second)
+        wait_until("its gang is parked or removed", lambda job_id=second: is_released(stack, job_id))
     raise AssertionError(f"{MOST_PAIRS} times a job had actors of its own right behind another")
 
 

@@ -102,12 +102,16 @@ class ParkedGangs:
             self._parked[origin] = _Parked(shape, self._clock())
 
     def take(self, job: Job) -> Origin | None:
-        """Return a parked gang of the job's shape, which serves the job from now on."""
+        """Return a parked gang of the job's shape, which serves the job from now on.
+
+        Of several it is the one that was parked last: taken in turn, jobs one after the other would keep all of them for ever.
+        """
         shape, name, directory = shape_of(job), origin_of(job), self._directory
         if shape is None or directory is None:
             return None
         with self._lock:
-            origin = next((origin for origin, parked in self._parked.items() if parked.shape == shape), None)
+            newest_first = reversed(self._parked.items())
+            origin = next((origin for origin, parked in newest_first if parked.shape == shape), None)
             if origin is None:
                 return None
             try:

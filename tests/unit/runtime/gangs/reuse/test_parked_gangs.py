@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.core import events as ev
 from orchestrator.core.job.record import Job
 from orchestrator.runtime.gangs.reuse.origin import Origin, origin_of
-from orchestrator.runtime.gangs.reuse.parked_gangs import MOST_RANKS, ParkedGangs
+from orchestrator.runtime.gangs.reuse.parked_gangs import MOST_RANKS, PARKED_SECONDS, ParkedGangs
 from tests.unit.core.builders import after, exited, gone, make_spec, pending, running
 
 
@@ -59,13 +59,13 @@ def test_a_restarted_daemon_finds_who_is_served_and_takes_nothing_that_was_parke
         before.created(each)
         park(before, each)
     served = job("served")
-    assert before.take(served) == origin_of(one)
+    assert before.take(served) == origin_of(two)
 
     after_it = ParkedGangs(tmp_path / "gangs")
-    assert after_it.serving(served) == origin_of(one)
-    assert after_it.serving(one) is None
+    assert after_it.serving(served) == origin_of(two)
+    assert after_it.serving(two) is None
     assert after_it.take(job("next")) is None, "its actors may be of another version"
-    assert after_it.over(seconds=1000.0) == [origin_of(two)]
+    assert after_it.over(seconds=1000.0) == [origin_of(one)]
     assert not after_it.may_park(ended(served)), "nor is a gang kept that an earlier daemon created"
     after_it.removed(origin_of(two))
     after_it.removed(origin_of(one))
@@ -85,6 +85,21 @@ def test_a_gang_that_is_parked_for_too_long_is_removed_and_not_taken(tmp_path: P
     assert parked.over(10.0) == [origin_of(first)], "until it is removed"
     parked.removed(origin_of(first))
     assert parked.over(0.0) == []
+
+
+def test_a_gang_that_no_job_needs_is_removed_though_jobs_go_on_needing_another(tmp_path: Path) -> None:
+    """Two jobs ran at the same time; from then on there is one after the other."""
+    clock = Clock()
+    parked, one, two = ParkedGangs(tmp_path / "gangs", clock=clock), job("one"), job("two")
+    for each in (one, two):
+        parked.created(each)
+        park(parked, each)
+    for number in range(4):
+        clock.now += 0.4 * PARKED_SECONDS
+        assert parked.over() == ([] if clock.now < PARKED_SECONDS else [origin_of(one)])
+        following = job(f"n{number}")
+        assert parked.take(following) == origin_of(two)
+        park(parked, following)
 
 
 def test_no_more_ranks_are_parked_than_the_limit(tmp_path: Path) -> None:
