@@ -22,6 +22,9 @@ from . import linux, wire
 TICK_SECONDS = 2.0
 """How often an idle server checks whether its socket's file still exists."""
 
+MOST_LOG_BYTES = 2**20
+"""A log that is longer when a server starts begins anew: it lies on the node's disk, and servers start after each loss of a head."""
+
 _LOCK_RETRY_SECONDS = 0.05
 _BACKLOG = 128
 
@@ -139,11 +142,18 @@ def _daemonize(log_path: str) -> int | None:
         os._exit(0)
     os.chdir("/")
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    output = _open_log(log_path)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target, inheritable=True)
     linux.close_all_but({0, 1, 2, writer})
     return writer
+
+
+def _open_log(path: str) -> int:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if os.fstat(log).st_size > MOST_LOG_BYTES:
+        os.ftruncate(log, 0)
+    return log
 
 
 def _relay(reader: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,14 @@ def test_a_server_that_has_just_begun_is_known_once_it_has_noted_its_number(
         monkeypatch.setattr(startup.time, "sleep", goes_on)
         assert startup._lock(str(lock), str(socket_file)) == (None, holder.pid)
         holder.stdin.write("\n")
+
+
+def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
+    """Each server that starts appends to it."""
+    log = tmp_path / "server.log"
+    for before, kept in ((0, 0), (startup.MOST_LOG_BYTES, startup.MOST_LOG_BYTES), (startup.MOST_LOG_BYTES + 1, 0)):
+        log.write_bytes(b"x" * before)
+        handle = startup._open_log(str(log))
+        os.write(handle, b"ready")
+        os.close(handle)
+        assert log.stat().st_size == kept + len("ready")
