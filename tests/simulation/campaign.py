@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import multiprocessing
+import tempfile
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from orchestrator.runtime.memory.injection import inject
 from tests.simulation import invariants
 from tests.simulation.acts import ACTS
 from tests.simulation.history import History, draw
-from tests.simulation.world import World
+from tests.simulation.world import IN_MEMORY, PREFIX, World
 from tests.unit.core.builders import T0
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ class Outcome:
         return " ".join(word for word in words if word.isalpha())[:60]
 
 
-def run_history(history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False) -> Outcome:
-    """Run one history, then inject no further fault until every job has ended."""
-    world = World(durable=history.durable)
+def run_history(
+    history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False, homes: str | None = None
+) -> Outcome:
+    """Run one history, then inject no further fault until every job has ended. ``homes`` is where the world's home lies."""
+    world = World(durable=history.durable, homes=homes)
     notes = _Notes()
     failure = ""
     try:
@@ -189,14 +192,16 @@ def run(
     processes: int = 1,
     chunk: int = CHUNK,
     on_chunk: Callable[[Report], None] = lambda _: None,
+    homes: str | None = IN_MEMORY,
 ) -> Report:
     """Run the histories of the seeds from ``first`` on, until ``faults`` faults were injected or ``until`` returns true.
 
     Each of the ``processes`` runs ``chunk`` seeds at a time; ``on_chunk`` gets the report of each chunk, in the order of the seeds.
+    The homes of several processes lie in a folder in ``homes``.
     """
     report = Report()
     chunks = (range(seed, seed + chunk) for seed in itertools.count(first, chunk))
-    with _mapping(processes) as mapped:
+    with _mapping(processes, homes) as mapped:
         for found in mapped(chunks):
             report.merge(found)
             on_chunk(found)
@@ -205,28 +210,31 @@ def run(
     return report
 
 
-def run_seeds(seeds: Iterable[int]) -> Report:
+def run_seeds(seeds: Iterable[int], homes: str | None = None) -> Report:
     """Run the histories of these seeds."""
     report, began = Report(), time.monotonic()
     for seed in seeds:
-        report.add(run_history(history_of(seed)))
+        report.add(run_history(history_of(seed), homes=homes))
     report.seconds = time.monotonic() - began
     return report
 
 
 @contextlib.contextmanager
-def _mapping(processes: int) -> Iterator[Callable[[Iterable[range]], Iterator[Report]]]:
+def _mapping(processes: int, within: str | None) -> Iterator[Callable[[Iterable[range]], Iterator[Report]]]:
     """Yield a function that runs chunks; as many are begun as there are processes, and the one behind."""
     if processes == 1:
         yield lambda chunks: map(run_seeds, chunks)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=within) as homes,
+        multiprocessing.get_context("fork").Pool(processes) as pool,
+    ):
 
         def mapped(chunks: Iterable[range]) -> Iterator[Report]:
             waiting: deque[AsyncResult[Report]] = deque()
             for chunk in chunks:
-                waiting.append(pool.apply_async(run_seeds, (chunk,)))
+                waiting.append(pool.apply_async(run_seeds, (chunk, homes)))
                 if len(waiting) > processes:
                     yield waiting.popleft().get()
 
-        yield mapped  # the pool ends with what it has begun
+        yield mapped  # the pool ends with what it has begun, and its worlds are left to the folder's end

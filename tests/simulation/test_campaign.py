@@ -137,3 +137,9 @@ def test_numbers_out_of_range_are_refused(arguments: list[str], capsys: pytest.C
     with pytest.raises(SystemExit):
         main(arguments)
     assert "expected" in capsys.readouterr().err
+
+
+def test_histories_that_are_broken_off_leave_nothing(tmp_path: Path) -> None:
+    """The processes are ended amid the histories that were begun beyond what was asked for."""
+    campaign.run(0, faults=1, processes=2, chunk=2, homes=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

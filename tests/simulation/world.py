@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.runtime.memory.cluster import MemoryCluster
@@ -71,6 +71,11 @@ class Truth:
         self.ends.setdefault((process.job_id, process.attempt), {})[process.rank] = end
 
 
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Where homes lie of worlds without a folder for them; None: where temporary files do."""
+PREFIX: Final = "orch-simulation-"
+
+
 class NamedStore(FaultyStore):
     """Gives jobs ids of their own count: real ones are random."""
 
@@ -85,9 +90,8 @@ def _counted(event: ev.JobSubmitted) -> JobId:
 class World:
     """Everything that a history changes. ``close`` frees it."""
 
-    def __init__(self, *, durable: bool) -> None:
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.home = Path(tempfile.mkdtemp(prefix="orch-simulation-", dir=memory))
+    def __init__(self, *, durable: bool, homes: str | None = None) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix=PREFIX, dir=homes or IN_MEMORY))
         self.event_loop = asyncio.new_event_loop()
         self.settings = Settings.from_environ({"ORCH_HOME": str(self.home)})
         self.scripts: dict[JobId, Script] = {}
