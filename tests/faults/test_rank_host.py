@@ -339,11 +339,12 @@ def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
         assert (host.launched, stores(server)) == (1, set())
         await host.launch(make_plan(server, tmp_path))
         await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
-        await asyncio.to_thread(wait_until, "the rank", (tmp_path / "pid").exists)
+        pids = tmp_path / "pid"
+        await asyncio.to_thread(wait_until, "the rank has written", lambda: pids.exists() and pids.read_text() != "")
         await host.launch(make_plan(server, tmp_path))
         await host.retire()
         await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
-        assert len((tmp_path / "pid").read_text().split()) == 1, "one process, whoever asked how often"
+        assert len(pids.read_text().split()) == 1, "one process, whoever asked how often"
 
     run(case)
 

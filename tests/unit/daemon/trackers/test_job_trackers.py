@@ -48,8 +48,11 @@ GOOD = """
 import json, os, pathlib, sys
 job, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 facts = json.loads(sys.stdin.readline())
-(job / (name + ".facts")).write_text(json.dumps([facts, dict(os.environ)]))
-(job / (name + ".end")).write_text(sys.stdin.readline())
+def whole(file, text):
+    (job / (file + ".part")).write_text(text)
+    (job / (file + ".part")).rename(job / file)
+whole(name + ".facts", json.dumps([facts, dict(os.environ)]))
+whole(name + ".end", sys.stdin.readline())
 """
 FAILING = """
 import pathlib, sys
