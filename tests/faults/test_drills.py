@@ -243,10 +243,10 @@ def test_a_campaign_of_drills_leaves_the_result_intact(
     assert done.returncode == 0, (done.stdout, done.stderr)
     report = json.loads(done.stdout)
     assert report["intact"]
-    assert report["rounds"]
+    assert report["done"] > 0
     for round_ in report["rounds"]:
         assert round_["intact"] or round_["refused"], round_
-    assert sum(figures["done"] for figures in report["figures"]) > 0
+    assert sum(figures["done"] for figures in report["figures"]) == report["done"]
     assert job_id in page.read_text()
     (tmp_path / "over").touch()
     assert breakable.wait(job_id).state == "SUCCEEDED"

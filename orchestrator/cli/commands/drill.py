@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_INTERRUPTED, EXIT_JOB_FAILED, EXIT_OK, BadRequestError, RefusedError
+from orchestrator.api.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_JOB_FAILED,
+    EXIT_OK,
+    EXIT_REFUSED,
+    BadRequestError,
+    RefusedError,
+)
 from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.kinds import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
@@ -77,7 +84,8 @@ def drill(
 ) -> int:
     """Inject a fault into a running job and report the recovery; exit code 1 when the job did not recover.
 
-    With --campaign: many faults, of all kinds, one after the other, on your running jobs.
+    With --campaign: many faults, of all kinds, one after the other, on your running jobs. Each job keeps the last restart
+    of each of its budgets.
     """
     chosen = [
         *(name for name, on in ((Kind.HANG, hang), (Kind.TEAR_CHECKPOINT, tear_checkpoint)) if on),
@@ -166,7 +174,9 @@ def _campaign(
 def _exit_code(report: CampaignReport) -> int:
     if not report.intact:
         return EXIT_JOB_FAILED
-    return EXIT_INTERRUPTED if report.interrupted else EXIT_OK
+    if report.interrupted:
+        return EXIT_INTERRUPTED
+    return EXIT_OK if report.done else EXIT_REFUSED
 
 
 def _kinds(text: str | None) -> list[Kind]:

@@ -1,6 +1,6 @@
 """A campaign: drills of several kinds on several jobs, one after the other, drawn from a seed, until its time is over.
 
-Nothing is done to a job whose budget of restarts would be spent by it, nor before it has gone on after the last drill.
+Each budget of restarts keeps one for the job itself, and nothing is done before a job has gone on after the last drill.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import OrchError, RefusedError
-from orchestrator.cli.drills.campaign_report import CampaignReport, Round
+from orchestrator.cli.drills.campaign_report import CampaignReport, LeftAlone, Round
 from orchestrator.cli.drills.drills import NotRecoveredError
 from orchestrator.cli.drills.kinds import CHARGED_TO, Kind
 from orchestrator.cli.drills.machine import MachineDrill
@@ -64,7 +64,7 @@ class Campaign:
         except OrchError as error:
             report.problems.append(str(error))
         report.seconds = round(time.monotonic() - began, 3)
-        report.problems += self._ends()
+        self._conclude(report)
         return report
 
     def _choice(self, dice: random.Random) -> tuple[JobView, Kind] | None:
@@ -74,7 +74,7 @@ class Campaign:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
             alive = [job for job in jobs if not job.is_terminal]
             running = [job for job in alive if job.state == "RUNNING"]
-            choices = [(job, kind) for job in running for kind in self.kinds if self._may(job, kind)]
+            choices = [(job, kind) for job in running for kind in self.kinds if not self._obstacle(job, kind)]
             if choices:
                 kind = dice.choice(sorted({kind for _, kind in choices}))
                 return dice.choice([choice for choice in choices if choice[1] is kind])
@@ -82,14 +82,18 @@ class Campaign:
                 return None
             time.sleep(POLL_SECONDS)
 
-    def _may(self, job: JobView, kind: Kind) -> bool:
+    def _obstacle(self, job: JobView, kind: Kind) -> str:
+        """Return why the job is not drilled with this kind; empty where it may be."""
         if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
-            return False
+            return f"refused {MOST_REFUSALS} times in a row"
         charged = CHARGED_TO.get(kind)
         if charged is None:
-            return True
-        budget = self._budgets(job).get(charged)
-        return not isinstance(budget, int) or job.restarts_by_class.get(charged, 0) < budget
+            return ""
+        budget, used = self._budgets(job).get(charged), job.restarts_by_class.get(charged, 0)
+        if not isinstance(budget, int) or used + 1 < budget:
+            return ""
+        kept = "and the last one is kept for the job" if used < budget else "and none is left"
+        return f"{charged} restarts used: {used} of {budget}, {kept}; a higher retry.max_restarts.{charged} allows more"
 
     def _budgets(self, job: JobView) -> dict[str, Any]:
         found: dict[str, Any] = self.client.spec(job.id).spec.get("retry", {}).get("max_restarts", {})
@@ -118,10 +122,21 @@ class Campaign:
                 return
             time.sleep(POLL_SECONDS)
 
-    def _ends(self) -> list[str]:
-        """Return the jobs that did not recover."""
+    def _conclude(self, report: CampaignReport) -> None:
+        """Add the jobs that did not recover, and what was left alone."""
         try:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
+            for job in jobs:
+                if job.state == "FAILED":
+                    report.problems.append(f"{job.id} is FAILED: {job.reason}")
+                elif not job.is_terminal:
+                    report.left_alone += self._left_alone(job)
         except OrchError as error:
-            return [f"the daemon does not answer at the end: {error}"]
-        return [f"{job.id} is FAILED: {job.reason}" for job in jobs if job.state == "FAILED"]
+            report.problems.append(f"the daemon does not answer at the end: {error}")
+
+    def _left_alone(self, job: JobView) -> list[LeftAlone]:
+        reasons: dict[str, list[Kind]] = {}
+        for kind in self.kinds:
+            if reason := self._obstacle(job, kind):
+                reasons.setdefault(reason, []).append(kind)
+        return [LeftAlone(job_id=job.id, kinds=tuple(kinds), reason=reason) for reason, kinds in reasons.items()]

@@ -37,6 +37,15 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftAlone:
+    """Kinds that a job is drilled with no more, or never was, and why."""
+
+    job_id: str
+    kinds: tuple[Kind, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The figures of one kind. Seconds are those of the drills with a measurement; None without any."""
 
@@ -65,10 +74,16 @@ class CampaignReport:
     interrupted: bool = False
     ended_because: str = ""
     problems: list[str] = field(default_factory=list)
+    left_alone: list[LeftAlone] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """Return the number of drills that injected a fault."""
+        return sum(not done.refused for done in self.rounds)
 
     @property
     def intact(self) -> bool:
-        """Whether every job recovered from every drill."""
+        """Whether every job recovered from every drill: also where none was done."""
         return not self.problems and all(done.intact or done.refused for done in self.rounds)
 
     def figures(self) -> list[Figures]:
@@ -84,6 +99,7 @@ class CampaignReport:
         """Return the report as JSON-ready values."""
         return {
             **asdict(self),
+            "done": self.done,
             "intact": self.intact,
             "rounds": [{**asdict(done), "intact": done.intact} for done in self.rounds],
             "figures": [asdict(one) for one in self.figures()],

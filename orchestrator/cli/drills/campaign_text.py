@@ -49,8 +49,8 @@ def round_line(done: Round) -> str:
 def outcome(report: CampaignReport) -> str:
     """Format the outcome of the campaign as a line."""
     how = "interrupted" if report.interrupted else report.ended_because or "its time is over"
-    state = "every job is intact" if report.intact else "NOT INTACT"
-    return f"{len(report.rounds)} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
+    state = ("every job is intact" if report.done else "nothing was tried") if report.intact else "NOT INTACT"
+    return f"{report.done} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
 
 
 def lines(console: Console, report: CampaignReport) -> list[str]:
@@ -58,19 +58,25 @@ def lines(console: Console, report: CampaignReport) -> list[str]:
     columns = [Column(title, right=index > 0) for index, title in enumerate(HEAD)]
     rows = [[Cell(text) for text in _cells(one)] for one in report.figures() if one.done or one.refused]
     problems = [f"problem: {clean(problem)}" for problem in report.all_problems()]
-    return [*render_table(console, columns, rows), *problems, outcome(report)]
+    return [*render_table(console, columns, rows), *left_alone(report), *problems, outcome(report)]
+
+
+def left_alone(report: CampaignReport) -> list[str]:
+    """Format the kinds that jobs were not drilled with, and why, as lines."""
+    return [f"left alone: {one.job_id}, {', '.join(one.kinds)}: {clean(one.reason)}" for one in report.left_alone]
 
 
 def page(report: CampaignReport) -> str:
     """Format the report as one HTML page that loads no other file."""
     state = "" if report.intact else ' class="bad"'
-    problems = "".join(f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems())
+    notes = "".join(f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems())
+    notes += "".join(f"<li>{escape(line)}</li>" for line in left_alone(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Campaign of drills</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{STYLE}</style></head>\n<body>\n<h1>Campaign of drills</h1>\n"
         f"<p{state}>{escape(outcome(report))}</p>\n<p>Jobs: {escape(', '.join(report.jobs))}</p>\n"
-        + (f"<ul>{problems}</ul>\n" if problems else "")
+        + (f"<ul>{notes}</ul>\n" if notes else "")
         + f"<h2>By kind</h2>\n{_table(HEAD, [_cells(one) for one in report.figures()])}\n"
         + f"<h2>Drills</h2>\n{_table(ROUNDS, [_round_cells(done) for done in report.rounds])}\n</body></html>\n"
     )

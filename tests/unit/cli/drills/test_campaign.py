@@ -34,7 +34,7 @@ FOR_EVER = 1e6
 class FakeDaemon:
     """A client of one job that has as many restarts as its drills were charged for, and saves at once."""
 
-    def __init__(self, *, infra: int = 2, hang: int = 1) -> None:
+    def __init__(self, *, infra: int = 3, hang: int = 2) -> None:
         self.budgets = {"infra": infra, "hang": hang, "preemption": "unlimited"}
         self.restarts: dict[str, int] = {}
         self.state = "RUNNING"
@@ -91,11 +91,32 @@ def run(daemon: Any, kinds: list[Kind], *, seconds: float = FOR_EVER, seed: int 
     return Campaign(client=daemon, jobs=["a"], kinds=kinds, seconds=seconds, drill_seconds=0.01, seed=seed).run()
 
 
-def test_no_budget_of_restarts_is_spent(daemon: FakeDaemon) -> None:
+def test_each_budget_of_restarts_keeps_one_and_the_report_says_what_was_left_alone(daemon: FakeDaemon) -> None:
     report = run(daemon, [Kind.RANK, Kind.ACTOR, Kind.HANG])
     assert daemon.restarts == {"infra": 2, "hang": 1}
     assert report.intact
     assert report.ended_because == "no job is left that a drill may be done to"
+    assert text.left_alone(report) == [
+        (
+            "left alone: a, rank, actor: infra restarts used: 2 of 3, and the last one is kept for the job;"
+            " a higher retry.max_restarts.infra allows more"
+        ),
+        (
+            "left alone: a, hang: hang restarts used: 1 of 2, and the last one is kept for the job;"
+            " a higher retry.max_restarts.hang allows more"
+        ),
+    ]
+    assert text.lines(Console(environ={}), report)[-3:-1] == text.left_alone(report)
+    assert "hang restarts used: 1 of 2" in text.page(report)
+    assert report.to_json()["left_alone"][0]["kinds"] == ("rank", "actor")
+
+
+def test_where_nothing_may_be_done_the_report_does_not_call_the_jobs_intact(daemon: FakeDaemon) -> None:
+    daemon.restarts = {"infra": 3}
+    report = run(daemon, [Kind.RANK])
+    assert (report.done, report.to_json()["done"]) == (0, 0)
+    assert text.outcome(report).endswith("seed 7: nothing was tried")
+    assert "infra restarts used: 3 of 3, and none is left" in text.left_alone(report)[0]
 
 
 def test_a_seed_gives_the_same_drills_again(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +134,8 @@ def test_what_a_job_refuses_is_tried_three_times(daemon: FakeDaemon) -> None:
     daemon.outcomes[Kind.AGENT] = RefusedError("another user's process", hint="")
     report = run(daemon, [Kind.AGENT])
     assert [done.refused for done in report.rounds] == ["another user's process"] * 3
-    assert report.intact, "nothing was done"
+    assert (report.intact, report.done) == (True, 0)
+    assert text.left_alone(report) == ["left alone: a, agent: refused 3 times in a row"]
     (figures,) = report.figures()
     assert (figures.done, figures.refused, figures.recovery_p50) == (0, 3, None)
 
@@ -246,7 +268,8 @@ def test_a_page_that_cannot_be_written_is_told(
     monkeypatch.setattr(module, "MachineDrill", Refusing)
     line = ("drill", job.id, "--campaign", "30m", "--kinds", "agent", "--yes", "--seed", "3")
     done = orch(*line, "--html", str(tmp_path / "page.html"))
-    assert done.code == 0, done.err
-    assert "seed 3" in done.out
+    assert done.code == 5, done.err
+    assert "0 drills" in done.out
+    assert "seed 3: nothing was tried" in done.out
     assert "not here" in (tmp_path / "page.html").read_text()
     assert "cannot be written" in orch(*line, "--html", str(tmp_path / "no" / "page.html")).err
