@@ -344,7 +344,7 @@ def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
         await host.launch(make_plan(server, tmp_path))
         await host.retire()
         await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
-        assert len(pids.read_text().split()) == 1, "one process, whoever asked how often"
+        assert len(pids.read_text().split()) == 1, "one process, however often it was asked for"
 
     run(case)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import OrchError, RefusedError
-from orchestrator.cli.drills.campaign_report import CampaignReport, LeftAlone, Round
+from orchestrator.cli.drills.campaign_report import BudgetReached, CampaignReport, LeftAlone, RefusedRepeatedly, Round
 from orchestrator.cli.drills.drills import NotRecoveredError
-from orchestrator.cli.drills.kinds import CHARGED_TO, Kind
+from orchestrator.cli.drills.kinds import CHARGED_TO, FELT_BY_ALL, Kind
 from orchestrator.cli.drills.machine import MachineDrill
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Campaign:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
             alive = [job for job in jobs if not job.is_terminal]
             running = [job for job in alive if job.state == "RUNNING"]
-            choices = [(job, kind) for job in running for kind in self.kinds if not self._obstacle(job, kind)]
+            choices = [(job, kind) for job in running for kind in self.kinds if not self._obstacle(job, kind, alive)]
             if choices:
                 kind = dice.choice(sorted({kind for _, kind in choices}))
                 return dice.choice([choice for choice in choices if choice[1] is kind])
@@ -82,18 +82,22 @@ class Campaign:
                 return None
             time.sleep(POLL_SECONDS)
 
-    def _obstacle(self, job: JobView, kind: Kind) -> str:
-        """Return why the job is not drilled with this kind; empty where it may be."""
+    def _obstacle(self, job: JobView, kind: Kind, alive: Sequence[JobView]) -> BudgetReached | RefusedRepeatedly | None:
+        """Return why the job is not drilled with this kind; None where it may be. ``alive`` are the jobs that have not ended."""
         if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
-            return f"refused {MOST_REFUSALS} times in a row"
+            return RefusedRepeatedly(times=MOST_REFUSALS)
         charged = CHARGED_TO.get(kind)
         if charged is None:
-            return ""
-        budget, used = self._budgets(job).get(charged), job.restarts_by_class.get(charged, 0)
+            return None
+        # The end of Ray is charged to all of them.
+        reached = (self._reached(each, charged) for each in (alive if kind in FELT_BY_ALL else (job,)))
+        return next(filter(None, reached), None)
+
+    def _reached(self, job: JobView, failure_class: str) -> BudgetReached | None:
+        budget, used = self._budgets(job).get(failure_class), job.restarts_by_class.get(failure_class, 0)
         if not isinstance(budget, int) or used + 1 < budget:
-            return ""
-        kept = "and the last one is kept for the job" if used < budget else "and none is left"
-        return f"{charged} restarts used: {used} of {budget}, {kept}; a higher retry.max_restarts.{charged} allows more"
+            return None
+        return BudgetReached(job_id=job.id, failure_class=failure_class, used=used, budget=budget)
 
     def _budgets(self, job: JobView) -> dict[str, Any]:
         found: dict[str, Any] = self.client.spec(job.id).spec.get("retry", {}).get("max_restarts", {})
@@ -126,17 +130,15 @@ class Campaign:
         """Add the jobs that did not recover, and what was left alone."""
         try:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
-            for job in jobs:
-                if job.state == "FAILED":
-                    report.problems.append(f"{job.id} is FAILED: {job.reason}")
-                elif not job.is_terminal:
-                    report.left_alone += self._left_alone(job)
+            report.problems += [f"{job.id} is FAILED: {job.reason}" for job in jobs if job.state == "FAILED"]
+            report.left_alone = self._left_alone([job for job in jobs if not job.is_terminal])
         except OrchError as error:
             report.problems.append(f"the daemon does not answer at the end: {error}")
 
-    def _left_alone(self, job: JobView) -> list[LeftAlone]:
-        reasons: dict[str, list[Kind]] = {}
-        for kind in self.kinds:
-            if reason := self._obstacle(job, kind):
-                reasons.setdefault(reason, []).append(kind)
-        return [LeftAlone(job_id=job.id, kinds=tuple(kinds), reason=reason) for reason, kinds in reasons.items()]
+    def _left_alone(self, alive: Sequence[JobView]) -> list[LeftAlone]:
+        found: dict[tuple[str, BudgetReached | RefusedRepeatedly], list[Kind]] = {}
+        for job in alive:
+            for kind in self.kinds:
+                if reason := self._obstacle(job, kind, alive):
+                    found.setdefault((job.id, reason), []).append(kind)
+        return [LeftAlone(job_id=job, kinds=tuple(kinds), reason=reason) for (job, reason), kinds in found.items()]

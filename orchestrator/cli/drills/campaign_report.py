@@ -37,12 +37,29 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetReached:
+    """A job has used this many restarts of a failure class; another drill would take its last one."""
+
+    job_id: str
+    failure_class: str
+    used: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRepeatedly:
+    """The job has refused the kind this many times in a row."""
+
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeftAlone:
-    """Kinds that a job is drilled with no more, or never was, and why."""
+    """Kinds that a job was not drilled with at the end of the campaign, and why."""
 
     job_id: str
     kinds: tuple[Kind, ...]
-    reason: str
+    reason: BudgetReached | RefusedRepeatedly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli.console import clean
+from orchestrator.cli.drills.campaign_report import BudgetReached
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import clock, span
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.cli.console import Console
-    from orchestrator.cli.drills.campaign_report import CampaignReport, Figures, Round
+    from orchestrator.cli.drills.campaign_report import CampaignReport, Figures, RefusedRepeatedly, Round
 
 HEAD: Final = ("KIND", "DONE", "INTACT", "REFUSED", "DETECTED p50", "max", "RECOVERED p50", "p99", "max", "STEPS LOST")
 ROUNDS: Final = ("TIME", "KIND", "JOB", "RANK", "DID", "DETECTED", "RECOVERED", "STEPS LOST", "RESULT")
@@ -49,7 +50,7 @@ def round_line(done: Round) -> str:
 def outcome(report: CampaignReport) -> str:
     """Format the outcome of the campaign as a line."""
     how = "interrupted" if report.interrupted else report.ended_because or "its time is over"
-    state = ("every job is intact" if report.done else "nothing was tried") if report.intact else "NOT INTACT"
+    state = ("every job is intact" if report.done else "no fault was injected") if report.intact else "NOT INTACT"
     return f"{report.done} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
 
 
@@ -63,7 +64,15 @@ def lines(console: Console, report: CampaignReport) -> list[str]:
 
 def left_alone(report: CampaignReport) -> list[str]:
     """Format the kinds that jobs were not drilled with, and why, as lines."""
-    return [f"left alone: {one.job_id}, {', '.join(one.kinds)}: {clean(one.reason)}" for one in report.left_alone]
+    return [f"left alone: {one.job_id}, {', '.join(one.kinds)}: {_reason(one.reason)}" for one in report.left_alone]
+
+
+def _reason(reason: BudgetReached | RefusedRepeatedly) -> str:
+    if not isinstance(reason, BudgetReached):
+        return f"refused {reason.times} times in a row"
+    kept = "the last one is kept for the job" if reason.used < reason.budget else "none is left"
+    used = f"{reason.failure_class} restarts of {reason.job_id} used: {reason.used} of {reason.budget}"
+    return f"{used}, and {kept}; a higher retry.max_restarts.{reason.failure_class} allows more"
 
 
 def page(report: CampaignReport) -> str:

@@ -128,13 +128,12 @@ def test_a_job_that_keeps_writing_does_not_take_the_reserve(
     try:
         assert greedy.stdout is not None
         assert greedy.stdout.readline() == b"writing\n"
-        # A third of what the whole reserve is good for: on a busy machine the writer is interrupted amid its moves.
-        notes(small_store, run, job, 100)
+        notes(small_store, run, job, 200)
     finally:
         greedy.kill()
         greedy.communicate()
     assert not (small_disk / "reserve").exists()
-    assert run(small_store.job(ID)).version == 101
+    assert run(small_store.job(ID)).version == 201
 
 
 def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(

@@ -37,6 +37,7 @@ class FakeDaemon:
     def __init__(self, *, infra: int = 3, hang: int = 2) -> None:
         self.budgets = {"infra": infra, "hang": hang, "preemption": "unlimited"}
         self.restarts: dict[str, int] = {}
+        self.more_restarts: dict[str, int] = {}
         self.state = "RUNNING"
         self.log: list[tuple[Kind, int]] = []
         self.outcomes: dict[Kind, Any] = {}
@@ -48,7 +49,9 @@ class FakeDaemon:
             is_terminal=self.state == "FAILED",
             num_workers=2,
             reason="no restarts are left",
-            restarts_by_class=dict(self.restarts),
+            restarts_by_class={
+                name: count + self.more_restarts.get(ref, 0) for name, count in ({"infra": 0} | self.restarts).items()
+            },
             checkpoint=None,
         )
 
@@ -98,25 +101,45 @@ def test_each_budget_of_restarts_keeps_one_and_the_report_says_what_was_left_alo
     assert report.ended_because == "no job is left that a drill may be done to"
     assert text.left_alone(report) == [
         (
-            "left alone: a, rank, actor: infra restarts used: 2 of 3, and the last one is kept for the job;"
+            "left alone: a, rank, actor: infra restarts of a used: 2 of 3, and the last one is kept for the job;"
             " a higher retry.max_restarts.infra allows more"
         ),
         (
-            "left alone: a, hang: hang restarts used: 1 of 2, and the last one is kept for the job;"
+            "left alone: a, hang: hang restarts of a used: 1 of 2, and the last one is kept for the job;"
             " a higher retry.max_restarts.hang allows more"
         ),
     ]
     assert text.lines(Console(environ={}), report)[-3:-1] == text.left_alone(report)
-    assert "hang restarts used: 1 of 2" in text.page(report)
-    assert report.to_json()["left_alone"][0]["kinds"] == ("rank", "actor")
+    assert "hang restarts of a used: 1 of 2" in text.page(report)
+    assert json.loads(json.dumps(report.to_json()))["left_alone"][0] == {
+        "job_id": "a",
+        "kinds": ["rank", "actor"],
+        "reason": {"job_id": "a", "failure_class": "infra", "used": 2, "budget": 3},
+    }
+
+
+def test_the_end_of_ray_is_charged_to_every_job_of_the_campaign(daemon: FakeDaemon) -> None:
+    daemon.more_restarts["b"] = 1
+    campaign = Campaign(
+        client=daemon,  # type: ignore[arg-type]
+        jobs=["a", "b"],
+        kinds=[Kind.RAY],
+        seconds=FOR_EVER,
+        drill_seconds=0.01,
+        seed=7,
+    )
+    report = campaign.run()
+    assert daemon.log == [(Kind.RAY, daemon.log[0][1])], "b has used two of three then, and a one"
+    assert [line.split(":")[1] for line in text.left_alone(report)] == [" a, ray", " b, ray"]
+    assert all("infra restarts of b used: 2 of 3" in line for line in text.left_alone(report))
 
 
 def test_where_nothing_may_be_done_the_report_does_not_call_the_jobs_intact(daemon: FakeDaemon) -> None:
     daemon.restarts = {"infra": 3}
     report = run(daemon, [Kind.RANK])
     assert (report.done, report.to_json()["done"]) == (0, 0)
-    assert text.outcome(report).endswith("seed 7: nothing was tried")
-    assert "infra restarts used: 3 of 3, and none is left" in text.left_alone(report)[0]
+    assert text.outcome(report).endswith("seed 7: no fault was injected")
+    assert "infra restarts of a used: 3 of 3, and none is left" in text.left_alone(report)[0]
 
 
 def test_a_seed_gives_the_same_drills_again(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +293,6 @@ def test_a_page_that_cannot_be_written_is_told(
     done = orch(*line, "--html", str(tmp_path / "page.html"))
     assert done.code == 5, done.err
     assert "0 drills" in done.out
-    assert "seed 3: nothing was tried" in done.out
+    assert "seed 3: no fault was injected" in done.out
     assert "not here" in (tmp_path / "page.html").read_text()
     assert "cannot be written" in orch(*line, "--html", str(tmp_path / "no" / "page.html")).err
