@@ -6,6 +6,7 @@ the others leave running when idle (nothing for torchrun, a controller daemon fo
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import psutil
 
 from benchmarks import contenders
 from benchmarks.measure import parser, report, result
+from tests.support.processes import command_line
 
 SETTLE_SECONDS = 10.0
 WINDOW_SECONDS = 5.0
@@ -68,13 +70,14 @@ def members(orch: contenders.Orch) -> dict[int, str]:
     roots.add(orch.client.health().pid)
     found: dict[int, str] = {}
     for pid in roots:
-        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-            found[process.pid] = _name(process)
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends meanwhile is left out
+            root = psutil.Process(pid)
+            found.update({process.pid: _name(process) for process in (root, *root.children(recursive=True))})
     return found
 
 
 def _name(process: psutil.Process) -> str:
-    line = " ".join(process.cmdline())
+    line = " ".join(command_line(process))
     for marker, name in (
         ("gcs_server", "ray gcs_server"),
         ("raylet/raylet", "ray raylet"),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import psutil
-
 from orchestrator.runtime.cluster.head.processes import of_session
 from tests.support.cluster import RayCluster
-from tests.support.processes import actor_pids, parent
+from tests.support.processes import actor_pids, command_line, parent
 from tests.support.stack import Stack, process_gone, wait_until
 
 if TYPE_CHECKING:
     import random
+
+    import psutil
 
 NODES: Final = 3
 ORPHANED: Final = 1  # the parent of a process whose own has ended
@@ -223,6 +222,4 @@ def _is_fork_server(process: psutil.Process) -> bool:
 
 
 def _says(process: psutil.Process, text: str) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return any(text in part for part in process.cmdline())
-    return False
+    return any(text in part for part in command_line(process))

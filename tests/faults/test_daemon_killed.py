@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.ledger import SCRIPT, Ledger, job_spec
-from tests.support.processes import actor_pids, all_gone, kill_each
+from tests.support.processes import actor_pids, all_gone, command_line, kill_each
 from tests.support.stack import Stack, wait_until
 
 
@@ -217,7 +217,4 @@ def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_o
 
 
 def program_of(process: psutil.Process) -> str:
-    try:
-        return next(iter(process.cmdline()), "")
-    except psutil.Error:
-        return ""
+    return next(iter(command_line(process)), "")

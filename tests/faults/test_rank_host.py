@@ -28,6 +28,7 @@ from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
+from tests.support.processes import command_line
 from tests.support.stack import wait_until
 
 SLEEPER = "import os, time; open('pid', 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
@@ -313,12 +314,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def stores(server: RunningServer) -> set[int]:
     """The rendezvous stores that the server's keepers keep."""
-    found = set()
-    for process in psutil.Process(server.started.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            if process.cmdline() == ["orch-store"]:
-                found.add(process.pid)
-    return found
+    processes = psutil.Process(server.started.pid).children(recursive=True)
+    return {process.pid for process in processes if command_line(process) == ["orch-store"]}
 
 
 def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(

@@ -21,7 +21,7 @@ from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server
-from tests.support.processes import kill_each
+from tests.support.processes import command_line, kill_each
 from tests.support.stack import process_gone, wait_until
 
 # Children of every kind: a fork and a started program, each also in a session of its own without a parent.
@@ -237,13 +237,8 @@ def test_a_rank_that_reaches_its_limit_is_killed_alone_and_says_so(
 
 
 def titles(server: RunningServer) -> set[str]:
-    found = set()
-    for process in psutil.Process(server.started.pid).children(recursive=True):
-        try:
-            found.add(process.cmdline()[0])
-        except (psutil.Error, IndexError):
-            continue
-    return found
+    lines = map(command_line, psutil.Process(server.started.pid).children(recursive=True))
+    return {line[0] for line in lines if line}
 
 
 def test_a_group_is_removed_with_its_process(server: RunningServer, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import psutil
 
 from orchestrator.runtime.cluster.head import late_agent, worker_setup
 from orchestrator.runtime.cluster.head.launcher import DASHBOARD_AGENT, RUNTIME_ENV_AGENT
-from tests.support.processes import listening_on, ray_workers, worker_template
+from tests.support.processes import command_line, listening_on, ray_workers, worker_template
 from tests.support.stack import Stack, wait_until
 
 
@@ -53,7 +53,7 @@ def test_the_raylet_starts_no_dashboard_agent_of_rays(stack: Stack) -> None:
     assert RUNTIME_ENV_AGENT in source
     assert "start_ray_process(" in source
     children = psutil.Process(stack.head_pids()["raylet"]).children()
-    assert not [child for child in children if "DashboardAgent" in " ".join(child.cmdline())]
+    assert not [child for child in children if "DashboardAgent" in " ".join(command_line(child))]
     template = worker_template(stack).pid
     agents = wait_until("there is a node agent", lambda: ray_workers(stack, "NodeAgent"))
     assert {agent.ppid() for agent in agents} == {template}, "a fork"
@@ -62,7 +62,7 @@ def test_the_raylet_starts_no_dashboard_agent_of_rays(stack: Stack) -> None:
 def test_rays_agent_of_runtime_envs_begins_with_the_first_job_that_has_one(stack: Stack, tmp_path: Path) -> None:
     def agent() -> tuple[int, str]:
         for child in psutil.Process(stack.head_pids()["raylet"]).children():
-            line = " ".join(child.cmdline())
+            line = " ".join(command_line(child))
             if late_agent.__file__ in line or "RuntimeEnvAgent" in line:
                 return child.pid, line.strip()
         return 0, ""

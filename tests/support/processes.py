@@ -27,6 +27,14 @@ def parent(pid: int) -> int:
     return psutil.Process(pid).ppid()
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """What the process was started as, or calls itself; of one that has ended, reaped or not, nothing."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 def actor_pids(stack: Stack, job_id: str) -> list[int]:
     """The process ids of the actors of the job's newest gang, by rank."""
     placed = [e for e in stack.client.events(job_id) if e.kind == "gang_placed"][-1]
@@ -35,12 +43,8 @@ def actor_pids(stack: Stack, job_id: str) -> list[int]:
 
 def ray_workers(stack: Stack, title: str) -> list[psutil.Process]:
     """The worker processes of the home's Ray whose title contains ``title``; one that ends meanwhile is left out."""
-    found = []
-    for process in of_session(stack.head_pids()["raylet"]):
-        with contextlib.suppress(psutil.Error):
-            if any(title in part for part in process.cmdline()):
-                found.append(process)
-    return found
+    workers = of_session(stack.head_pids()["raylet"])
+    return [worker for worker in workers if any(title in part for part in command_line(worker))]
 
 
 def node_agents(stack: Stack) -> list[int]:
@@ -95,6 +99,6 @@ def worker_template(stack: Stack) -> psutil.Process:
     (template,) = [
         process
         for process in psutil.Process(stack.head_pids()["raylet"]).children()
-        if worker_template.__file__ in process.cmdline()
+        if worker_template.__file__ in command_line(process)
     ]
     return template

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.support.cluster import SYSTEM_CONFIG
+from tests.support.processes import command_line
 from tests.support.stack import process_gone, wait_until
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ class HostCluster:
     def kill_daemon(self) -> None:
         """Send SIGKILL to the daemon."""
         (daemon,) = [
-            each
-            for each in self.head.processes()
-            if "orchestrator.cli.main" in each.cmdline() and "serve" in each.cmdline()
+            each for each in self.head.processes() if {"orchestrator.cli.main", "serve"} <= {*command_line(each)}
         ]
         daemon.kill()
         wait_until("the daemon is dead", lambda: process_gone(daemon.pid))

@@ -1,0 +1,23 @@
+"""What the suite asks of processes that may have ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil
+
+from tests.support.processes import command_line
+
+
+def test_the_command_line_of_what_has_ended_is_empty() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = psutil.Process(child.pid)
+    assert command_line(process) == [sys.executable, "-c", "input()"]
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # has ended, and is not reaped
+    assert process.status() == psutil.STATUS_ZOMBIE
+    assert command_line(process) == []
+    child.wait()
+    assert command_line(process) == []
