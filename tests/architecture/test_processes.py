@@ -1,4 +1,4 @@
-"""What the suite asks of processes that may have ended."""
+"""The helpers that inspect processes tolerate processes that have ended."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def parent(pid: int) -> int:
 
 
 def command_line(process: psutil.Process) -> list[str]:
-    """What the process was started as, or calls itself; of one that has ended, reaped or not, nothing."""
+    """Return the command line of the process; empty for one that has ended, reaped or not."""
     try:
         return process.cmdline()
     except psutil.NoSuchProcess:
