@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # orch in a container: the daemon, or a Ray node for its jobs (deploy/compose.yaml, deploy/kubernetes).
 #
-#   docker build -t orch .                              CPU: needs a source of torch's CPU build, see TORCH_INDEX_URL
+#   docker build -t orch .                              CPU: needs an index with torch's CPU build, see TORCH_INDEX_URL
 #   docker build -t orch:cuda --build-arg VARIANT=cuda .
 #
 # BASE is any Debian image with python3 (3.11 or newer) and its venv module.
@@ -11,14 +11,14 @@ ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS build
 # cpu or cuda. cuda takes torch with its CUDA libraries from the package index; only the driver comes from the host.
 ARG VARIANT=cpu
-# An index that has torch's CPU builds (PyTorch's page "Get started" names it). Not needed when deploy/wheels holds one.
+# An index that has torch's CPU builds (PyTorch's page "Get started" names it). Not needed if deploy/wheels contains one.
 ARG TORCH_INDEX_URL=
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
 RUN python3 -m venv /opt/orch
 COPY constraints.txt ./
 COPY deploy/wheels/ /wheels/
-# torch first and in a layer of its own: it is most of the image, and changes least.
+# torch is first, in a layer of its own: it is the largest part of the image, and changes least.
 RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
     && if [ "${VARIANT}" = cuda ]; then wanted="${wanted%%+*}"; fi \
     && sed -i "s/^torch==.*/${wanted}/" constraints.txt \
@@ -26,7 +26,7 @@ RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
         ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY orchestrator/ orchestrator/
-# What the wheel carries for administrators.
+# Files for administrators that the wheel includes.
 COPY docs/operations.md docs/
 COPY deploy/backup.py deploy/
 COPY deploy/alertmanager/alertmanager.yml deploy/alertmanager/
@@ -34,7 +34,7 @@ COPY deploy/grafana/ deploy/grafana/
 COPY deploy/kubernetes/ deploy/kubernetes/
 COPY deploy/prometheus/ deploy/prometheus/
 COPY deploy/systemd/ deploy/systemd/
-# pip compiles what it installs: the container's user could not, and would compile anew at every start.
+# pip compiles what it installs: the container's user cannot write there, and would compile again at every start.
 RUN /opt/orch/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon,runtime-env,stacks]'
 
 # --------------------------------------------------------------------------------------------------------------- run
@@ -65,6 +65,6 @@ VOLUME ["/var/lib/orch"]
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('ORCH_METRICS_PORT') or 9476}/healthz\", timeout=4)"]
-# tini reaps what outlives its parent, and hands signals on.
+# tini reaps processes that outlive their parents, and forwards signals.
 ENTRYPOINT ["/usr/bin/tini", "--", "/usr/local/bin/orch-entrypoint"]
 CMD ["orch", "serve"]

@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# Images of containers set it: every process would then compile all that it imports.
+# Container images set this variable: every process would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What needs processors runs where the integration tests wait for something.
+# Parts joined by + run at the same time: the others use the processors while the integration tests wait.
 PARTS := lint tools types+layers+unit+integration
 
 .PHONY: setup demo test check tools lint types layers unit integration faults gpu reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean
@@ -26,10 +26,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	@$(BIN)/orch demo
 
-# pytest-xdist does not survive the loss of a process that ran one of its last tests: without another, it ends and says so.
+# pytest-xdist fails when a process that ran one of its last tests is lost and replaced: without replacements it ends and reports the loss.
 XDIST := --dist loadfile --max-worker-restart 0
 
-# Every part runs, whatever fails before it; what failed is listed at the end.
+# Every part runs, whatever failed before it; the failed parts are listed at the end.
 test: $(STAMP)
 	@MAKE='$(MAKE)' .ci/parts $(PARTS)
 
@@ -48,7 +48,7 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports
 
-# Each process of it imports all that is tested: not one more than there are processors.
+# Each test process imports all tested modules: no more processes than processors.
 unit: $(STAMP)
 	.ci/install-test-tools
 	$(BIN)/python -m pytest -q -n 2 $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/released tests/architecture tests/contract/test_memory.py
@@ -57,34 +57,34 @@ integration: $(STAMP)
 	.ci/install-test-tools
 	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
 
-# Real kills of everything, alone; part of integration too.
+# Only the tests that kill real processes; they are part of integration too.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -q tests/faults
 
-# Jobs, faults and readings on a real NVIDIA GPU; skipped without one. It needs a torch that is built for CUDA in .venv.
+# Jobs, faults and readings on a real NVIDIA GPU; skipped without one. Needs a torch built for CUDA in .venv.
 gpu: $(STAMP)
 	$(BIN)/python -m pytest -q tests/gpu tests/integration/test_trainer_gpu.py
 
-# Ten thousand random decisions of the scheduler against a naive one.
+# Compares ten thousand random decisions of the scheduler with those of a naive one.
 reference: $(STAMP)
 	$(BIN)/python -m tests.unit.core.scheduler.reference 10000
 
-# The daemon through a million simulated faults: hours, in as many sittings as one likes. It goes on where tests/simulation/results.json ends,
-# and adds to it. make campaign FIRST=N FAULTS=10000: other histories, which are not noted.
+# Takes the daemon through a million simulated faults: hours, in any number of runs. Continues where tests/simulation/results.json ends,
+# and adds to it. make campaign FIRST=N FAULTS=10000: other histories, which are not recorded.
 FIRST ?=
 FAULTS ?= 1000000
 PROCESSES ?= $(shell nproc)
 campaign: $(STAMP)
 	$(BIN)/python -m tests.simulation run --faults $(FAULTS) --processes $(PROCESSES) $(if $(FIRST),--first $(FIRST),--results tests/simulation/results.json)
 
-# Every reader of foreign bytes, some seconds each; an input that is a defect is kept in tests/fuzz/corpus.
+# Fuzzes every reader of foreign bytes, some seconds each; an input that shows a defect is kept in tests/fuzz/corpus.
 SECONDS ?= 300
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-# Ten thousand kills, stops, freezes and terminations of everything, and a thousand kills of the daemon while users submit, pause, resume and
-# cancel: hours. The first goes on from the newest result, for at most SITTING seconds, in PLACES of one node and CLUSTERS of three at the same
-# time. make soak KILLS=20 DISTURBANCES=20 is a part of it.
+# Ten thousand kills, stops, freezes and terminations of all kinds of processes, and a thousand kills of the daemon while users submit, pause,
+# resume and cancel: hours. The first program continues from the newest result, for at most SITTING seconds, in PLACES of one node and CLUSTERS
+# of three at the same time. Shorter: make soak KILLS=20 DISTURBANCES=20.
 KILLS ?= 1000
 HOST_FAULTS ?= 200
 DISTURBANCES ?= 10000
@@ -97,23 +97,23 @@ soak: $(STAMP)
 		$(DISTURBED:%=--before %) --json benchmarks/results/$$(date +%F)-disturbances.json
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
-# Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. make hosts HOST_FAULTS=20
-# is a part of it. make test has a short form with two hosts (tests/integration/test_two_hosts.py).
+# Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. Shorter: make hosts
+# HOST_FAULTS=20. make test has a short form with two hosts (tests/integration/test_two_hosts.py).
 hosts: $(STAMP)
 	$(BIN)/python -m pytest -q tests/hosts
 	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json
 
-# Seeded bugs of the fold, the loop, the stores, the gangs and the scheduler, each in a copy, and what catches it: an hour. Those that
-# tests/mutants/caught.json has are not tried again, unless with python -m tests.mutants --again.
+# Seeds bugs into the fold, the loop, the stores, the gangs and the scheduler, each in a copy, and reports the test that catches each: an hour.
+# Bugs in tests/mutants/caught.json are not tried again; python -m tests.mutants --again tries them too.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
 
-# Instruction counts of the hot paths against the newest committed ones; some minutes with valgrind.
+# Compares the instruction counts of the hot paths with the newest committed ones; takes some minutes with valgrind.
 instructions: $(STAMP)
 	$(BIN)/python -m benchmarks.instructions --compare
 
 # The TensorFlow example with real kills, in an interpreter of its own with TensorFlow, torch and orch (2 GB). ORCH_TEST_TENSORFLOW names
-# another one, and has `make test` try it as well.
+# another interpreter, and makes `make test` run the example as well.
 tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
 	ORCH_TEST_TENSORFLOW=$${ORCH_TEST_TENSORFLOW:-$(CURDIR)/.venv-tensorflow/bin/python} \
 		$(BIN)/python -m pytest -q tests/integration/test_trainer_examples.py -k tensorflow
@@ -126,7 +126,7 @@ tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build
 
-# The pictures of the page in docs/pictures, taken in chromium; a test says when they are out of date.
+# Takes the pictures of the page in docs/pictures with chromium; a test fails when they are out of date.
 pictures: $(STAMP)
 	$(BIN)/python -m tests.support.page_pictures
 

@@ -1,4 +1,4 @@
-"""How good ``orch advise`` is: its predictions and choices against what is measured, and against thresholds.
+"""Measures how good ``orch advise`` is: its predictions and choices against measurements, and against thresholds.
 
 A group is a model, a precision and batch sizes that keep its steps short. A round asks the advisor about each group, and measures every
 cell of it (batch size x ranks) right after, on the same ranks; rounds follow each other, so that a cell's measurements lie
@@ -6,8 +6,8 @@ minutes apart and share the machine's load with the answers. Default: 4 models x
 
     python -m benchmarks.advisor --raw advisor.jsonl --json benchmarks/results/$(date +%F)-advisor.json
 
-A group of a round is appended to the raw file when it is complete; the same command goes on after the last one, with more ``--rounds``
-too. The result holds all raw data. A prediction is held against the median of the cell's measurements; every answer of every round
+A group of a round is appended to the raw file when it is complete; the same command continues after the last one, also with more
+``--rounds``. The result holds all raw data. A prediction is compared with the median of the cell's measurements; every answer of every round
 counts by itself. Figures need idle cores: groups record the load average, which shows whether they were.
 """
 
@@ -73,7 +73,7 @@ def _options() -> argparse.Namespace:
 def _round(
     options: argparse.Namespace, settings: Mapping[str, Any], number: int, groups: Sequence[tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """The groups of a round, on ranks that are started once."""
+    """Measure the groups of a round, on ranks that are started once."""
     sizes = parse_numbers("--ranks", options.ranks)
     made = []
     with (
@@ -105,7 +105,7 @@ def _request(options: argparse.Namespace, cells: str, precision: str) -> BenchRe
 
 
 def read_groups(path: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The complete groups of a raw file; a line that a kill cut short is left out. Raises SystemExit for other settings."""
+    """Return the complete groups of a raw file; a line that a kill cut short is removed. Raises SystemExit for other settings."""
     if not path.exists():
         return []
     text = path.read_text()
@@ -119,7 +119,7 @@ def read_groups(path: Path, settings: Mapping[str, Any]) -> list[dict[str, Any]]
 
 
 def measure_group(ranks: RankProcesses, request: BenchRequest) -> dict[str, Any]:
-    """The advisor's answer for a model as `orch advise` gives it, then runs of each cell in turn."""
+    """Return the advisor's answer for a model as `orch advise` gives it, and then runs of each cell in turn."""
     load = os.getloadavg()[0]
     sizes = sorted({1, *request.ranks})
     cells = cells_of(request, sizes)
@@ -154,11 +154,11 @@ def measure_group(ranks: RankProcesses, request: BenchRequest) -> dict[str, Any]
 
 
 def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Errors of predictions, and regrets of choices: of the advisor, with and without its "I can't tell", and of the thresholds.
+    """Return errors of predictions, and regrets of choices: of the advisor, with and without its "I can't tell", and of the thresholds.
 
-    ``mean_error_of_one_measurement`` and ``good_choices_of_one_measurement`` are the floor: what a run of each configuration itself would have said.
+    ``mean_error_of_one_measurement`` and ``good_choices_of_one_measurement`` are the floor: those of one measured run of each configuration.
 
-    ``mean_error_of_median_answers`` is what is left when the noise of a single answer is averaged out: the model's own error.
+    ``mean_error_of_median_answers`` is the error that remains when the noise of a single answer is averaged out: the model's own error.
     """
     measured = _measured(groups)
     cells = [cell for group in groups for cell in _cells(group, measured)]
@@ -192,14 +192,14 @@ def evaluate(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What one measured run of each configuration would have said, in place of a prediction; None with a single round."""
+    """Error and good choices of one measured run of each configuration, in place of a prediction; None with a single round."""
 
     error: float | None = None
     good_choices: float | None = None
 
 
 def _floor(groups: Sequence[Mapping[str, Any]]) -> Floor:
-    """Hold each round's first run of each cell against the runs of the other rounds, as predictions and as choices."""
+    """Compare each round's first run of each cell with the runs of the other rounds, as predictions and as choices."""
     errors, regrets = list[float](), list[float]()
     for group in groups:
         others = _measured([one for one in groups if one.get("round") != group.get("round")])
@@ -226,7 +226,7 @@ def _key(cell: Mapping[str, Any]) -> Key:
 
 
 def _measured(groups: Sequence[Mapping[str, Any]]) -> dict[Key, list[float]]:
-    """The runs of each cell, over all rounds."""
+    """Return the runs of each cell, over all rounds."""
     found: dict[Key, list[float]] = {}
     for group in groups:
         for one in group["measured"]:
@@ -243,12 +243,12 @@ def _median_errors(cells: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _spreads(measured: Mapping[Key, Sequence[float]]) -> list[float]:
-    """How far a cell's runs lie from their own median, in the mean: what no prediction can do better than."""
+    """Return the mean deviation of each cell's runs from their own median: no prediction can do better."""
     return [fmean(abs(rate / median(rates) - 1) for rate in rates) for rates in measured.values()]
 
 
 def _cells(group: Mapping[str, Any], measured: Mapping[Key, Sequence[float]]) -> Iterator[dict[str, Any]]:
-    """Every prediction beside its measurement."""
+    """Yield every prediction with its measurement."""
     for advice in group["advice"]:
         for one in advice["predictions"]:
             rates = measured.get((group["model"], group["precision"], advice["batch_size"], one["ranks"]))
@@ -269,7 +269,7 @@ def _cells(group: Mapping[str, Any], measured: Mapping[Key, Sequence[float]]) ->
 
 
 def _choices(group: Mapping[str, Any], measured: Mapping[Key, Sequence[float]]) -> Iterator[dict[str, Any]]:
-    """Every choice of ranks beside the best measured one. Regret is the share of throughput given away; a choice not made gives all away."""
+    """Yield every choice of ranks with the best measured one. Regret is the share of throughput lost; all of it where no choice is made."""
     for advice in group["advice"]:
         batch = advice["batch_size"]
         by_ranks = {

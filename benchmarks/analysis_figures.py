@@ -1,7 +1,7 @@
-"""What reports, comparisons and estimates promise: how often intervals hold, a known difference, and a long record.
+"""Checks reports, comparisons and estimates: how often intervals hold, a known difference, and a long record.
 
 ``python -m benchmarks.analysis_figures [--pairs N] [--json FILE]``: N series for each cell of the coverage tables. Everything but the last part is simulated from fixed
-seeds and comes out the same on any machine; the long record (24 hours of 8 GPUs at 1 Hz) is reported in a process of its own, whose processor time and
+seeds and comes out the same on any machine; the long record (24 hours of 8 GPUs at 1 Hz) is reported in a process of its own; its processor time and
 memory are read when it has ended.
 """
 
@@ -41,7 +41,7 @@ WARM_UP: Final = 400
 START: Final = 1.7e9
 MIB: Final = 2**20
 KNOWN_MIB: Final = (1494.0, 1381.5)
-"""The source's two means: 7.5 % less."""
+"""Means of the two files of the source: the second is 7.5 % less."""
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def mean_coverage(runs: int) -> dict[str, dict[str, float]]:
-    """Shares of 95 % intervals that held the mean, by the number of values and by how much of its neighbour each has."""
+    """Return the shares of 95 % intervals that held the mean, by the number of values and by the correlation of neighbours."""
     return {str(count): {str(memory): _held(count, memory, runs) for memory in MEMORIES} for count in COUNTS}
 
 
@@ -83,7 +83,7 @@ def _held(count: int, memory: float, runs: int) -> float:
 
 
 def estimate_coverage(jobs: int, step_seconds: float | None = None) -> dict[str, dict[str, float]]:
-    """Shares of 95 % intervals that held the time left, by how alike steps are and the share of them that was done.
+    """Return the shares of 95 % intervals that held the time left, by the correlation of steps and the share done.
 
     With ``step_seconds`` the daemon sees the newest report once a second, with the time at which it was made; else every one.
     """
@@ -109,7 +109,7 @@ def _estimates_held(jobs: int, alike: float, share: float, step_seconds: float |
 
 
 def _marks_seen(seconds: list[float], *, every: bool) -> tuple[tuple[Mark, ...], float]:
-    """What the daemon has kept of the reports of these steps, and when the last step was done."""
+    """Return the marks that the daemon keeps of the reports of these steps, and the time of the last step."""
     history, at, look = StepHistory(), START, START + 1.0
     for step, each in enumerate(seconds, 1):
         reported, at = at, at + each
@@ -131,7 +131,7 @@ def _step_times(dice: random.Random, steps: int, alike: float) -> list[float]:
 
 
 def known_difference(folder: Path) -> dict[str, Any]:
-    """The source's comparison on files whose means are known, in readings that wander: the sentence and the interval."""
+    """Compare files whose means are known, with correlated readings; return the sentence and the true difference in percent."""
     generator = np.random.default_rng(7)
     runs = []
     for name, mean in zip("AB", KNOWN_MIB, strict=True):
@@ -154,7 +154,7 @@ def _gputop_row(second: int, mib: float) -> dict[str, Any]:
 
 
 def long_record(job: Path, *, gpus: int = 8, seconds: int = 86_400, reports: int = 5) -> dict[str, Any]:
-    """What a report of a day costs: seconds, processor time, and most memory of its process."""
+    """Measure the cost of a report of a day: seconds, processor time, and most memory of its process."""
     write_record(job, gpus, seconds)
     costs = []
     for _ in range(reports):
@@ -168,7 +168,7 @@ def long_record(job: Path, *, gpus: int = 8, seconds: int = 86_400, reports: int
 
 
 def _report(job: Path) -> tuple[float, float, float]:
-    """Seconds, processor seconds and megabytes of one report, in a process as the daemon starts it."""
+    """Return seconds, processor seconds and megabytes of one report, in a process as the daemon starts it."""
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "orchestrator.analysis.report.process", str(job)])
     _, status, used = os.wait4(process.pid, 0)
@@ -179,7 +179,7 @@ def _report(job: Path) -> tuple[float, float, float]:
 
 
 def write_record(job: Path, gpus: int, seconds: int) -> None:
-    """A job's telemetry and metrics, as orch writes them."""
+    """Write a job's telemetry and metrics, as orch writes them."""
     (job / "telemetry").mkdir(parents=True)
     generator = np.random.default_rng(1)
     for index in range(gpus):

@@ -1,9 +1,9 @@
-"""What ``balance: measured`` brings with one of two ranks at half speed: samples per second as a share of what the ranks can do.
+"""Measures ``balance: measured`` with one of two ranks at half speed: samples per second as a share of what the ranks can do.
 
-The second rank makes every forward and backward pass twice. In equal shares both are as fast as the slower one. The ideal
-is therefore half of the throughput with both at full speed, which is the faster rank's, plus half of that in equal shares, which is
-the slower one's. All by processor time, so that other work of the machine does not count: a step lasts as long as its slowest rank
-computes. Trainings take turns in the same processes.
+The second rank makes every forward and backward pass twice. With equal shares both are as fast as the slower one. The ideal
+is therefore half of the throughput with both at full speed, which is the faster rank's, plus half of that with equal shares, which is
+the slower one's. All times are processor time, so that other work of the machine does not count: a step lasts as long as its slowest
+rank computes. Trainings take turns in the same processes.
 
     python -m benchmarks.balance --json benchmarks/results/$(date +%F)-balance.json
 """

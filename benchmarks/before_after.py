@@ -1,4 +1,4 @@
-"""Another commit beside this one: short runs of each benchmark in both checkouts, in turns, and the ratio of their medians.
+"""Compares this commit with another: short runs of each benchmark in both checkouts, in turns, and the ratio of their medians.
 
 The other commit lies in a worktree of its own, with a virtual environment in which it is installed:
 
@@ -22,12 +22,12 @@ from benchmarks.measure import commit, machine, parser, ratio, report, summary
 
 HERE: Final = Path(__file__).parents[1]
 MOST: Final = 1.03
-"""What the upper end of each ratio's interval is to stay under."""
+"""Bound for the upper end of each ratio's interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A short run of a benchmark, and by name where in its result a median stands: keys, outermost first."""
+    """A short run of a benchmark, and by name the path of each median in its result: keys, outermost first."""
 
     arguments: tuple[str, ...]
     medians: dict[str, tuple[str, ...]]
@@ -96,7 +96,7 @@ def _compare(name: str, sides: dict[str, Path], pairs: int) -> dict[str, Any]:
 
 
 def _run(name: str, checkout: Path) -> dict[str, float]:
-    """What the benchmark of a checkout says, in a process of its own."""
+    """Run the benchmark of a checkout in a process of its own; return its medians."""
     benchmark = BENCHMARKS[name]
     command = [str(checkout / ".venv" / "bin" / "python"), "-m", f"benchmarks.{name}", *benchmark.arguments]
     ran = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)

@@ -1,10 +1,10 @@
-"""What ``orch bench`` adds to the steps that it measures: its own loop (``Stepper.block``) beside a loop written by hand.
+"""Measures what ``orch bench`` adds to its steps: its own loop (``Stepper.block``) beside a loop written by hand.
 
-Where objects lie in memory moves a step by more than the loop adds to it. So both loops train the *same* model with the same optimizer on
-the same batches, and a second loop by hand does so, too: its ratio to the first is the control, which no method can be better than (A/A). A
-third loop by hand has objects of its own, made before the others in every other process: what the layout of memory does. Every group of turns has
-a process of its own; within it the loops take turns, in opposite orders. A value is the mean of one turn's steps, by the wall clock and in
-processor time. The ratio is the median of the pairs' ratios; its 95 % interval comes from groups drawn again and pairs drawn again within
+The place of objects in memory changes a step by more than the loop adds to it. Both loops therefore train the *same* model with the same
+optimizer on the same batches, and a second loop by hand does so, too: its ratio to the first is the control (A/A), which no method can beat. A
+third loop by hand has objects of its own, made before the others in every other process: it shows the effect of the memory layout. Every group
+of turns has a process of its own; within it the loops take turns, in opposite orders. A value is the mean of one turn's steps, by the wall clock
+and in processor time. The ratio is the median of the pairs' ratios; its 95 % interval comes from resampled groups and resampled pairs within
 them. Interpreted instructions are counted, not timed.
 
     python -m benchmarks.bench_overhead --json benchmarks/results/$(date +%F)-bench_overhead.json
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def verdict(ratio: Mapping[str, Mapping[str, float]]) -> str:
-    """Whether the whole interval of a model's ratio keeps to the target, or whether two loops by hand would not show it either."""
+    """Return whether the interval of a model's ratio meets or misses the target, or shows neither."""
     ours, control = ratio["by_hand"], ratio["control_by_hand"]
     if ours["high"] <= TARGET:
         return "met"
@@ -77,7 +77,7 @@ def verdict(ratio: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def measure(model: str, groups: int, pairs: int, seconds: float) -> dict[str, Any]:
-    """The result for one model."""
+    """Return the result for one model."""
     found = [_in_a_process(model, number, pairs, seconds) for number in range(groups)]
     wall, processor = ([one[clock] for one in found] for clock in CLOCKS)
     values = {arm: [value for one in wall for value in one[arm]] for arm in ARMS}
@@ -106,7 +106,7 @@ def _in_a_process(model: str, number: int, pairs: int, seconds: float) -> dict[s
 
 
 def _ratios(groups: Sequence[Seconds]) -> dict[str, dict[str, float]]:
-    """Of ours to each loop by hand, and of the control to the loop beside which it ran."""
+    """Return the ratios of our loop to each loop by hand, and of the other loops to the first one by hand."""
     return {
         "by_hand": of_groups(groups, lambda one: one["ours"] / one["by_hand"]),
         "apart": of_groups(groups, lambda one: one["ours"] / one["apart"]),
@@ -118,7 +118,7 @@ def _ratios(groups: Sequence[Seconds]) -> dict[str, dict[str, float]]:
 def of_groups(
     groups: Sequence[Seconds], value: Callable[[Mapping[str, NDArray[Any]]], NDArray[Any]]
 ) -> dict[str, float]:
-    """The median of a value of each pair, with its 95 % interval: groups drawn again, and pairs within each."""
+    """Return the median of a value of each pair, with its 95 % interval, from resampled groups and pairs within."""
     pairs = np.asarray([value({arm: np.asarray(seconds) for arm, seconds in one.items()}) for one in groups])
     generator, (count, length) = np.random.default_rng(_SEED), pairs.shape
     drawn = (
@@ -130,7 +130,7 @@ def of_groups(
 
 
 def group(model: str, number: int, pairs: int, seconds: float) -> dict[str, Any]:
-    """Seconds of a step in each turn of each loop, in this process."""
+    """Return the seconds of a step in each turn of each loop, in this process."""
     turns = loops(model, apart_first=number % 2 == 1)
     for turn in turns.values():
         turn(5)
@@ -150,7 +150,7 @@ def group(model: str, number: int, pairs: int, seconds: float) -> dict[str, Any]
 
 
 def loops(model: str, *, apart_first: bool) -> dict[str, Turn]:
-    """The four loops; each makes so many steps."""
+    """Return the four loops; each makes the given number of steps."""
     batch = CASES[model]
     early = make_workload(model, _SEED) if apart_first else None
     workload = make_workload(model, _SEED)
@@ -177,7 +177,7 @@ def loops(model: str, *, apart_first: bool) -> dict[str, Turn]:
 
 
 def made_batches(workload: Workload, batch: int) -> list[tuple[Tensor, Tensor]]:
-    """As many batches as ``orch bench`` trains on."""
+    """Return as many batches as ``orch bench`` trains on."""
     generator = torch.Generator().manual_seed(_SEED)
     return [workload.batch(batch, generator) for _ in range(BATCHES)]
 
@@ -188,7 +188,7 @@ def loop_by_hand(
     optimizer: torch.optim.Optimizer,
     made: Sequence[tuple[Tensor, Tensor]],
 ) -> Turn:
-    """A function that makes so many steps."""
+    """Return a function that makes the given number of steps."""
     batches = cycle(made)
 
     def run(steps: int) -> None:
@@ -202,7 +202,7 @@ def loop_by_hand(
 
 
 def instructions(turn: Turn) -> float:
-    """Instructions of the interpreter that a step takes; what a turn itself takes is subtracted."""
+    """Return the interpreter's instructions of a step; those of the turn itself are subtracted."""
     few, many = (_instructions_of(turn, steps) for steps in (_COUNTED, 2 * _COUNTED))
     return (many - few) / _COUNTED
 

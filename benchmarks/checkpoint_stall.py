@@ -1,15 +1,15 @@
-"""How long training stands still for a checkpoint: ``context().save`` beside ``torch.save`` with fsync and ``dcp.async_save``.
+"""Measures how long training stands still for a checkpoint: ``context().save`` beside ``torch.save`` with fsync and ``dcp.async_save``.
 
 The state is a multilayer perceptron with Adam. In each round every arm does ten times (at 100 million parameters twice) a training step and a
-save, as a loop does that saves at every step; its value is their mean. The stall is the time that the save call takes,
-``state_dict()`` included, and what the next optimizer step waits for the rest. The arm
+save, as a loop does that saves at every step; its value is their mean. The stall is the time of the save call,
+``state_dict()`` included, and the time that the next optimizer step waits for the rest. The arm
 ``overlap=False`` copies everything before it returns, as saves do where rehearsals showed that they must. As in a job, a persister
-brings our snapshots to storage meanwhile, in a process of its own. The time of a training step with a snapshot at each step, over that
-without, is reported as well, for a batch of 8 (a step that does next to nothing but move memory) and, but for the largest model, of
-256; beside it the least that any copy costs: ``state_dict()`` and torch's own copy into memory that is there already.
+writes our snapshots to storage meanwhile, in a process of its own. The ratio of a training step with a snapshot at each step to one
+without is reported as well, for a batch of 8 (a step that does little but move memory) and, except for the largest model, of
+256; beside it the least cost of any copy: ``state_dict()`` and torch's own copy into memory that is already allocated.
 
-On a GPU (--gpu) the host runs ahead of the device, and what a call takes says little. There the stall of every arm is the time of a save and
-the step after it, until the device has done both, without that of a step just before. The bare copy is into page-locked memory.
+On a GPU (--gpu) the host runs ahead of the device, and the time of a call says little. There the stall of every arm is the time of a save and
+the step after it, until the device has done both, minus that of a step just before. The bare copy is into page-locked memory.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Training:
         self.batch = BATCH
 
     def step(self) -> None:
-        """One optimizer step; returns when the device has done it."""
+        """Do one optimizer step; return when the device has done it."""
         self.optimizer.zero_grad()
         self.model(torch.randn(self.batch, self.width, device=self.device)).square().mean().backward()
         self.optimizer.step()
@@ -77,12 +77,12 @@ class Training:
             torch.cuda.synchronize()
 
     def state(self) -> dict[str, Any]:
-        """What every arm saves."""
+        """Return the state that every arm saves."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.number}
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has."""
+        """Number of the model's parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
 
@@ -100,7 +100,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _longer(training: Training, save: Callable[[], Any]) -> float:
-    """Seconds by which a save makes itself and the step after it longer than a step before it."""
+    """Return the seconds of a save and the step after it, minus those of a step before it."""
     plain, _ = _timed(training.step)
     began = time.perf_counter()
     save()
@@ -130,15 +130,15 @@ class Saves:
         self._copies: list[torch.Tensor] = []
 
     def late(self) -> float:
-        """Save; seconds that the call took. The rest of the stall is in the next step's."""
+        """Save; return the seconds that the call took. The rest of the stall is in the next step."""
         return self._save(overlap=None)
 
     def whole(self) -> float:
-        """Save all at once; seconds that the call took."""
+        """Save all at once; return the seconds that the call took."""
         return self._save(overlap=False)
 
     def stall(self, save: Callable[[], float]) -> float:
-        """Save, and do a step; seconds that training stood still in both."""
+        """Save, and do a step; return the seconds that training stood still in both."""
         if self._training.device.type == "cuda":
             return _longer(self._training, save)
         seconds, known = save(), self._seconds()
@@ -146,7 +146,7 @@ class Saves:
         return seconds + self._seconds() - known
 
     def bare_copy(self) -> float:
-        """Copy all tensors of a state to where they were copied before, and nothing else; seconds."""
+        """Copy all tensors of a state to where they were copied before, and nothing else; return the seconds."""
         if not self._copies:
             pinned = self._training.device.type == "cuda"
             self._copies = [
@@ -159,7 +159,7 @@ class Saves:
         self._training.settle()
 
     def close(self) -> None:
-        """Let optimizers be, and remove what is in memory."""
+        """Release the optimizers, end the persister, and remove the snapshots."""
         self._context.leave_page()
         self._persister.communicate()
         shutil.rmtree(self.snapshots)
@@ -172,7 +172,7 @@ class Saves:
         return seconds
 
     def _seconds(self) -> float:
-        """What the page tells of the last save: it grows when an optimizer waits for the rest."""
+        """Return the stall of the last save on the page: it grows when an optimizer waits for the rest."""
         return self._page.read().save_seconds or 0.0
 
 
@@ -185,7 +185,7 @@ def _tensors(state: Any) -> list[torch.Tensor]:
 
 
 def measured(size: str, rounds: int, place: Path, device: torch.device) -> dict[str, Any]:
-    """All arms at one size."""
+    """Measure all arms at one size."""
     training = Training(size, device)
     saves = Saves(training, place / size)
     try:
@@ -261,7 +261,7 @@ def _mean_of(one: Callable[[], float], times: int) -> Callable[[], float]:
 def _step_shares(
     training: Training, saves: Mapping[str, Callable[[], float]], rounds: int, batch: int
 ) -> dict[str, dict[str, float]]:
-    """For each way to save the median step times, in turns: with a snapshot before the step, and without."""
+    """Return, for each way to save, the median step times in turns: with a snapshot before the step, and without."""
     training.batch = batch
     training.step()
     plain: list[float] = []

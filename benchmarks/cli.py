@@ -1,6 +1,6 @@
-"""The command line as whole processes, as a person waits for them: every reading command, ``orch submit``, ``orch up``.
+"""Measures commands as whole processes, as a person waits for them: every reading one, ``orch submit``, ``orch up``.
 
-``ours`` is ``orch status`` with ten jobs in the list. ``submit`` and ``up`` (seconds until the daemon is ready, from nothing) stand
+``ours`` is ``orch status`` with ten jobs in the list. ``submit`` and ``up`` (seconds until the daemon is ready, from nothing) are reported
 beside it, and ``reading`` has for each reading command seconds by the clock and of processor time (``cpu``), the daemon's not
 included. ``python -c pass`` is there to show what an interpreter alone costs.
 """
@@ -34,7 +34,7 @@ READING = (
     *("estimate nothing", "get nothing", "status --json", "schema", "help", "submit --help", "--version"),
 )
 LONGEST_SECONDS = 0.15
-"""What a reading command may take from the key to the prompt on a machine that does nothing else."""
+"""Longest time of a reading command, from the key to the prompt, on an otherwise idle machine."""
 
 
 class Measured:
@@ -88,7 +88,7 @@ def main() -> None:
     values = found.values
     reading = {line: (summary(values[line]), summary(measured.cpu[line])) for line in READING if values[line]}
     for line, (clock, cpu) in sorted(reading.items(), key=lambda pair: -pair[1][0]["median"]):
-        mark = "  more than it may" if clock["median"] > LONGEST_SECONDS else ""
+        mark = "  over the limit" if clock["median"] > LONGEST_SECONDS else ""
         print(f"orch {line}: {clock['median']:.3f} s, {cpu['median']:.3f} s of processor time{mark}", file=sys.stderr)
     reading_summary = {line: {**clock, "cpu": cpu} for line, (clock, cpu) in reading.items()}
     more = {"submit": summary(values["submit"]), "reading": reading_summary, **({"up": summary(ups)} if ups else {})}

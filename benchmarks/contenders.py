@@ -48,7 +48,7 @@ class Step:
 
 
 def worker_pids(ledger: Path) -> dict[int, int]:
-    """The newest process of each rank."""
+    """Return the newest process of each rank."""
     lines = Path(f"{ledger}.pids").read_text().splitlines()
     return {int(rank): int(pid) for rank, pid in (line.split() for line in lines)}
 
@@ -62,7 +62,7 @@ class Run:
         self._read_bytes = 0
 
     def steps(self) -> list[Step]:
-        """The steps so far. Reads only what is new: polling every two milliseconds must not distort the measurement."""
+        """Return the steps so far. Reads only new ones: polling every two milliseconds must not distort the result."""
         with contextlib.suppress(FileNotFoundError), self.ledger.open("rb") as file:
             file.seek(self._read_bytes)
             new = file.read()
@@ -77,7 +77,7 @@ class Run:
         return self
 
     def first_step_seconds(self) -> float:
-        """From before the process was started to after rank 0's first optimizer step."""
+        """Return the seconds from before the process was started to after rank 0's first optimizer step."""
         steps = wait_for("the first step", self.steps)
         return float(steps[0].at_seconds - self.began)
 
@@ -119,14 +119,14 @@ def _ledger() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many ranks a job has, and on what they compute: ``cpu``, or ``cuda`` with a GPU for each."""
+    """Number of a job's ranks, and their device: ``cpu``, or ``cuda`` with a GPU for each."""
 
     ranks: int
     device: str
 
     @property
     def gpus(self) -> int:
-        """Of each rank."""
+        """Number of GPUs of each rank."""
         return 0 if self.device == "cpu" else 1
 
 
@@ -135,7 +135,7 @@ ONE_GPU = Shape(1, "cuda")
 
 
 def add_shape(options: argparse.ArgumentParser) -> None:
-    """The options that say what is measured, and beside whom."""
+    """Add the options for the shape and the peers of a measurement."""
     options.add_argument("--peers", default="torchrun,ray_train", help="which peers, by comma; empty for none")
     options.add_argument(
         "--gpu", action="store_true", help="one rank on a GPU, with NCCL, instead of two on processors"
@@ -143,14 +143,14 @@ def add_shape(options: argparse.ArgumentParser) -> None:
 
 
 def shape_of(options: argparse.ArgumentParser, chosen: argparse.Namespace) -> Shape:
-    """The shape that was asked for; a wrong combination ends the program."""
+    """Return the requested shape; a wrong combination ends the program."""
     if chosen.gpu and "ray_train" in chosen.peers:
         options.error("Ray Train is measured on processors only: --peers torchrun")
     return ONE_GPU if chosen.gpu else TWO_RANKS
 
 
 def torchrun(steps: int, seconds_per_step: float, save_every: int = 10, shape: Shape = TWO_RANKS) -> Run:
-    """``torchrun --standalone``, as many restarts as it takes."""
+    """Start ``torchrun --standalone``, with as many restarts as it takes."""
     ledger = _ledger()
     ranks = f"--nproc-per-node={shape.ranks}"
     command = [str(BIN / "torchrun"), "--standalone", ranks, "--max-restarts=100", str(WORKLOAD)]
@@ -158,7 +158,7 @@ def torchrun(steps: int, seconds_per_step: float, save_every: int = 10, shape: S
 
 
 def ray_train(steps: int, seconds_per_step: float, save_every: int = 10) -> Run:
-    """Ray Train V2, cold, as a script."""
+    """Start Ray Train V2, cold, as a script."""
     ledger = _ledger()
     script = ROOT / "benchmarks" / "peers" / "ray_train.py"
     command = [sys.executable, str(script), str(ledger), str(steps), str(seconds_per_step), str(save_every)]
@@ -176,7 +176,7 @@ class Orch:
         self.client = Client(Endpoint(socket_path=str(settings.socket)), environ=self.environ)
 
     def up(self, simulate_gpus: int = 0) -> float:
-        """Start the daemon; seconds until ``orch up`` said that it is ready."""
+        """Start the daemon; return the seconds until ``orch up`` reported that it is ready."""
         began = time.monotonic()
         command = [str(BIN / "orch"), "up", "--read-listen", "127.0.0.1:0", "--simulate-gpus", str(simulate_gpus)]
         subprocess.run(command, env=self.environ, check=True, capture_output=True)
@@ -193,7 +193,7 @@ class Orch:
         arguments: str = "",
         shape: Shape = TWO_RANKS,
     ) -> OrchRun:
-        """``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file.
+        """Start ``orch submit job.yaml``, the whole process; ``checkpoint`` is that key of the job file.
 
         ``arguments`` are the workload's own, after those that all workloads have.
         """
@@ -236,13 +236,13 @@ class OrchRun(Run):
         self.id = ""
 
     def first_step_seconds(self) -> float:
-        """As for every run; the job's id is known afterwards."""
+        """Return the seconds to the first step, as for every run; the job's id is known afterwards."""
         seconds = super().first_step_seconds()
         self.job_id()
         return seconds
 
     def job_id(self) -> str:
-        """The job's id, once ``orch submit`` has ended."""
+        """Return the job's id, once ``orch submit`` has ended."""
         if not self.id:
             self.id = self._read_id()
         return self.id

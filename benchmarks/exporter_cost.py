@@ -1,9 +1,9 @@
-"""What a scrape costs whom: latency under 10 scrapers, processor time at 1 Hz, memory, and the same while a driver hangs.
+"""Measures the cost of scrapes: latency under 10 scrapers, processor time at 1 Hz, memory, and latency while a driver hangs.
 
 Ours is a real daemon's exporter actors, one for each of eight GPUs; the peer is nvitop-exporter for all eight, as it is
 run. Both see the same fake driver library with the same latencies in the same run. A round of scrapes goes through
-everything that Prometheus would scrape: our eight pages, the peer's one. What an actor costs is held against actors of
-the same Ray, as many, that do nothing. The library's calls take as long as those of an H100's driver
+everything that Prometheus would scrape: our eight pages, the peer's one. The cost of an actor is compared with that of
+as many actors of the same Ray that do nothing. The library's calls take as long as those of an H100's driver
 (`tests.support.fake_nvml.CALL_US`); with --real it is the machine's own driver.
 
 `ours` and `peers` are seconds for one page; `scrape_all` compares all eight of ours with the peer's one.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 GPUS = 8
 SCRAPERS = 10
 SWITCH_SECONDS = 0.0005
-"""How long a thread of the scrapers may keep the interpreter while another's answer is there."""
+"""Longest time that a thread of the scrapers may keep the interpreter while another thread's answer is there."""
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)\r")
 MEMORY_CLAIM_MIB = 10.0
 """The source's claim: 10 MB more for monitoring four GPUs."""
@@ -86,16 +86,16 @@ class Contender:
         self.urls = list(urls)
 
     def cpu_seconds(self) -> list[float]:
-        """Processor time of each process so far."""
+        """Return the processor time of each process so far."""
         return [cpu_seconds(process.pid) for process in self.processes]
 
     def pss_mib(self) -> list[float]:
-        """Each process's share of memory."""
+        """Return each process's share of memory."""
         return [process.memory_full_info().pss / 2**20 for process in self.processes]
 
 
 def cpu_percents(contenders: Sequence[Contender], seconds: float) -> list[list[float]]:
-    """The share of a core of each one's processes over the same next seconds."""
+    """Return the percentage of a core that each one's processes use over the same next seconds."""
     before, started = [one.cpu_seconds() for one in contenders], time.perf_counter()
     time.sleep(seconds)
     elapsed = time.perf_counter() - started
@@ -149,7 +149,7 @@ def _measure(driver: Driver, ours: Contender, idle: Contender, peer: Contender, 
 
 
 def scrape(urls: Sequence[str], seconds: float) -> tuple[list[float], list[float]]:
-    """(seconds for each page, seconds for each round through all pages) of `SCRAPERS` clients, one round a 0.1 s each."""
+    """Return (seconds for each page, seconds for each round through all pages) of `SCRAPERS` clients, which pause 0.1 s after a round."""
     per_page: list[float] = []
     per_round: list[float] = []
     stop = time.perf_counter() + seconds
@@ -176,9 +176,9 @@ def scrape(urls: Sequence[str], seconds: float) -> tuple[list[float], list[float
 
 
 class Scraper:
-    """Asks for one page again and again, with so little work of its own that what is timed is the server.
+    """Requests one page again and again, with so little work of its own that the time is the server's.
 
-    A server that closes after each answer is connected to anew, as Prometheus would.
+    It reconnects to a server that closes after each answer, as Prometheus would.
     """
 
     def __init__(self, url: str) -> None:
@@ -187,11 +187,11 @@ class Scraper:
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
-        """Nothing yet: the first `get` connects."""
+        """Return the scraper; the first `get` connects."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._close()
 
     def _close(self) -> None:
@@ -200,7 +200,7 @@ class Scraper:
             self._socket = None
 
     def get(self) -> bytes:
-        """The page. Raises OSError when the server hangs up in the middle or answers with an error."""
+        """Return the page. Raises OSError when the server disconnects in the middle or answers with an error."""
         if self._socket is None:
             self._socket = socket.create_connection(self._address, timeout=10)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -223,7 +223,7 @@ class Scraper:
 
 
 def _hang(fake: FakeNvml, ours: Contender, seconds: float) -> dict[str, Any]:
-    """Scrapes of the other GPUs while the first one's driver hangs, and what its own page says then."""
+    """Measure scrapes of the other GPUs while the first one's driver hangs, and of its own page then."""
     down = re.compile(rf'orch_exporter_up\{{gpu_uuid="{re.escape(fake.uuid(0))}".*\}} 0'.encode())
     hanging = next(url for url in ours.urls if fake.uuid(0).encode() in _get(url))
     fake[0].hang = 1
@@ -248,7 +248,7 @@ def _get(url: str) -> bytes:
 
 @contextlib.contextmanager
 def _ours(driver: Driver) -> Iterator[tuple[Contender, Contender]]:
-    """The exporter actors of a daemon of its own, and as many actors of the same Ray that idle."""
+    """Yield the exporter actors of a daemon of its own, and as many actors of the same Ray that idle."""
     stack = Stack(environ=driver.environment)
     try:
         read_address = stack.up()["read_address"]
@@ -287,7 +287,7 @@ print(json.dumps(ray.get([actor.pid.remote() for actor in actors])))
 
 
 def _idle_actors(stack: Stack, count: int) -> list[int]:
-    """The process ids of actors made as those of the exporters are, which do nothing."""
+    """Return the process ids of actors that do nothing, made like those of the exporters."""
     head = stack.settings.paths.ray
     address = json.loads((head / "head.json").read_text())["gcs_address"]
     done = subprocess.run(

@@ -1,7 +1,7 @@
 """Writes the tables of figures from the newest result of each measure: ``python -m benchmarks.figures``.
 
 docs/figures.md has all rows, the README the four of ``HEADLINES``. A figure without a committed result is in neither. A test
-holds both to the results.
+compares both with the results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HEADLINES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line: where its values lie in a result, and how they are shown. ``ours`` and ``peers`` are paths of keys.
+    """One line: the paths of its values in a result, and their format. ``ours`` and ``peers`` are paths of keys.
 
-    ``other`` is the name and the path of a peer that is neither torchrun nor Ray; the label tells of it.
+    ``other`` is the name and the path of a peer that is neither torchrun nor Ray; it is shown after the label.
     """
 
     label: str
@@ -176,14 +176,14 @@ ROWS: Final = (
 
 
 def newest() -> dict[str, dict[str, Any]]:
-    """The newest committed result of each measure; file names begin with their dates."""
+    """Return the newest committed result of each measure; file names begin with their dates."""
     return {
         found["measure"]: found for path in sorted(RESULTS.glob("*.json")) for found in [json.loads(path.read_text())]
     }
 
 
 def table(results: dict[str, dict[str, Any]], labels: tuple[str, ...] | None = None) -> str:
-    """The block between the markers: all rows, or those of ``labels``."""
+    """Return the block between the markers: all rows, or those of ``labels``."""
     lines = ["| measure | orch | torchrun | Ray Train V2 |", "|---|---|---|---|"]
     used = {}
     for row in ROWS:
@@ -233,7 +233,7 @@ def _cell(row: Row, value: dict[str, float] | None) -> str:
 
 
 def replaced(text: str, name: str, block: str) -> str:
-    """``text`` with what stands between the markers of ``name`` replaced. Raises ValueError where they are not there."""
+    """Return ``text`` with the part between the markers of ``name`` replaced. Raises ValueError where a marker is missing."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{begin} and {end} have to be there once each")
@@ -243,7 +243,7 @@ def replaced(text: str, name: str, block: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Both pages as the committed results make them."""
+    """Return both pages with the tables of the committed results."""
     results = newest()
     return {
         README: replaced(README.read_text(), "headline", table(results, HEADLINES)),

@@ -1,4 +1,4 @@
-"""What a gang of 1,024 ranks costs the daemon: processor time of its bookkeeping, and the longest slice of its event loop.
+"""Measures a gang of 1,024 ranks in the daemon: processor time of its bookkeeping, and the longest slice of its event loop.
 
 The production loop, scheduler, fold and SQLite store take one job from its submission to its end, on the in-memory runtime:
 every rank is placed, launched, up, and ends with 0, and all of them report at the same moment. The launch plan that each rank
@@ -65,26 +65,26 @@ resources: {{num_workers: {ranks}, resources_per_worker: {{gpu: {gpu}, cpu: {cpu
 
 @dataclass(slots=True)
 class Slices:
-    """The longest turns that callbacks of an event loop took, and what was spent on the simulated nodes meanwhile."""
+    """Longest turn of an event loop's callbacks, and the time spent on the simulated nodes meanwhile."""
 
     longest: float = 0.0
     aside: float = 0.0
     _before: float = field(default=0.0)
 
     def simulated(self, do: Callable[[], Any]) -> None:
-        """Let the simulated nodes do something; their time is not the daemon's."""
+        """Call a function of the simulated nodes; its time is not the daemon's."""
         began = time.thread_time()
         do()
         self.aside += time.thread_time() - began
 
     def taken(self, seconds: float) -> None:
-        """A callback has returned."""
+        """Record a callback that took ``seconds``."""
         self.longest = max(self.longest, seconds - (self.aside - self._before))
         self._before = self.aside
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):
-    """An event loop whose every callback is timed."""
+    """An event loop that times every callback."""
 
     def __init__(self, slices: Slices) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
     def call_soon(
         self, callback: Callable[[*Given], object], *args: *Given, context: Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio's, timed."""
+        """Schedule a callback as asyncio does, timed."""
         return super().call_soon(self._timed, callback, *args, context=context)
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Given], object], *args: *Given, context: Context | None = None
     ) -> asyncio.Handle:
-        """As asyncio's, timed."""
+        """Schedule a callback as asyncio does, timed."""
         return super().call_soon_threadsafe(self._timed, callback, *args, context=context)
 
     def _timed(self, callback: Callable[[*Given], object], *args: *Given) -> None:
@@ -151,8 +151,8 @@ def main() -> None:
 
 
 def life(ranks: int) -> Cost:
-    """One job of so many ranks from its submission to its end."""
-    gc.collect()  # what the life before has left is not this one's to look through
+    """Run one job of this many ranks from its submission to its end; return its cost."""
+    gc.collect()  # garbage of an earlier call is not collected during this one
     slices, home = Slices(), Path(tempfile.mkdtemp(prefix="orch-gang-scale-"))
     try:
         with asyncio.Runner(loop_factory=lambda: MeasuredLoop(slices)) as runner:
@@ -200,7 +200,7 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
 
 
 async def _planned(job: Job | None, launched: int, home: Path) -> int:
-    """Make the plans of an attempt whose actors have answered, as ``runtime.gangs.launching`` does; the attempt."""
+    """Make an attempt's plans after its actors answered, as ``runtime.gangs.launching`` does; return its number."""
     if job is None or not job.seats or job.attempt_number == launched:
         return launched
     places = Places(
@@ -215,7 +215,7 @@ async def _planned(job: Job | None, launched: int, home: Path) -> int:
         simulated=False,
     )
     plans = rank_plans(job, job.seats, ("10.0.0.1", 29500), dict.fromkeys(job.nodes, places))
-    sizes = await in_turns(len(pickle.dumps(plan)) for plan in plans)  # a plan is gone once Ray has it
+    sizes = await in_turns(len(pickle.dumps(plan)) for plan in plans)  # a plan is freed once Ray has it
     assert len(sizes) == job.num_workers
     return job.attempt_number
 
@@ -238,7 +238,7 @@ def _submission(ranks: int) -> JobSubmitted:
 
 
 def _on_ray(ranks: int) -> dict[str, Any]:
-    """The daemon's processor time for a job of so many ranks that do nothing, on a real daemon."""
+    """Return the processor time of a real daemon for a job of this many ranks that do nothing."""
     orch = contenders.Orch()
     try:
         orch.up()

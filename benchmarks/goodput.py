@@ -3,7 +3,7 @@
 Faults come as a Poisson process, 60 s apart in the mean; each is SIGKILL of one rank. Goodput is the number of steps
 done, each counted once, times the median step time, over the time since the first step. Start-up is not in it: that is
 start_latency. A pair is one list of faults; contenders run one after the other, each for ``--seconds``. The grid runs
-the same list on jobs that differ in ``checkpoint.interval`` only, all at once: ``auto`` is to be near the best of them.
+the same list on jobs that differ in ``checkpoint.interval`` only, all at once: ``auto`` should be near the best one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ INTERVALS = ("1", "10", "100", "1000", "auto")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """When a rank is killed, in seconds after the first step, and which."""
+    """Time at which a rank is killed, in seconds after the first step, and the rank."""
 
     at_seconds: float
     rank: int
 
 
 def fault_list(seed: int, seconds: float, mean_seconds: float) -> list[Fault]:
-    """The faults of one pair; none in the last five seconds, so that every one has its consequence."""
+    """Return the faults of one pair; none in the last five seconds, so that each has its consequence."""
     dice = random.Random(seed)
     faults, at = [], dice.expovariate(1 / mean_seconds)
     while at < seconds - 5:
@@ -48,7 +48,7 @@ def fault_list(seed: int, seconds: float, mean_seconds: float) -> list[Fault]:
 
 
 def goodput_under(runs: Mapping[str, contenders.Run], faults: list[Fault], seconds: float) -> dict[str, float]:
-    """Let the runs train, kill a rank of each at every fault, and say what share of the time was productive."""
+    """Let the runs train, kill a rank of each at every fault, and return the productive share of the time of each."""
     for run in runs.values():
         run.first_step_seconds()
     began = time.monotonic()

@@ -1,12 +1,12 @@
-"""SIGSTOP of a rank to the moment at which it is known, and false alarms in healthy jobs.
+"""Measures the time from SIGSTOP of a rank to its detection, and false alarms in healthy jobs.
 
-Ours is seconds from the signal to the event that ends the attempt; ``ours_recovered`` goes on to the next new step. A peer is watched
-for ``--wait`` seconds for any sign that it has noticed: its processes replaced, or its launcher gone. Those that show none
-are in ``undetected``, with how long they were given: torchrun and Ray Train wait for the time-out of the collective (gloo and NCCL
+Ours is seconds from the signal to the event that ends the attempt; ``ours_recovered`` is seconds to the next new step. A peer is watched
+for ``--wait`` seconds for any sign of detection: its processes replaced, or its launcher ended. Peers without a sign
+are in ``undetected``, with the time that they had: torchrun and Ray Train wait for the time-out of the collective (gloo and NCCL
 have half an hour and ten minutes by default).
 
-``false_alarms`` counts what orch says or does about a healthy job that stands still every few seconds (asleep or
-computing, without saying so) for ``--healthy`` seconds. It has to be 0.
+``false_alarms`` counts the reports and actions of orch about a healthy job that stands still every few seconds (asleep
+or computing, without a report) for ``--healthy`` seconds. It has to be 0.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANK = 1
 
 
 class UnnoticedError(Exception):
-    """A contender showed no sign of having noticed within its time."""
+    """A contender showed no sign of detection within its time."""
 
 
 def _steady(run: contenders.Run) -> None:
@@ -40,7 +40,7 @@ def _steady(run: contenders.Run) -> None:
 
 
 def ours(orch: contenders.Orch, recovered: list[float]) -> float:
-    """Seconds from SIGSTOP to the event; the seconds to the next new step are appended to ``recovered``."""
+    """Return the seconds from SIGSTOP to the event; append those to the next new step to ``recovered``."""
     with orch.submit(STEPS, SECONDS_PER_STEP, workload="reporting.py") as run:
         assert isinstance(run, contenders.OrchRun)
         _steady(run)
@@ -61,7 +61,7 @@ def ours(orch: contenders.Orch, recovered: list[float]) -> float:
 
 
 def theirs(start: Callable[[int, float], contenders.Run], wait_seconds: float) -> float:
-    """Seconds from SIGSTOP until anything of the peer's changes. Raises UnnoticedError."""
+    """Return the seconds from SIGSTOP until any process of the peer changes. Raises UnnoticedError."""
     with start(STEPS, SECONDS_PER_STEP) as run:
         _steady(run)
         before = contenders.worker_pids(run.ledger)
@@ -81,7 +81,7 @@ def theirs(start: Callable[[int, float], contenders.Run], wait_seconds: float) -
 
 
 def false_alarms(orch: contenders.Orch, seconds: float) -> dict[str, Any]:
-    """What is said or done about a healthy job whose first rank stands still for 4 s after every 60 steps."""
+    """Count orch's reports and actions about a healthy job in which rank 0 stands still for 4 s every 60 steps."""
     with orch.submit(STEPS, SECONDS_PER_STEP, workload="reporting.py", arguments="60 4.0") as run:
         assert isinstance(run, contenders.OrchRun)
         run.first_step_seconds()
@@ -106,7 +106,7 @@ def main() -> None:
     try:
         orch.up()
         mine = interleave({"ours": partial(ours, orch, recovered)}, arguments.pairs)
-        # A peer that notices nothing takes its whole wait: once is enough to see that.
+        # A peer that detects nothing takes its whole wait: one run is enough to show that.
         peers = interleave({n: partial(theirs, s, arguments.wait) for n, s in chosen.items()}, 1, warm_up=0)
         healthy = false_alarms(orch, arguments.healthy)
     finally:

@@ -1,4 +1,4 @@
-"""Faults of whole hosts and of the network between them, again and again, under a job whose ranks are on two of three hosts.
+"""Repeated faults of whole hosts and of the network between them, under a job with ranks on two of three hosts.
 
 Each host is a set of namespaces of this machine with a network, a process table, a clock and disks of its own (``tests/support/hosts``). A
 host loses its power, stands still, is cut off in both directions or in one, has a full disk or a bad network; the daemon is killed. After
@@ -51,7 +51,7 @@ KINDS: Final = (
 
 @dataclass(slots=True)
 class Found:
-    """What has happened, and how long each recovery took, by the kind of fault."""
+    """Faults so far, and the duration of each recovery, by the kind of fault."""
 
     faults: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -69,7 +69,7 @@ class HostFaults:
     found: Found
 
     def kinds(self) -> dict[str, Callable[[Host], None]]:
-        """Each of ``KINDS``: it returns when its cause is over, or with the host back."""
+        """Return a function for each of ``KINDS``, which returns when its cause is over or the host is back."""
         faults: tuple[Callable[[Host], None], ...] = (
             self._power_cut,
             self._stands_still,
@@ -83,7 +83,7 @@ class HostFaults:
         return dict(zip(KINDS, faults, strict=True))
 
     def once(self, kind: str) -> None:
-        """One fault while all hosts are ready, and the recovery from it."""
+        """Inject one fault while all hosts are ready, and wait for the recovery from it."""
         for each in self.cluster.hosts.hosts:
             self._back(each)
         host = self.cluster.hosts[self.dice.choice([2, 3])]
@@ -143,7 +143,7 @@ class HostFaults:
         self.cluster.up()
 
     def _back(self, host: Host) -> None:
-        """Ray never takes back a node that it has given up: its service manager starts it again."""
+        """Wait until the host is ready. Ray never takes back a node that it has given up: start such a node again."""
 
         def settled() -> bool:
             if self.cluster.is_down(host):
@@ -155,7 +155,7 @@ class HostFaults:
 
 
 def run(count: int, seconds: float, seed: int, only: Sequence[str] = ()) -> Found:
-    """So many faults, or as many as there is time for, each kind (of ``only``, where given) as often as the others."""
+    """Inject ``count`` faults, or as many as there is time for, each kind (of ``only``, where given) equally often."""
     deadline, dice, found = time.monotonic() + seconds, random.Random(seed), Found()
     hosts = Hosts([Plan(), Plan(uptime=UPTIME_SECONDS), Plan(clock=AHEAD_SECONDS)], seed=seed)
     cluster = HostCluster(hosts)
@@ -195,10 +195,10 @@ def _spec() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run and report; exit code 1 when a promise was broken, with the seed that repeats it."""
+    """Run and report; return exit code 1 when a promise was broken. The report has the seed that repeats it."""
     options = measure.parser(str(__doc__).partition("\n")[0], 1)
     options.add_argument("--faults", type=int, default=200)
-    options.add_argument("--seconds", type=float, default=float("inf"), help="end after so long (default: never)")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="end after this time (default: never)")
     options.add_argument("--seed", type=int, default=20_261_124)
     options.add_argument("--kind", action="append", default=[], choices=KINDS, help="this kind only; may be repeated")
     chosen = options.parse_args()

@@ -53,7 +53,7 @@ labels: {team: vision}
 
 
 def parse(_: ExitStack) -> Callable[[], object]:
-    """A job.yaml of usual size becomes a typed spec."""
+    """Return a call that parses a job.yaml of usual size into a typed spec."""
     return lambda: parse_job(YAML)
 
 
@@ -76,7 +76,7 @@ def _submission(number: int) -> ev.JobSubmitted:
 
 
 def _life(job_id: JobId) -> Sequence[ev.Event]:
-    """The events of a job that runs, loses rank 3 and starts again."""
+    """Return the events of a job that runs, loses rank 3 and starts again."""
     seats = tuple(
         ev.Seat(
             rank=rank,
@@ -111,7 +111,7 @@ def _life(job_id: JobId) -> Sequence[ev.Event]:
 
 
 def fold_life(_: ExitStack) -> Callable[[], object]:
-    """A job's record follows the events of an attempt of eight ranks that fails."""
+    """Return a call that folds the events of a failing attempt of eight ranks into a job's record."""
     submission = _submission(1)
     events = _life(submission.job_id)
 
@@ -127,7 +127,7 @@ def fold_life(_: ExitStack) -> Callable[[], object]:
 
 
 def decide_queue(_: ExitStack) -> Callable[[], object]:
-    """One decision with 300 queued jobs and eight nodes of which none has a GPU left."""
+    """Return a call that decides with 300 queued jobs and eight nodes with one free GPU each, for the first job."""
     jobs = {job.id: job for job in (submitted(_submission(n), n) for n in range(QUEUED))}
     nodes = {
         f"n{n}": Node(id=f"n{n}", name=f"n{n}", cpus=64.0, gpus=8.0, other_gpus=7.0, memory_bytes=1 << 40)
@@ -138,7 +138,7 @@ def decide_queue(_: ExitStack) -> Callable[[], object]:
 
 
 def write(resources: ExitStack) -> Callable[[], object]:
-    """A submission and the events of its life are folded and reach the SQLite store."""
+    """Return a call that folds a submission and the events of its life and writes them to the SQLite store."""
     from orchestrator.store.sqlite import SqliteStore
 
     folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="orch-hot-")))
@@ -160,7 +160,7 @@ def write(resources: ExitStack) -> Callable[[], object]:
 
 
 def exporter_page(_: ExitStack) -> Callable[[], object]:
-    """A page of eight GPUs of which each has a new sample."""
+    """Return a call that renders a page of eight GPUs, each with a new sample."""
     from orchestrator.gpu.exporter.exposition import ExporterStatus, Renderer, compose
     from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
 
@@ -203,7 +203,7 @@ def exporter_page(_: ExitStack) -> Callable[[], object]:
 
 
 def snapshot_plan(_: ExitStack) -> Callable[[], object]:
-    """The next state of a model of 100 arrays is recognised as one whose copying is planned."""
+    """Return a call that recognises the next state of a model of 100 arrays as one with a copy plan."""
     import numpy as np
 
     from orchestrator.checkpoint.snapshots.encode_plan import PartPlan

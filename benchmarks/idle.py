@@ -1,7 +1,7 @@
-"""The idle stack: processor time and memory (PSS) of every process of a daemon that has nothing to do.
+"""Measures the idle stack: processor time and memory (PSS) of every process of a daemon that has nothing to do.
 
-The result's ``ours`` is the daemon's share of one core, in percent; ``processes`` lists each process. There is no peer: what
-the others leave running when idle (nothing for torchrun, a controller daemon for Slurm) does not do what this does.
+The result's ``ours`` is the daemon's share of one core, in percent; ``processes`` lists each process. There is no peer: the
+processes that others leave running when idle (none for torchrun, a controller daemon for Slurm) do not do this work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WINDOW_SECONDS = 5.0
 
 
 class _Process(NamedTuple):
-    """What one process of the stack uses."""
+    """Resource use of one process of the stack."""
 
     name: str
     pss_mib: float
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def members(orch: contenders.Orch) -> dict[int, str]:
-    """Every process of the home: the daemon, Ray's, and the fork servers, by what they are."""
+    """Return the name of every process of the home: the daemon, Ray's processes, and the fork servers."""
     from orchestrator.runtime.names import namespace
 
     markers = (str(orch.home), namespace(orch.home).removeprefix("orch-"))

@@ -1,6 +1,6 @@
-"""How long each installation takes and how large it is: the plain wheel, ``[train]``, ``[daemon]`` and ``[all]``, each in a fresh environment.
+"""Measures the time and the size of each installation: the plain wheel, ``[train]``, ``[daemon]`` and ``[all]``, each in a fresh environment.
 
-From the package index that pip is configured for, without its cache; bytecode is compiled, as pip does. ``ours`` is the plain
+Packages come from the index that pip is configured for, without its cache; bytecode is compiled, as pip does. ``ours`` is the plain
 wheel, in seconds; ``size`` is what the environment occupies beyond an empty one. torch is the build that constraints.txt names.
 """
 
@@ -57,7 +57,7 @@ def _wheel(directory: Path) -> Path:
 
 
 def _install(environment: Path, wheel: Path, extra: str) -> tuple[float, float]:
-    """Seconds, and bytes that the environment has grown by."""
+    """Install the wheel in a fresh environment; return the seconds, and the bytes by which it grew."""
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     empty = _size(environment)
     wanted = f"orchd{extra} @ {wheel.as_uri()}"

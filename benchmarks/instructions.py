@@ -1,8 +1,8 @@
-"""Instructions that each hot path takes, on fixed inputs: ``python -m benchmarks.instructions [--json FILE] [--compare]``.
+"""Counts the instructions of each hot path on fixed inputs: ``python -m benchmarks.instructions [--json FILE] [--compare]``.
 
-Counts repeat where times do not: on a noisy or slow machine, beside other programs. ``perf stat`` counts where the machine lets
-it, else valgrind's callgrind. The same path runs a few times and many times; the difference leaves out what starting Python and
-importing costs. Hashing is seeded, addresses are not randomised, and the garbage collector runs as usual.
+Counts are repeatable where times are not: on a noisy or slow machine, beside other programs. ``perf stat`` counts where the machine
+permits it, else valgrind's callgrind. The same path runs a few times and many times; the difference leaves out the cost of starting
+Python and importing. Hashing is seeded, addresses are not randomised, and the garbage collector runs as usual.
 
 ``--compare`` (``make instructions``) fails where a path takes over 3 % more than in the newest committed result of the same counter
 and the same Python: explain the rise in the change that brings it, and commit a new result, or undo it.
@@ -33,7 +33,7 @@ _PERF: Final = re.compile(r"^\s*([\d,.]+)\s+instructions:u", re.MULTILINE)
 
 
 def counter() -> str:
-    """``perf`` where it counts instructions here, else ``callgrind``. Raises SystemExit with what to install."""
+    """Return ``perf`` where it counts instructions here, else ``callgrind``. Raises SystemExit with what to install."""
     if shutil.which("perf"):
         tried = subprocess.run(
             ["perf", "stat", "-e", "instructions:u", "true"], check=False, capture_output=True, text=True
@@ -46,7 +46,7 @@ def counter() -> str:
 
 
 def count(name: str, repeats: int, how: str) -> int:
-    """Instructions of a process that runs the path ``repeats`` times."""
+    """Return the instructions of a process that runs the path ``repeats`` times."""
     command = [sys.executable, "-m", "benchmarks.hot_paths", name, str(repeats)]
     if how == "perf":
         command = ["perf", "stat", "-e", "instructions:u", "--", *command]
@@ -63,7 +63,7 @@ def count(name: str, repeats: int, how: str) -> int:
 
 
 def measure(names: list[str], how: str) -> dict[str, int]:
-    """Instructions of one run of each path."""
+    """Return the instructions of one run of each path."""
     result = {}
     for name in names:
         few, many = count(name, FEW, how), count(name, FEW + REPEATS[name], how)
@@ -73,14 +73,14 @@ def measure(names: list[str], how: str) -> dict[str, int]:
 
 
 def newest(how: str, results: Path = RESULTS) -> dict[str, Any] | None:
-    """The newest committed result of the same counter and Python."""
+    """Return the newest committed result of the same counter and Python."""
     python = platform.python_version()
     found = [json.loads(path.read_text()) for path in sorted(results.glob("*-instructions.json"))]
     return next((r for r in reversed(found) if r["counter"] == how and r["machine"]["python"] == python), None)
 
 
 def rises(now: dict[str, int], before: dict[str, int]) -> list[str]:
-    """The paths that take more than before, beyond what is allowed, as lines."""
+    """Return a line for each path that takes more than before, beyond the allowed rise."""
     return [
         f"{name}: {count:,} instructions, {count / before[name] - 1:+.1%} against {before[name]:,}"
         for name, count in now.items()

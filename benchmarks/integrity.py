@@ -1,8 +1,8 @@
-"""Damage to checkpoints, thousands of times: is it noticed, and is a good one left? ``torch.save`` with rename beside it.
+"""Damages checkpoints thousands of times, and counts damage that is not detected and good states that are lost; also for ``torch.save``.
 
-Each trial makes a directory with two checkpoints of known content, does one thing to it, and asks for the newest good
-state. A trial goes wrong when what comes back is not bit for bit one of the states that were saved (*undetected*), or
-when nothing comes back (*lost*). Damages: ``flip`` of one random bit, ``truncate`` a file, ``remove`` a file, ``full``
+Each trial makes a directory with two checkpoints of known content, damages it in one way, and loads the newest good
+state. A trial fails when the loaded state is not bit for bit one of the states that were saved (*undetected*), or
+when no state is loaded (*lost*). Damages: ``flip`` of one random bit, ``truncate`` a file, ``remove`` a file, ``full``
 (a third save finds no more room at a random byte; a file size limit stands in for the disk), ``kill`` (SIGKILL at a random moment of a third save).
 
 The peer is what scripts do by hand: ``torch.save`` to a temporary file, fsync, rename, and a loader that takes the newest
@@ -34,14 +34,14 @@ _NUMBERS = 400
 
 
 def state_of(step: int) -> dict[str, Any]:
-    """A small training state that is different at every step."""
+    """Return a small training state that is different at every step."""
     generator = torch.Generator().manual_seed(step)
     weights = torch.randn(_NUMBERS, generator=generator)
     return {"model": {"w": weights}, "optimizer": {"m": weights * 2, "step": step}, "seed": [step, 1.5, "text"]}
 
 
 def same(found: Any, step: int) -> bool:
-    """Bit for bit the state of ``step``."""
+    """Return whether ``found`` is bit for bit the state of ``step``."""
     wanted = state_of(step)
     try:
         return bool(
@@ -64,12 +64,12 @@ class Orch:
         CheckpointRepository(folder, attempt=1).save(state_of(step), step=step)
 
     def load(self, folder: Path) -> tuple[int, Any] | None:
-        """The newest good one, as a new attempt finds it."""
+        """Return the newest good one, as a new attempt loads it."""
         loaded = CheckpointRepository(folder, attempt=2).load_latest()
         return None if loaded is None else (loaded.step, loaded.state)
 
     def files(self, folder: Path) -> list[Path]:
-        """Where damage may strike: the newest checkpoint."""
+        """Return the files that may be damaged: the newest checkpoint."""
         newest = max(folder.glob("step-*"))
         return sorted(newest.iterdir())
 
@@ -90,7 +90,7 @@ class Peer:
         draft.replace(folder / f"step-{step:06d}.pt")
 
     def load(self, folder: Path) -> tuple[int, Any] | None:
-        """The newest that torch.load takes."""
+        """Return the newest one that torch.load accepts."""
         for path in sorted(folder.glob("step-*.pt"), reverse=True):
             try:
                 return int(path.stem[5:]), torch.load(path, weights_only=True)
@@ -99,12 +99,12 @@ class Peer:
         return None
 
     def files(self, folder: Path) -> list[Path]:
-        """Where damage may strike: the newest checkpoint."""
+        """Return the files that may be damaged: the newest checkpoint."""
         return [max(folder.glob("step-*.pt"))]
 
 
 def damage(kind: str, arm: Orch | Peer, folder: Path, dice: random.Random) -> None:
-    """Do one thing to a directory with two checkpoints."""
+    """Damage a directory with two checkpoints in one way."""
     if kind == "kill":
         _kill_in_a_save(arm, folder, dice)
     elif kind == "full":
@@ -134,7 +134,7 @@ def _kill_in_a_save(arm: Orch | Peer, folder: Path, dice: random.Random) -> None
 
 
 def _fill_the_disk_in_a_save(arm: Orch | Peer, folder: Path, dice: random.Random) -> None:
-    """A write of the save, at a random byte, ends short and the next fails: in a child whose files may not grow further."""
+    """Save in a child with a limit of file size: a write ends short at a random byte, and the next one fails."""
     import resource
     import signal
 
@@ -153,7 +153,7 @@ def _fill_the_disk_in_a_save(arm: Orch | Peer, folder: Path, dice: random.Random
 
 
 def trial(kind: str, arm: Orch | Peer, folder: Path, dice: random.Random) -> str:
-    """Damage a fresh copy, ask for the newest good state; ``good``, ``undetected`` or ``lost``."""
+    """Damage a fresh copy, and load the newest good state; return ``good``, ``undetected`` or ``lost``."""
     damage(kind, arm, folder, dice)
     found = arm.load(folder)
     if found is None:
@@ -162,12 +162,12 @@ def trial(kind: str, arm: Orch | Peer, folder: Path, dice: random.Random) -> str
 
 
 def kinds(trials: int, dice: random.Random) -> Iterator[str]:
-    """What happens in which trial."""
+    """Yield the kind of damage of each trial."""
     yield from dice.choices(list(SHARES), weights=list(SHARES.values()), k=trials)
 
 
 def campaign(make: Callable[[], Orch | Peer], trials: int, seed: int, place: Path) -> dict[str, Any]:
-    """All trials of one arm, with the same dice for each arm."""
+    """Run all trials of one arm, with the same dice for each arm."""
     arm, dice = make(), random.Random(seed)
     template = place / f"{arm.name.split()[0]}-template"
     for step in (1, 2):
@@ -184,7 +184,7 @@ def campaign(make: Callable[[], Orch | Peer], trials: int, seed: int, place: Pat
 
 
 def main() -> int:
-    """Run and report; exit code 1 when anything went wrong under orch."""
+    """Run and report; return exit code 1 when a trial failed under orch."""
     options = measure.parser(str(__doc__).partition("\n")[0], 1)
     options.add_argument("--trials", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=20_261_121)

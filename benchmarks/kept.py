@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def results(parts: Mapping[str, Callable[[], Any]], keep: Path | None, seconds: float) -> dict[str, Any]:
-    """The parts' results (JSON-ready), in their order: those in ``keep``, and further ones, which are added to it, for so long."""
+    """Return the parts' results (JSON-ready), in their order: those in ``keep``, and further ones, added to it until ``seconds`` are over."""
     done = _kept(keep)
     due = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
@@ -31,7 +31,7 @@ def results(parts: Mapping[str, Callable[[], Any]], keep: Path | None, seconds: 
 
 
 def _kept(path: Path | None) -> dict[str, Any]:
-    """The results of earlier calls; the last line may be cut off."""
+    """Return the results of earlier calls; the last line may be cut off."""
     if path is None or not path.exists():
         return {}
     found = {}

@@ -1,7 +1,7 @@
-"""How every benchmark measures: interleaved rounds, medians, 95 % bootstrap intervals, one result shape.
+"""Common method of every benchmark: interleaved rounds, medians, 95 % bootstrap intervals, one form of result.
 
-A round runs every arm once; the order is turned round in every other round (A B, B A, ...), so that a machine that warms
-up or slows down favours no contender. A target is met when the interval's bad end meets it.
+A round runs every arm once; the order is reversed in every other round (A B, B A, ...), so that a machine that warms
+up or slows down favours no contender. A target is met when the worse end of the interval meets it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Arms:
 
 
 def interleave(arms: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1) -> Arms:
-    """Run every arm ``warm_up`` + ``rounds`` times; the warm-ups are dropped. A failing run is kept apart and counted."""
+    """Run every arm ``warm_up`` + ``rounds`` times; the warm-ups are dropped. A failing run is recorded separately."""
     result = Arms({name: [] for name in arms}, {name: [] for name in arms})
     names = list(arms)
     for number in range(-warm_up, rounds):
@@ -55,7 +55,7 @@ def interleave(arms: Mapping[str, Callable[[], float]], rounds: int, *, warm_up:
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median with its 95 % bootstrap interval, the 99th percentile, and the count."""
+    """Return the median with its 95 % bootstrap interval, the 99th percentile, and the count."""
     data = np.asarray(values, dtype=float)
     medians = np.median(_resampled(data), axis=1)
     low, high = np.percentile(medians, [2.5, 97.5])
@@ -69,7 +69,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> dict[str, float]:
-    """Ratio of medians, ours to the peer's, with its 95 % bootstrap interval."""
+    """Return the ratio of medians, ours to the peer's, with its 95 % bootstrap interval."""
     mine, theirs = np.asarray(ours, dtype=float), np.asarray(peer, dtype=float)
     resampled = np.median(_resampled(mine), axis=1) / np.median(_resampled(theirs, 1), axis=1)
     low, high = np.percentile(resampled, [2.5, 97.5])
@@ -84,7 +84,7 @@ def _resampled(data: np.ndarray[Any, np.dtype[np.float64]], stream: int = 0) -> 
 def result(
     measure: str, unit: str, better: str, ours: Sequence[float], peers: Mapping[str, Sequence[float]], **more: Any
 ) -> dict[str, Any]:
-    """The one shape of a result."""
+    """Return a result in the common form."""
     usable = {name: values for name, values in peers.items() if values}
     return {
         "measure": measure,
@@ -101,7 +101,7 @@ def result(
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """Return the facts about the machine and its software."""
     model = next(
         (
             line.partition(":")[2].strip()
@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
 
 
 def _gpus() -> dict[str, Any]:
-    """The machine's NVIDIA GPUs and their driver; nothing where there are none."""
+    """Return the machine's NVIDIA GPUs and their driver; nothing where there are none."""
     import pynvml
 
     try:
@@ -148,7 +148,7 @@ def _version(package: str) -> str | None:
 
 
 def commit(checkout: Path | None = None) -> str:
-    """The commit that was measured; a plus sign says that files had changed since."""
+    """Return the commit that was measured; a plus sign means that files had changed since."""
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
@@ -158,7 +158,7 @@ def commit(checkout: Path | None = None) -> str:
 
 
 def parser(description: str, pairs: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks share. From here on SIGTERM ends the benchmark as an error does: its jobs end with it."""
+    """Return a parser with the options that all benchmarks share. From here on SIGTERM ends the benchmark as an error does: its jobs end with it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds of every arm (default {pairs})")
@@ -176,13 +176,13 @@ def report(found: Mapping[str, Any], path: Path | None) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, to the nanosecond: the usual counters tick in hundredths of a second."""
+    """Return the processor seconds of a process so far, to the nanosecond: the usual counters tick every 0.01 s."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def wait_for(what: str, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """Poll until true; TimeoutError naming ``what`` otherwise."""
+    """Poll until the condition is true, and return its value. Raises TimeoutError naming ``what``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         value = condition()

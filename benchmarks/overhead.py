@@ -1,14 +1,14 @@
-"""What a training step costs under orch beside torchrun: the same script, the same steps, every step reported.
+"""Measures a training step under orch beside torchrun: the same script, the same steps, every step reported.
 
-For steps of about 2 ms and of about 50 ms, after as many as fill five seconds at that length. A value is the median step
-time of one run; ``cpu_outside_percent`` is the processor time of everything of orch's that is not a rank (daemon, Ray,
+Steps take about 2 ms and about 50 ms, after as many as fill five seconds at that length. A value is the median step
+time of one run; ``cpu_outside_percent`` is the processor time of every process of orch that is not a rank (daemon, Ray,
 actors, fork server, keepers) while the job trains; ``bare_ray_percent`` is that of a raylet, a control plane and two actors
-that do nothing, which every gang of two on Ray has. With two ranks both cores of a small machine train, and whatever runs beside
-them slows them down; ``free_core`` is the same with one rank, which leaves a core to it on such a machine. A rank has one thread, on both sides.
+that do nothing, which every gang of two on Ray has. With two ranks both cores of a small machine train, and every other process
+slows them down; ``free_core`` is the same with one rank, which leaves a core to the others on such a machine. A rank has one thread, on both sides.
 
-The C library gives memory of a step back to the kernel, and how much of it depends on where the heap lies: ``of_a_step`` has the
+The C library returns memory of a step to the kernel, and how much of it depends on the place of the heap: ``of_a_step`` has the
 page faults of a step and the processor time of the process and of the kernel. ``memory_kept`` is the step of 50 ms on a free core of a
-script that has the C library keep it: what is left is what orch itself costs.
+script that makes the C library keep the memory: the remaining difference is the cost of orch itself.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _length(orch: contenders.Orch, pairs: int, options: tuple[str, ...], ranks: int) -> dict[str, Any]:
-    """Steps of one length, ours beside torchrun's. ``options`` are the workload's: how many, milliseconds, and more."""
+    """Measure steps of one length, ours and torchrun's. ``options`` of the workload: number, milliseconds, and more."""
     outside: list[float] = []
     counts: dict[str, list[dict[str, float]]] = {"ours": [], "torchrun": []}
 

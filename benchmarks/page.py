@@ -1,4 +1,4 @@
-"""The page under load: what the daemon pays to keep browsers current that watch many jobs and GPUs.
+"""Measures the page under load: the daemon's cost of updating browsers that watch many jobs and GPUs.
 
 A service in memory with ``--jobs`` jobs (a quarter runs) and ``--gpus`` GPUs is served over HTTP from this process, and changes
 all the time. ``--viewers`` processes of one kind read the overview's stream. ``ours`` is the share of one core that serving
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS = 5.0
 PAINTS = 6
-"""Of each page; the first one is left out."""
+"""Number of paints of each page; the first one is left out."""
 
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 READER = """
@@ -48,7 +48,7 @@ while answer.read1(65536):
 
 
 class BusyService(FakeService):
-    """Many jobs, and GPUs whose load is never the same twice."""
+    """A service with many jobs, and with GPUs whose load changes all the time."""
 
     def __init__(self, jobs: int, gpus: int) -> None:
         super().__init__("ada")
@@ -61,7 +61,7 @@ class BusyService(FakeService):
         ]
 
     async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:  # noqa: ARG002 - the port's signature
-        """Eight charts of eight lines."""
+        """Return eight charts of eight lines."""
         xs = tuple(float(n) for n in range(POINTS))
         lines = tuple(
             CurveView(label=f"GPU {n}", x=xs, values=tuple((x * 7 + 11 * n) % 100 for x in xs)) for n in range(8)
@@ -70,14 +70,14 @@ class BusyService(FakeService):
         return CurvesView(job_id=job_id, begin=0.0, end=float(POINTS), charts=charts)
 
     async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[Mapping[str, Any]]:  # noqa: ARG002 - the port's signature
-        """A row for each GPU, with what the heat map shows."""
+        """Return a row for each GPU, with the values that the heat map shows."""
         return [
             {"node": f"node-{n // 8:03d}", "index": n % 8, "utilization_ratio": (n * 7 + self.turn) % 100 / 100}
             for n in range(self.count)
         ]
 
     def step(self) -> None:
-        """Every running job goes on by a step."""
+        """Advance every running job by a step."""
         self.turn += 1
         for job_id in self.ids[::4]:
             self.set(job_id, progress=ProgressView(step=self.turn, fraction=self.turn % 1000 / 1000))
@@ -123,7 +123,7 @@ async def _measure(arguments: Any) -> tuple[list[float], dict[str, float]]:
 
 
 def _paints(address: str, links: list[str], job_id: str) -> dict[str, float]:
-    """First contentful paints, as the browser tells them."""
+    """Return the first contentful paints that the browser reports; empty without a browser."""
     program = shutil.which("chromium")
     try:
         from playwright.sync_api import sync_playwright

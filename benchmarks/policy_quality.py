@@ -1,13 +1,13 @@
-"""How good the order of the queue is: the daemon's scheduler against FIFO, published policies and a clairvoyant bound, in simulated time.
+"""Measures the order of the queue: the daemon's scheduler against FIFO, published policies and a clairvoyant bound, in simulated time.
 
 ``python -m benchmarks.policy_quality [--trace philly.csv] [--jobs N] [--nodes 64x8] [--pairs SEEDS] [--json FILE]``. For each
 family of synthetic traces at load 0.9, and for a cut of a trace on as many nodes as give that load, each seed gives ratios of mean
-completion times and of the 99th percentile of waits. Ours are two: the daemon with ``ORCH_TIME_SHARING=1m``, and as it comes (``default``).
-Nothing declares a duration, and nothing is known of like jobs. The bound (shortest remaining time first) and the published policies
-(``las``, ``tiresias``) have what no scheduler has: preemption is free, and GPUs have no nodes. Jobs save every 30 minutes.
+completion times and of the 99th percentile of waits. Ours are two: the daemon with ``ORCH_TIME_SHARING=1m``, and with its defaults (``default``).
+No job declares a duration, and the durations of like jobs are unknown. The bound (shortest remaining time first) and the published policies
+(``las``, ``tiresias``) have advantages that no scheduler has: preemption is free, and GPUs have no nodes. Jobs save every 30 minutes.
 
 It takes hours at its default sizes. With ``--keep FILE`` the ratios of each trace are kept there, and the next call continues with the rest;
-``--seconds N`` ends a call after about so long, with the result of what is done: every family's first seed comes first.
+``--seconds N`` ends a call after about that time, with the result so far: every family's first seed comes first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
     made.add_argument("--jobs", type=int, default=20_000, help="of a synthetic trace, and of each cut of the trace")
     made.add_argument("--nodes", default="64x8", help="of synthetic traces")
     made.add_argument("--keep", type=Path, help="file of results; a later call continues with the rest")
-    made.add_argument("--seconds", type=float, default=inf, help="begin no further trace after so long")
+    made.add_argument("--seconds", type=float, default=inf, help="begin no further trace after this time")
     options = made.parse_args()
     trace = read_trace(options.trace) if options.trace else []
     found = measure(options.jobs, options.nodes, options.pairs, trace, keep=options.keep, seconds=options.seconds)
@@ -65,7 +65,7 @@ def measure(
     keep: Path | None = None,
     seconds: float = inf,
 ) -> dict[str, Any]:
-    """The ratios, by family; ``ours`` is the mean over the bound's, of all synthetic traces. Raises ValueError where none is done in time."""
+    """Return the ratios, by family; ``ours`` is the mean over the bound's, of all synthetic traces. Raises ValueError where none is done in time."""
     gpus = sum(node.gpus for node in parse_nodes(nodes).values())
     cut = cuts(trace, jobs, seeds) if trace else []
 
@@ -101,7 +101,7 @@ def measure(
 
 
 def ratios(trace: Sequence[TraceJob], nodes: str) -> dict[str, float]:
-    """Ours over the others'; ``default`` is without time sharing."""
+    """Return the ratios of ours to the others; ``default`` is without time sharing."""
     found = {one.policy: one.figures for one in compare(trace, parse_nodes(nodes), POLICIES)}
     mean = {name: figures.completion.mean for name, figures in found.items()}
     ours, default, fifo = found["orch-shared"], found["orch"], found["fifo"]
@@ -122,14 +122,14 @@ def ratios(trace: Sequence[TraceJob], nodes: str) -> dict[str, float]:
 
 
 def cuts(trace: Sequence[TraceJob], jobs: int, count: int) -> list[Sequence[TraceJob]]:
-    """So many parts of the trace that follow one another, from its middle on if it is long; at least one."""
+    """Return at most ``count`` consecutive parts of ``jobs`` jobs, from the middle of a long trace; at least one."""
     many = max(1, min(count, len(trace) // jobs))
     first = max(0, (len(trace) - many * jobs) // 2)
     return [trace[first + number * jobs : first + (number + 1) * jobs] for number in range(many)]
 
 
 def nodes_for(trace: Sequence[TraceJob]) -> str:
-    """As many nodes as the trace needs for its load, and for its largest job."""
+    """Return as many nodes as the trace needs for its load, and for its largest job."""
     span = max(1.0, trace[-1].at - trace[0].at)
     gpus = fsum(job.seconds * job.all_gpus for job in trace) / (LOAD * span)
     largest = max(job.all_gpus for job in trace)

@@ -1,4 +1,4 @@
-"""What processes take of a processor: nanoseconds, and how often one of their threads fell asleep and had to be woken."""
+"""Reads the processor use of processes: nanoseconds, and how often one of their threads fell asleep and had to be woken."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of one process up to now: its processor time, and by thread name how often a thread fell asleep."""
+    """Processor time of one process up to now, and by thread name how often a thread fell asleep."""
 
     nanoseconds: int
     sleeps: Counter[str] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ class Shares:
 
 
 def use_of(pid: int) -> Use:
-    """What the process has used; nothing if it has ended. A thread that ends meanwhile does not count."""
+    """Return the use of a process; nothing if it has ended. A thread that ends meanwhile does not count."""
     nanoseconds, sleeps = 0, Counter[str]()
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -64,12 +64,12 @@ def shares(names: Mapping[int, str], seconds: float) -> Shares:
 
 
 def uses(pids: Iterable[int]) -> dict[int, Use]:
-    """What each process has used."""
+    """Return the use of each process."""
     return {pid: use_of(pid) for pid in pids}
 
 
 def between(before: Mapping[int, Use], after: Mapping[int, Use], names: Mapping[int, str], seconds: float) -> Shares:
-    """What the processes used in the ``seconds`` between two readings."""
+    """Return the shares that the processes used in the ``seconds`` between two readings."""
     percent, wakeups, threads = (defaultdict[str, float](float) for _ in range(3))
     for pid in before.keys() & after.keys():
         first, last, name = before[pid], after[pid], names[pid]

@@ -1,8 +1,8 @@
-"""What a long queue costs: submissions, ``orch status``, memory and a restart, beside the same with an empty queue.
+"""Measures the cost of a long queue: submissions, ``orch status``, memory and a restart, beside an empty queue.
 
 ``python -m benchmarks.queue_depth [--queued N] [--pairs N] [--nodes 1250x8] [--slurm N] [--json FILE]``. The store, the loop, the scheduler and the
 parts of the service are the daemon's own, in this process and without Ray: all nodes are full. ``ours`` are seconds of submissions to the long queue,
-``empty`` those to an empty one; ``restart`` is what a daemon reads before it connects to Ray. ``--slurm N`` (as root, with slurm-wlm) measures slurmctld with N queued jobs beside it: ``sbatch``, the whole
+``empty`` those to an empty one; ``restart`` is the time for which a daemon reads before it connects to Ray. ``--slurm N`` (as root, with slurm-wlm) measures slurmctld with N queued jobs beside it: ``sbatch``, the whole
 process, to an empty and to the long queue, the memory of each job, and the time from the start of slurmctld until it answers. Both are wall time, and say little on a busy machine; ``processor`` has the same as processor time.
 """
 
@@ -55,7 +55,7 @@ FILLING_CLIENTS: Final = 8
 
 
 class _Nothing:
-    """No progress, no counters."""
+    """Stand-in without progress or counters."""
 
     def of(self, _: JobId) -> JobProgress | None:
         return None
@@ -114,7 +114,7 @@ class Desk:
         )
 
     async def recover(self) -> None:
-        """What a daemon reads when it starts."""
+        """Read what a daemon reads when it starts."""
         nothing = _Nothing()
         history = (Metering(self.settings, time.time()).observe,)
         await Recovery(
@@ -128,7 +128,7 @@ class Desk:
         ).run()
 
     def fill(self) -> None:
-        """A gang on each node, known to the loop alone."""
+        """Put a gang on each node, which only the loop has."""
         for job in self._full.jobs.values():
             sequence = job.submission.sequence - len(self._full.jobs) - 1
             held = replace(job, submission=replace(job.submission, sequence=sequence))
@@ -136,7 +136,7 @@ class Desk:
         self._known.set(dict(self._full.nodes))
 
     async def submit(self, number: int) -> None:
-        """One submission, as the service takes it, and the loop's round after it."""
+        """Submit a job as the service does, which includes the loop's round after it."""
         request = SubmitRequest(
             yaml=YAML,
             source="job.yaml",
@@ -148,12 +148,12 @@ class Desk:
         await self.submissions.submit(request, Caller(uid=os.getuid(), gid=os.getgid(), user="ada", is_owner=True))
 
     async def status(self) -> int:
-        """What ``orch status`` asks for; the jobs of the answer."""
+        """Make the answer to ``orch status``; return its number of jobs."""
         views = await self.reader.jobs(JobFilter(states=LIVE))
         return len([view.to_json() for view in views])
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the pools and the store."""
         self._pools.close()
         self.store.close()
 
@@ -175,7 +175,7 @@ def main() -> None:
 
 
 def slurm_depth(slurm: Slurm, queued: int, rounds: int, clients: int = FILLING_CLIENTS) -> dict[str, Any]:
-    """The same of a slurmctld whose node takes no job."""
+    """Return the same for a slurmctld with a node that takes no job."""
     script = slurm.home / "waits.sh"
     script.write_text("#!/bin/sh\nsleep 1\n")
     command = ["sbatch", "--quiet", "--output=/dev/null", str(script)]
@@ -209,7 +209,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def measure(queued: int, nodes: str, rounds: int) -> dict[str, Any]:
-    """All of it."""
+    """Measure everything."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with tempfile.TemporaryDirectory(prefix="orch-bench-") as home:
         return asyncio.run(_measure(Path(home), queued, nodes, rounds))

@@ -1,7 +1,7 @@
-"""What the end of a rank costs: processor time from the last line of a script that did nothing to the process's end, forked from a warm fork server.
+"""Measures the end of a rank: processor time from the last line of a script that did nothing to the process's end, forked from a warm fork server.
 
 Arms: as ranks end (exit handlers of libraries that were loaded before the fork are left out), and with every handler run, as a plain interpreter
-ends. Copied pages are told beside it.
+ends. Copied pages are reported as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def ended(baseline: Baseline, *, leave_out: bool, faults: list[int]) -> float:
-    """Processor seconds of a fork that ends at once; it returns only in the parent."""
+    """Fork a process that ends at once; return its processor seconds, in the parent only."""
     pid = os.fork()
     if pid == 0:
         sys.exit(0 if not leave_out or exit_handlers.leave_out(baseline.libraries) else 1)
@@ -35,7 +35,7 @@ def main() -> int:
     baseline = warm((), lambda *_, **__: None, frozenset(sys.modules), cold=None)
     from benchmarks import (
         measure,
-    )  # after it: its numpy would start threads, and no process with threads is forked from
+    )  # after `warm`: its numpy starts threads, and a process with threads is not forked
 
     chosen = measure.parser(str(__doc__).partition("\n")[0], 30).parse_args()
     faults: dict[str, list[int]] = {"ours": [], "every_handler": []}

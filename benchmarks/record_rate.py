@@ -1,6 +1,6 @@
-"""How exactly a recorder keeps its pace with eight GPUs: rate, jitter, processor time, bytes an hour; and what 1 kHz gives.
+"""Measures how exactly a recorder keeps its rate with eight GPUs: rate, jitter, processor time, bytes an hour; and at 1 kHz.
 
-`orch record` runs as a process of its own on the fake driver library, whose power sensor has something new every 50 ms.
+`orch record` runs as a process of its own on the fake driver library, whose power sensor has a new value every 50 ms.
 The peer is the loop that people write: pynvml for power and temperature of each GPU, a CSV row, `time.sleep(0.01)`.
 The library's calls take as long as those of an H100's driver; with --real it is the machine's own. With `--train` a training loop runs beside it, with and
 without the recorder, and its step times are compared.
@@ -73,7 +73,7 @@ class Driver:
 
 
 def machines_own() -> Driver:
-    """The driver of this machine, with all its NVIDIA GPUs."""
+    """Return the driver of this machine, with all its NVIDIA GPUs."""
     return Driver({}, len(machine().get("gpus", ())), {"from": "the machine's own driver"})
 
 
@@ -115,7 +115,7 @@ def _measure(driver: Driver, directory: Path, arguments: Any) -> dict[str, Any]:
 
 
 def _record(driver: Driver, directory: Path, rate: float, seconds: float) -> dict[str, Any]:
-    """One recording by `orch record`; processor time leaves out the start of the process."""
+    """Make one recording with `orch record`; processor time leaves out the start of the process."""
     command = [
         "--csv",
         "--json",
@@ -156,7 +156,7 @@ def _peer(driver: Driver, directory: Path, seconds: float) -> dict[str, Any]:
 
 
 def _steady_cpu(pid: int, seconds: float) -> float:
-    """Share of a core over the middle of a recording."""
+    """Return the share of a core over the middle of a recording."""
     time.sleep(min(1.5, 0.3 * seconds))
     before, started = cpu_seconds(pid), time.perf_counter()
     time.sleep(0.5 * seconds)
@@ -164,9 +164,9 @@ def _steady_cpu(pid: int, seconds: float) -> float:
 
 
 def _training(driver: Driver, directory: Path, steps: int, rounds: int) -> dict[str, Any]:
-    """Step times of one training loop, with a recorder at 100 Hz beside it and with that recorder held still.
+    """Return step times of one training loop, with a recorder at 100 Hz beside it and with that recorder stopped.
 
-    The same two processes all the while: what differs from one start of a process to the next is far more than a recorder.
+    Both use the same two processes: two starts of one program differ by far more than a recorder changes.
     """
     environ = {**os.environ, **driver.environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with _running([sys.executable, str(TRAINING)], environ) as training:
@@ -202,7 +202,7 @@ def _training(driver: Driver, directory: Path, steps: int, rounds: int) -> dict[
 
 @contextlib.contextmanager
 def _running(command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is told to end in the end."""
+    """Start a process; terminate it when the context ends."""
     process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield process

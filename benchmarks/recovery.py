@@ -1,7 +1,7 @@
-"""SIGKILL of a random rank at a random moment to the next new optimizer step, one that had not been done before.
+"""Measures the time from SIGKILL of a random rank, at a random moment, to the next optimizer step not done before.
 
-The same script everywhere, which saves after every step: measured is the way back, not the repetition of lost steps, of which
-there is at most one (``--save-every 10`` adds some five to each contender's). Each contender has a job of its own in each round, alone
+All contenders run the same script, which saves after every step: this measures the restart, not the repetition of lost steps, of
+which there is at most one (``--save-every 10`` adds some five to each contender's). Each contender has a job of its own in each round, alone
 on the machine, that is killed once. ``ours_actor_killed`` is the same with the rank's Ray actor killed instead of the training process.
 """
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 STEPS = 1_000_000
 SECONDS_PER_STEP = 0.01
 STEADY_SECONDS = (
-    3.0  # of training between a start or a recovery and the next kill: a start's aftermath is another measure
+    3.0  # training between a start or a recovery and the next kill: the work after a start is another measure
 )
 RECOVER_SECONDS = 40.0  # torchrun: 3 to 13 s, or it hangs; counted as a failure then
 
 
 class Victim:
-    """A contender's running job; started again when it gave up."""
+    """A contender's running job, which is started again after it gave up."""
 
     def __init__(self, start: Callable[[], contenders.Run], choose: Callable[[contenders.Run], int]) -> None:
         self._start, self._choose = start, choose
         self._run: contenders.Run | None = None
 
     def kill_once(self) -> float:
-        """Seconds from the kill to the next new step."""
+        """Kill a process of the job; return the seconds from the kill to the next new step."""
         if self._run is None:
             self._run = self._start()
             self._run.first_step_seconds()
@@ -66,7 +66,7 @@ class Victim:
 
 
 def _new_step(run: contenders.Run, before: Sequence[contenders.Step]) -> contenders.Step | None:
-    # A survivor may still finish the step that was under way: recovered is who goes on in a new process.
+    # A surviving rank may still finish the step that was under way: only a step of a new process is a recovery.
     old = {s.pid for s in before}
     done = before[-1].number
     return next((s for s in run.steps()[len(before) :] if s.pid not in old and s.number > done), None)

@@ -1,8 +1,8 @@
-"""How fast the scheduler's code is: a long trace through it, and single decisions beside a long queue.
+"""Measures the speed of the scheduler's code: a long trace through it, and single decisions beside a long queue.
 
 ``python -m benchmarks.simulate_scale [--jobs N] [--queued N] [--pairs N] [--json FILE]``. The trace is synthetic and plays on
-64 nodes of 8 GPUs; a decision is the daemon's own ``decide``, on the index that the daemon keeps, for 1,250 nodes of 8 GPUs and so many
-queued jobs of eight sizes: after each end of a gang the decision that starts others in its place, and the one after that, which finds
+64 nodes of 8 GPUs; a decision is the daemon's own ``decide``, on the index that the daemon keeps, for 1,250 nodes of 8 GPUs and a queue
+of jobs of eight sizes: after each end of a gang the decision that starts others in its place, and the one after that, which finds
 nothing free; the same where every job has a ``max_duration``, so that each decision looks for jobs to backfill. All are processor time
 of one thread, so other load on the machine does not add to them, though it makes a core slower.
 """
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(jobs: int, queued: int, nodes: str, rounds: int) -> dict[str, Any]:
-    """Seconds of the whole trace, and of decisions."""
+    """Return the seconds of the whole trace, and of decisions."""
     return result(
         f"a trace of {jobs} jobs through the scheduler",
         "s of processor time",
@@ -84,7 +84,7 @@ def _seconds_of_a_trace(jobs: int) -> float:
 
 
 def _seconds_of_decisions(queued: int, nodes: str, ends: int, *, limited: bool = False) -> list[float]:
-    """Two decisions for each of so many ends of gangs."""
+    """Return the seconds of two decisions for each of ``ends`` ends of gangs."""
     full = queue_state(queued, nodes, limited=limited)
     jobs = LiveJobs(full.jobs.values())
     state = replace(full, jobs=jobs)
@@ -106,7 +106,7 @@ def _seconds_of_decisions(queued: int, nodes: str, ends: int, *, limited: bool =
 
 
 def _end_one(jobs: LiveJobs, now: float) -> None:
-    """The gang that has run longest ends."""
+    """End the gang that has run longest."""
     job = next(iter(jobs.occupancy.jobs.values()))
     for event in (
         ev.StopRequested(job_id=job.id, at=now, purpose=StopPurpose.CANCEL, by=ByLimit(key="benchmark"), deadline=now),
@@ -125,7 +125,7 @@ def _decision(state: State, now: float) -> tuple[float, Commands]:
 
 
 def queue_state(queued: int, nodes: str, *, limited: bool = False) -> State:
-    """Nodes that are full, a job on each, and a queue; where ``limited``, each job has a ``max_duration``."""
+    """Return full nodes with a job on each, and a queue; where ``limited``, each job has a ``max_duration``."""
     known = parse_nodes(nodes)
     specs = {ranks: _spec(ranks, limited=limited) for ranks in {*range(1, 9), *(int(n.gpus) for n in known.values())}}
     found = []
@@ -138,7 +138,7 @@ def queue_state(queued: int, nodes: str, *, limited: bool = False) -> State:
 
 
 def _spec(ranks: int, *, limited: bool) -> JobSpec:
-    """One for all jobs of a size, as the store makes it; limits of one hour and more, the longer the larger the job."""
+    """Return one spec for all jobs of a size, as the store makes it; its limit is 1 h and 1 h for each rank."""
     resources = ResourcesSpec(num_workers=ranks, resources_per_worker=WorkerResources(gpu=1.0))
     limit = timedelta(hours=1 + ranks) if limited else None
     return JobSpec(name="queued", entrypoint="true", resources=resources, max_duration=limit)

@@ -1,7 +1,7 @@
-"""A thousand times the daemon is killed at a random moment while users submit, pause, resume and cancel jobs that crash.
+"""Kills the daemon a thousand times at random moments while users submit, pause, resume and cancel jobs that crash.
 
 The campaign of ``tests/faults/test_daemon_kills.py`` at length, on simulated GPUs that the jobs compete for. After every
-kill the record is read as the dead daemon left it: every row equals the fold of its events, no GPU is held twice, attempts
+kill the store is read as the killed daemon left it: every row equals the fold of its events, no GPU is held twice, attempts
 are numbered without a gap and at most one is live. After every round of kills each accepted job is there once and ended as
 it should, after as many attempts as it should; the ledgers that the jobs write themselves show one launch of each attempt,
 no two alive at once, and steps without a gap; and nothing is left in Ray or of processes.
@@ -28,7 +28,7 @@ READY_SECONDS = 0.3
 
 
 def one_round(stack: Stack, kills: int, dice: random.Random, found: dict[str, Any], times: list[float]) -> None:
-    """``kills`` kills, then the accounts. Raises AssertionError with every promise that was broken."""
+    """Kill the daemon ``kills`` times, then check the accounts. Raises AssertionError with every broken promise."""
     with tempfile.TemporaryDirectory(prefix="orch-soak-") as place:
         directory = Path(place)
         campaign = Campaign(
@@ -60,7 +60,7 @@ def one_round(stack: Stack, kills: int, dice: random.Random, found: dict[str, An
 
 
 def campaign_of(kills: int, per_round: int, seed: int) -> tuple[dict[str, Any], list[float], list[str]]:
-    """All rounds on one home: the counts, the seconds between kills, and what went wrong."""
+    """Run all rounds on one home; return the counts, the seconds between kills, and the problems."""
     found: dict[str, Any] = {"kills": 0, "jobs": 0, "attempts": 0, "states": Counter(), "kinds": Counter()}
     times: list[float] = []
     problems: list[str] = []
@@ -80,7 +80,7 @@ def campaign_of(kills: int, per_round: int, seed: int) -> tuple[dict[str, Any], 
 
 
 def main() -> int:
-    """Run and report; exit code 1 when a promise was broken, with the seed that repeats it."""
+    """Run and report; return exit code 1 when a promise was broken. The report has the seed that repeats it."""
     options = measure.parser(str(__doc__).partition("\n")[0], 1)
     options.add_argument("--kills", type=int, default=1000)
     options.add_argument("--per-round", type=int, default=100, help="kills between two accounts (default 100)")

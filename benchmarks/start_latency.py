@@ -1,7 +1,7 @@
-"""From starting ``orch submit`` (the whole process) to rank 0's first optimizer step: 2 ranks, gloo, a small MLP; or 1 on a GPU.
+"""Measures the time from the start of ``orch submit`` (the whole process) to rank 0's first optimizer step: 2 ranks, gloo, a small MLP; or 1 on a GPU.
 
-Warm: the daemon runs, as it does every day. Cold: no daemon; ``orch submit`` starts one. Peers start as their users start
-them; a torchrun that is warm does not exist.
+Warm: the daemon runs, as it usually does. Cold: no daemon; ``orch submit`` starts one. Peers start as their users start
+them; there is no warm torchrun.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks import contenders
 from benchmarks.measure import interleave, parser, report, result, summary
 
 STEPS = 100_000
-SETTLE_SECONDS = 0.6  # a person does not submit within a moment of the last job's end; workers are warmed again in it
+SETTLE_SECONDS = 0.6  # a person does not submit at once after the last job's end; workers are warmed again meanwhile
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Submissions a second, and no-op jobs from the first submission to the last end, beside Slurm of Debian's packages.
+"""Measures submissions a second, and no-op jobs from the first submission to the last end, beside Debian's Slurm.
 
 ``python -m benchmarks.submit_throughput [--pairs N] [--submissions N] [--jobs N] [--slots N] [--json FILE]``, as root, with slurm-wlm and
 munge installed. Slurm is started in a folder of its own, with its defaults and again tuned as its high-throughput guide says; all
@@ -9,7 +9,7 @@ three daemons stay up and the rounds interleave. A client is a process that subm
 - ``cli``: a shell that starts ``orch submit job.yaml`` for each job;
 - ``sbatch`` and ``sbatch_tuned``: a shell that starts ``sbatch noop.sh`` for each job.
 
-The job is the same script, which does nothing, and starts nowhere while submissions are counted: the nodes are cordoned and drained.
+Every job is the same script, which does nothing. No job starts while submissions are counted: the nodes are cordoned and drained.
 ``ours`` and the ratios to its peers are submissions a second of ``api`` from ``--clients`` processes. ``one_client`` has the same from one,
 ``end_to_end`` jobs a second from the first of ``--jobs`` submissions to the end of the last one, with ``--slots`` jobs at a time on either side.
 With two slots Slurm runs two jobs a second at best: it looks for jobs to start once a second, whatever is tuned. Slurm by default takes
@@ -65,13 +65,13 @@ assert all(reply.created for reply in client.submit_together([text] * count, sou
 
 
 class Clients:
-    """Processes that each submit ``count`` jobs once told to; ``command`` makes one's command line from the count."""
+    """Processes that each submit ``count`` jobs on a signal; ``command`` makes a command line from the count."""
 
     def __init__(self, command: Callable[[int], Sequence[str]], environ: Mapping[str, str], directory: Path) -> None:
         self._command, self._environ, self._directory = command, dict(environ), directory
 
     def submit(self, clients: int, count: int) -> float:
-        """Seconds from the word to start to the end of the last process."""
+        """Start the submissions; return the seconds from then to the end of the last process."""
         with contextlib.ExitStack() as stack:
             started = [stack.enter_context(self._process(count)) for _ in range(clients)]
             for process in started:
@@ -99,7 +99,7 @@ class Clients:
 
 
 class OrchSide:
-    """A daemon of its own, whose node has so many slots for the no-op job."""
+    """A daemon of its own, with a node of ``slots`` slots for the no-op job."""
 
     def __init__(self, slots: int) -> None:
         self.orch = contenders.Orch()
@@ -143,7 +143,7 @@ class OrchSide:
             self.client.node_action(node.id, "cordon" if on else "uncordon")
 
     def queued(self) -> int:
-        """1 while a job has not ended, else 0: the first one of the list is enough."""
+        """Return 1 while a job has not ended, else 0: the first one of the list is enough."""
         return len(self.client.jobs(states=LIVE, limit=1).jobs)
 
     def clear(self) -> None:
@@ -153,11 +153,11 @@ class OrchSide:
         wait_for("no job is left", lambda: not self.queued())
 
     def failed(self) -> int:
-        """How many jobs failed."""
+        """Return the number of jobs that failed."""
         return len(self.client.jobs(states=("FAILED",)).jobs)
 
     def processor(self) -> float:
-        """Processor seconds of the daemon so far."""
+        """Return the processor seconds of the daemon so far."""
         used: Use = use_of(self.client.health().pid)
         return used.nanoseconds / 1e9
 
@@ -196,7 +196,7 @@ def main() -> None:
 
 
 def measure(orch: OrchSide, plain: SlurmSide, tuned: SlurmSide, options: Any) -> dict[str, Any]:
-    """Both measures."""
+    """Measure submissions and jobs end to end."""
     clients, count = options.clients, options.submissions // options.clients
     orch.hold(on=True)
     plain.slurm.drain()
@@ -249,7 +249,7 @@ def _rates(
 
 
 def _ends(orch: OrchSide, plain: SlurmSide, tuned: SlurmSide, options: Any) -> tuple[Arms, list[float]]:
-    """Jobs a second end to end, and the daemon's processor time of each job."""
+    """Return jobs a second end to end, and the daemon's processor time of each job."""
     processor: list[float] = []
 
     def rate(submitting: Clients, queued: Callable[[], int], jobs: int) -> Callable[[], float]:
@@ -288,7 +288,7 @@ def _none_left(queued: Callable[[], int]) -> bool:
 
 
 def summaries(arms: Arms, ours: str) -> dict[str, Any]:
-    """Each arm, and ours as a ratio to the others."""
+    """Return the summary of each arm, and ours as a ratio to the others."""
     found: dict[str, Any] = {name: summary(values) for name, values in arms.values.items() if values}
     mine = arms.values.get(ours, [])
     peers = {name: values for name, values in arms.values.items() if name != ours and values}

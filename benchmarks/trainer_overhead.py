@@ -1,6 +1,6 @@
-"""What the training system costs in a step: against a loop written by hand, Lightning Fabric and Accelerate.
+"""Measures the cost of the training system in a step: against a loop written by hand, Lightning Fabric and Accelerate.
 
-One process, and two ranks with DistributedDataParallel under torchrun; or, with --gpu, one process on a GPU; metrics, checkpoints' and stop signals' hooks on. All
+One process, and two ranks with DistributedDataParallel under torchrun; or, with --gpu, one process on a GPU; hooks of metrics, checkpoints and stop signals are on. All
 contenders take turns in the same processes, so a pair is two turns a moment apart, and the ratio is the median of the
 pairs' ratios with its 95 % bootstrap interval. A value is the mean step time of one turn.
 """
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(ranks: int, device: str, precision: str, pairs: int, steps: int) -> dict[str, Any]:
-    """The result for a number of ranks, on a device, in a precision."""
+    """Return the result for a number of ranks, on a device, in a precision."""
     directory = Path(tempfile.mkdtemp(prefix="orch-bench-"))
     target = directory / "result.json"
     launcher = [sys.executable]
@@ -77,7 +77,7 @@ def measure(ranks: int, device: str, precision: str, pairs: int, steps: int) -> 
 
 
 def paired_ratio(mine: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """The median of the pairs' ratios, with its 95 % bootstrap interval."""
+    """Return the median of the pairs' ratios, with its 95 % bootstrap interval."""
     ratios = np.asarray(mine) / np.asarray(theirs)
     resampled = np.random.default_rng(_SEED).choice(ratios, size=(RESAMPLES, len(ratios)), replace=True)
     low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])

@@ -1,4 +1,4 @@
-"""Who wakes up beside training, and what it costs: every process of orch's that is not a rank, while two ranks sleep and report.
+"""Measures wake-ups beside training, and their cost: every process of orch that is not a rank, while two ranks sleep and report.
 
 Wake-ups a second do not depend on the machine or its load; ``percent`` of a core does a little. ``bare_ray`` has the same of a
 raylet, a control plane and two actors that do nothing, which every gang of two on Ray has. Nothing trains here: on cores that

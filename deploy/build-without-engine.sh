@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds the image and runs it, on a machine without a container engine: Debian's buildah with chroot isolation, on a base that
-# debootstrap makes. For a check of the Dockerfile and of what it starts; not for production.
+# Builds the image and runs it on a machine without a container engine: with Debian's buildah and chroot isolation, on a base that
+# debootstrap creates. For a check of the Dockerfile and of the programs that it starts; not for production.
 #
 # The container starts, trains the digits example to its end, answers a scrape, and stops cleanly on SIGTERM.
 #
-# usage: deploy/build-without-engine.sh [--keep]      as root; --keep leaves the image and the scratch folder
+# usage: deploy/build-without-engine.sh [--keep]      as root; --keep keeps the image and the scratch folder
 #
-#   SCRATCH        where everything goes (default: a new folder under TMPDIR); about 12 GB
-#   WHEELS         folders with wheels to offer to pip, separated by colons (a torch CPU build, say)
+#   SCRATCH        folder for all files (default: a new one under TMPDIR); about 12 GB
+#   WHEELS         folders with wheels for pip, separated by colons (for example a torch CPU build)
 #   PIP_SETTINGS   a pip.conf to use while building, e.g. for a proxy
 #   CA_BUNDLE      certificates to trust while building instead of Debian's
 #   MIRROR         the Debian mirror for debootstrap (default: debootstrap's own)
@@ -35,7 +35,7 @@ if [[ ${#missing[@]} -gt 0 ]]; then
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
 
-# No overlay, no cgroups, no user namespaces: all of that may be missing where this runs.
+# No overlay, no cgroups, no user namespaces: this machine may have none of them.
 export BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
 export CONTAINERS_STORAGE_CONF=$scratch/storage.conf
 mkdir -p "$scratch"
@@ -47,7 +47,7 @@ runroot = "$scratch/run"
 CONF
 
 service=
-# Processes below one, all the way down: nothing is looked for by name alone, which would find processes of other users.
+# All descendants of a process. A search by name alone would also find processes of other users.
 below() { local child; for child in $(pgrep -P "$1"); do echo "$child"; below "$child"; done; }
 of_container() {
   local process
@@ -95,7 +95,7 @@ mounts=()
 [[ -n ${PIP_SETTINGS:-} ]] && mounts+=(--volume "$PIP_SETTINGS:/etc/pip.conf:ro")
 [[ -n ${CA_BUNDLE:-} ]] && mounts+=(--volume "$CA_BUNDLE:/etc/ssl/certs/ca-certificates.crt:ro")
 layers=()
-[[ $keep == yes ]] && layers=(--layers)  # so that the next try begins where this one stopped
+[[ $keep == yes ]] && layers=(--layers)  # so that the next run begins where this one stopped
 buildah bud --format docker --pull-never "${layers[@]}" --network host --build-arg "BASE=$base" --build-arg VARIANT=cpu "${mounts[@]}" \
   --tag "$image" "$scratch/context" > "$scratch/build.log" 2>&1 || { tail -30 "$scratch/build.log" >&2; die "the build failed"; }
 buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Entrypoint}} {{.OCIv1.Config.StopSignal}}' "$image" >&2
@@ -109,7 +109,7 @@ setsid buildah run --user 10001:10001 --network host --env HOME=/var/lib/orch --
   "${entry[@]}" orch serve > "$scratch/daemon.log" 2>&1 &
 service=$!
 
-# The port, not the socket: /readyz is what a probe would ask.
+# Over the port, not the socket, as a probe would request /readyz.
 ask() { python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=5).read().decode())' "http://127.0.0.1:$port$1"; }
 for _ in $(seq 240); do
   ask /readyz >/dev/null 2>&1 && break

@@ -1,9 +1,9 @@
 #!/bin/sh
 # The first program of a container, under tini.
 #
-# A daemon that starts its own Ray takes its jobs down with the container, whatever it does: so on SIGTERM they are asked to
-# save and go back to the queue first, and continue at the next start. A daemon of a Ray elsewhere (--ray-address) just
-# stops; its jobs step on. Everything else is run as it is.
+# The jobs of a daemon that starts its own Ray end with the container in any case. On SIGTERM they are therefore first asked to
+# save and go back to the queue, and continue at the next start. A daemon that uses an existing Ray (--ray-address) just
+# stops; its jobs keep running. Every other command is executed unchanged.
 set -eu
 
 own_ray=yes
@@ -21,12 +21,12 @@ stop() {
   signalled=yes
   trap 'signalled=yes' TERM INT
   orch down --stop-jobs || true
-  # A daemon that does not listen yet, or no longer, has not been asked by that; one that ends already takes no harm.
+  # A daemon that does not listen yet, or no longer, has not received that request; the signal does not harm one that already ends.
   kill -TERM "$daemon" 2>/dev/null || true
   trap 'signalled=yes; kill -TERM "$daemon" 2>/dev/null || true' TERM INT
 }
 
-# Until the daemon's process id is known, a signal is only noted: there is nothing yet that it could be passed on to.
+# Until the daemon's process id is known, a signal is only recorded: there is no process yet to forward it to.
 signalled=no
 trap 'signalled=yes' TERM INT
 "$@" &
@@ -36,8 +36,8 @@ if [ "$signalled" = yes ]; then
   stop
 fi
 
-# `wait` returns early when a signal is handled, with a code that is not the daemon's: then it is asked again. 127: the
-# daemon's end was reported before (or the shell could not start it).
+# `wait` returns early when a signal is handled, with a code that is not the daemon's, and is then called again. 127: an earlier
+# call has reported the daemon's end (or the shell could not start it).
 code=127
 while :; do
   signalled=no

@@ -1,12 +1,12 @@
-"""One table of every metric: name, type, labels, unit, help and who exports it.
+"""One table of every metric: name, type, labels, unit, help and exporter.
 
 Exporters, collectors, dashboards, rules and docs take names from here and from nowhere else, so a renamed metric is a
-type error and not an empty panel. The table is data only: it imports nothing of the project, reads no clock and knows
+type error and not an empty panel. The table is data only: it imports nothing of the project, reads no clock and uses
 no client library.
 
 Conventions (prometheus.io, "metric and label naming"): base units, ratios from 0 to 1, `_total` on counters, `_info` on
-identity series whose value is always 1. A series of a GPU carries `gpu_uuid` and nothing else that identifies it; what
-is known about that GPU sits on `orch_gpu_info`, what runs on it on `orch_job_gpu`, and queries join on `gpu_uuid`. No
+identity series whose value is always 1. A series of a GPU carries `gpu_uuid` and nothing else that identifies it; its
+other properties are on `orch_gpu_info`, the job that runs on it on `orch_job_gpu`, and queries join on `gpu_uuid`. No
 label is ever named `job` or `instance`: Prometheus puts those on every scraped series itself.
 
 A constant is the name without `orch_`, `_total` and the unit: `orch_gpu_energy_joules_total` is `GPU_ENERGY`.
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 MetricType = Literal["gauge", "counter", "histogram"]
-"""What Prometheus prints after `# TYPE`."""
+"""The word that Prometheus prints after `# TYPE`."""
 
 Owner = Literal["gpu", "job", "totals", "daemon"]
-"""Who exports it: a GPU's exporter, or the daemon (per job with a live attempt, over everything, about itself)."""
+"""The exporter: a GPU's exporter, or the daemon (per job with a live attempt, over everything, about itself)."""
 
 Unit = Literal["", "ratio", "bytes", "watts", "joules", "celsius", "hertz", "seconds"]
 """Base unit of the value; empty for counts and for series whose value is always 1."""
@@ -172,7 +172,7 @@ GPU_PROCESS_MEMORY: Final = _gauge(
     ("gpu_uuid", "pid"),
     "bytes",
     "gpu",
-    "Device memory of a process (only when asked for: one series a process).",
+    "Device memory of a process (only if requested: one series per process).",
 )
 EXPORTER_UP: Final = _gauge(
     "orch_exporter_up",
@@ -224,7 +224,7 @@ JOB_RANK_STEP: Final = _gauge(
     ("job_id", "rank"),
     "seconds",
     "job",
-    "Median time of a rank's newest steps, as it reports them; in lockstep every rank shows the slowest one's.",
+    "Median time of a rank's newest steps, as it reports them; ranks in lockstep all show the slowest rank's.",
 )
 JOB_HEARTBEAT_TIMESTAMP: Final = _gauge(
     "orch_job_heartbeat_timestamp_seconds",
@@ -271,7 +271,7 @@ JOB_CHECKPOINT_TIMESTAMP: Final = _gauge(
     "orch_job_checkpoint_timestamp_seconds", _JOB, "seconds", "job", "Unix time of the newest complete checkpoint."
 )
 JOB_CHECKPOINT_INTERVAL: Final = _gauge(
-    "orch_job_checkpoint_interval_seconds", _JOB, "seconds", "job", "Interval at which the job means to save."
+    "orch_job_checkpoint_interval_seconds", _JOB, "seconds", "job", "Interval at which the job is set to save."
 )
 FINDING: Final = _gauge(
     "orch_finding",

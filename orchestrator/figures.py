@@ -1,4 +1,4 @@
-"""Measured numbers as people read them. Imports nothing that costs: every command line needs it."""
+"""Formats measured numbers for people. Imports nothing slow: every command line loads it."""
 
 from __future__ import annotations
 

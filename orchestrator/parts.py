@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DISTRIBUTION: Final = "orchd"
-"""The name that installers know; the command is `orch`, the import `orchestrator`."""
+"""Name of the distribution, for installers; the command is `orch`, the import `orchestrator`."""
 
 _TRAIN = ("cattrs", "fsspec", "numpy", "safetensors", "torch", "torchdata")
 
@@ -44,7 +44,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def missing_modules(part: str, parts: Mapping[str, tuple[str, ...]] = PARTS) -> tuple[str, ...]:
-    """Return the modules of this part that this interpreter lacks."""
+    """Return the modules of this part that this interpreter does not have."""
     return tuple(module for module in parts[part] if find_spec(module) is None)
 
 
@@ -57,11 +57,11 @@ def part_of(module: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An environment with orch in it, as its installer left it."""
+    """An environment in which orch is installed."""
 
     python: str
     prefix: Path
-    """The directory of the environment; pipx and uv keep what they know of it there."""
+    """Directory of the environment; pipx and uv keep their records of it there."""
     editable: str | None
     """The checkout that an editable installation runs; None for a copy."""
     has_pip: bool
@@ -75,7 +75,8 @@ def this_installation() -> Installation:
 def install_line(part: str, installation: Installation | None = None) -> str:
     """Return the line that adds a part to this installation, for the tool that made it: uv, pipx or pip.
 
-    No line installs the distribution itself from an index: an installer that finds it installed takes the part's packages alone.
+    No line installs the distribution itself from an index: an installer that finds it installed adds only the part's
+    packages.
     """
     where = this_installation() if installation is None else installation
     if (receipt := _uv_receipt(where.prefix)) is not None:
@@ -95,9 +96,9 @@ def _named(*parts: str) -> str:
 
 
 def _checkout() -> str | None:
-    """The directory of an editable installation, by the record that its installer left (PEP 610)."""
+    """Return the directory of an editable installation from its installer's record (PEP 610); else None."""
     import json
-    from importlib.metadata import PackageNotFoundError, distribution  # 25 ms, and only an error needs it
+    from importlib.metadata import PackageNotFoundError, distribution  # takes 25 ms, and only an error needs it
     from urllib.parse import unquote, urlsplit
 
     try:
@@ -113,7 +114,7 @@ def _pipx_of_everyone() -> Path:
 
 
 def _uv_receipt(prefix: Path) -> Mapping[str, Any] | None:
-    """What `uv tool install` noted of its line; None where it did not make the environment."""
+    """Return the receipt of `uv tool install`; None if it did not create the environment."""
     import tomllib
 
     try:
@@ -125,7 +126,7 @@ def _uv_receipt(prefix: Path) -> Mapping[str, Any] | None:
 
 
 def _uv_tool_line(part: str, receipt: Mapping[str, Any]) -> str:
-    """The line that installs the tool again with what it has and the part: uv removes what a line does not name."""
+    """Return the line that reinstalls the tool with its present extras and the part: uv removes all others."""
     requirements = [entry for entry in receipt.get("requirements", ()) if isinstance(entry, dict)]
     own = [entry for entry in requirements if entry.get("name") == DISTRIBUTION]
     had = sorted({extra for entry in own for extra in entry.get("extras", ())} - {part})
@@ -147,7 +148,7 @@ def _uv_requirement(entry: Mapping[str, Any]) -> str:
 
 
 def _uv_source(entry: Mapping[str, Any]) -> str:
-    """Where uv took a requirement from; empty for an index, and for a file that is not there any more."""
+    """Return the source from which uv took a requirement; empty for an index, and for a file that no longer exists."""
     for kind in ("path", "editable", "directory"):
         if kind in entry:
             return str(entry[kind]) if Path(str(entry[kind])).exists() else ""

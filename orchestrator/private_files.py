@@ -1,8 +1,8 @@
-"""Directories and files that are private to one user, on a machine with other users.
+"""Opens and checks directories and files that are private to one user, on a machine with other users.
 
-`/tmp` and `/dev/shm` are open to every user: another one may already have created a directory, a link or a file under
-any name. Nothing here follows a link at such a place. A path is walked from the root with descriptors; below a
-directory that others can write to, a level counts as this user's only when it is a real directory, belongs to this user
+`/tmp` and `/dev/shm` are open to every user: another user may already have created a directory, a link or a file under
+any name. No function here follows a link at such a place. A path is walked from the root with descriptors; below a
+directory that others can write to, a level counts as this user's only if it is a real directory, belongs to this user
 (or to root, above the last level) and cannot be written by others. A passed check stays valid, because in a sticky
 directory no other user can replace what belongs to this user.
 
@@ -52,7 +52,7 @@ def check_private(path: Path) -> None:
 def enter_private(path: Path, *, make: bool = False, traversable: bool = False) -> int:
     """Return a descriptor of the directory `path`, checked as `make_private` does; the caller closes it.
 
-    Raises NotPrivateError; FileNotFoundError where it does not exist and `make` is not set.
+    Raises NotPrivateError; FileNotFoundError if it does not exist and `make` is not set.
     """
     handle = _enter_own(path, make=make)
     try:
@@ -65,7 +65,7 @@ def enter_private(path: Path, *, make: bool = False, traversable: bool = False) 
 
 def _tighten(handle: int, path: Path, unwanted: int) -> None:
     mode = stat.S_IMODE(os.fstat(handle).st_mode)
-    if mode & stat.S_ISVTX:  # /tmp, where it belongs to root and this user is root
+    if mode & stat.S_ISVTX:  # such as /tmp for root, which owns it
         raise NotPrivateError(f"{path} is a directory that users share; use one of your own")
     if mode & unwanted:
         os.fchmod(handle, mode & ~unwanted)
@@ -108,9 +108,9 @@ def open_own_file(name: str, flags: int, mode: int, *, dir_fd: int | None = None
 
 
 def enter_below(base: Path, relative: str, *, make: bool = False) -> int:
-    """Return a descriptor of the directory `relative` below `base`, with no link on the way, `base` itself included.
+    """Return a descriptor of the directory `relative` below `base`, with no link in the path, `base` itself included.
 
-    A user who may write below `base` cannot lead orch out of it. Raises ValueError for a path that leads out by its text
+    A user who may write below `base` cannot make orch leave it. Raises ValueError for a path that leads out by its text
     or by a link, OSError otherwise. The caller closes the descriptor.
     """
     names = [name for name in relative.split("/") if name not in ("", ".")]
@@ -141,11 +141,11 @@ def _list_directory(name: str, dir_fd: int | None, shown: str) -> int:
 
 
 def remove_private(path: Path) -> None:
-    """Remove the directory `path` of this user and all below it; without effect where it is another user's or absent."""
+    """Remove the directory `path` of this user and all below it; do nothing if it is another user's or absent."""
     try:
         folder = _enter_own(path, make=False)
     except OSError:
-        return  # not ours, or not there
+        return  # another user's, or absent
     try:
         for name in os.listdir(folder):
             _remove(name, folder)
@@ -161,7 +161,7 @@ def _remove(name: str, folder: int) -> None:
     except IsADirectoryError:
         shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
     except OSError:
-        return  # gone by now, or kept by the system: the directory stays then
+        return  # already removed, or cannot be removed: then the directory stays
 
 
 def _walk(path: str, *, make: bool, links: int) -> int:
@@ -185,7 +185,7 @@ def _walk(path: str, *, make: bool, links: int) -> int:
 
 
 def _enter(name: str, here: int, shown: str, *, make: bool) -> int | None:
-    """Return a descriptor of the directory; None where something else has its name."""
+    """Return a descriptor of the directory; None if its name is that of something else."""
     try:
         return os.open(name, _ENTER, dir_fd=here)
     except FileNotFoundError:
@@ -215,7 +215,7 @@ def _target(name: str, here: int, shown: str, *, exposed: bool, links: int) -> s
 
 
 def _is_open_to_others(directory: os.stat_result) -> bool:
-    """Whether another user can create files in it; this user's own group counts as private."""
+    """Return whether another user can create files in it; this user's own group counts as private."""
     mode = directory.st_mode
     return bool(mode & stat.S_IWOTH or (mode & stat.S_IWGRP and directory.st_gid != os.getegid()))
 

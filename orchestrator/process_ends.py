@@ -1,7 +1,6 @@
-"""Waits for the ends of processes, also of those that are not this one's children.
+"""Waits for the ends of processes, including those that are not children of this process.
 
-A process that has ended may still have to be reaped. Process 1 of a container is often a program that does so late or never;
-psutil's own wait lasts until then.
+psutil's own wait lasts until a process is reaped. Process 1 of a container is often a program that reaps late or never.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wait_ended(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Return those that have not ended after ``seconds``, as soon as there are none. Reaps those that are this process's children."""
+    """Wait up to ``seconds``; return the processes that have not ended. Reaps those that are children of this one."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         living: dict[int, psutil.Process] = {}
@@ -28,7 +27,7 @@ def wait_ended(processes: Sequence[psutil.Process], seconds: float) -> list[psut
             with contextlib.suppress(OSError, psutil.Error):
                 handle = os.pidfd_open(process.pid)
                 stack.callback(os.close, handle)
-                if process.is_running():  # its number belongs to no other process
+                if process.is_running():  # its id has not been reused
                     living[handle] = process
                     poller.register(handle, select.POLLIN)
         while living and (left := deadline - time.monotonic()) > 0:

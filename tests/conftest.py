@@ -1,4 +1,4 @@
-"""Fixtures that several suites share: one daemon with Ray per process of pytest-xdist, and one that may be broken."""
+"""Fixtures of several suites: one daemon with Ray per process of pytest-xdist, and one that tests may break."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.distribution import LongestFirst
 from tests.support.running import LongRunning
 from tests.support.stack import Stack
 
-# Property tests search at random where people work, and try the same cases again where a finding would block somebody else's change.
-# Nothing has a deadline: a busy machine is no fault of the code.
+# Property tests search at random on developers' machines, and repeat the same cases in CI, where a finding would block an unrelated
+# change. No test has a deadline: a busy machine is not a fault of the code.
 settings.register_profile("people", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("people"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "people")
 
-# Hundreds of processes of these tests import orch, Ray and torch: each would compile them anew, which takes it seconds.
+# Hundreds of processes of these tests import orch, Ray and torch: each would compile them again, which takes seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -37,7 +37,7 @@ LEFT = pytest.StashKey[list[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     """Give the session, and the processes of pytest-xdist with it, a temporary directory of its own.
 
-    A shell that starts pytest in the background has it ignore SIGINT, and every script that a test starts with it.
+    A shell that starts pytest in the background makes it ignore SIGINT, and every script that a test starts as well.
     """
     signals.guard()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,7 +58,7 @@ def _say(config: pytest.Config, line: str) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A session that leaves a process or a file of orch's behind has failed."""
+    """Fail a session that leaves a process or a file of orch behind."""
     config = session.config
     warm.end()
     if SESSION in config.stash:
@@ -68,7 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say what was left behind, and how to have the same order again."""
+    """Print what was left behind, and how to repeat the same order."""
     for what in config.stash.get(LEFT, []):
         terminalreporter.write_line(f"LEFT BEHIND {what}", red=True)
     if config.pluginmanager.hasplugin("randomly"):
@@ -76,10 +76,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_runtest_setup() -> None:
-    """Each test begins with torch in one thread, and with structlog as a process has it that never set it up.
+    """Set torch to one thread, and reset structlog to its defaults, before each test.
 
-    Threads that wait for each other beside other work take minutes for what takes seconds; and structlog's own
-    ``capture_logs`` leaves it set up, by which the lines of a trainer change their form.
+    On a busy machine, threads that wait for each other take minutes instead of seconds; and structlog's own
+    ``capture_logs`` leaves structlog configured, which changes the form of a trainer's lines.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -91,13 +91,13 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
-    """In place of ``--dist loadfile``'s own."""
+    """Return the scheduler that replaces the one of ``--dist loadfile``; None for other modes."""
     return LongestFirst(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows what the daemons have said last, and where their processes are."""
+    """Add the ends of the daemons' logs and their processes' stacks to a failure's report."""
     report = yield
     if report.failed:
         report.sections += Stack.last_words
@@ -109,7 +109,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def shared_stack() -> Iterator[Stack]:
-    """See ``stack``."""
+    """Yield the daemon of ``stack``."""
     made = Stack(simulate_gpus=4)
     try:
         made.up()
@@ -120,9 +120,9 @@ def shared_stack() -> Iterator[Stack]:
 
 @pytest.fixture
 def stack(shared_stack: Stack) -> Iterator[Stack]:
-    """The session's daemon, with four simulated GPUs; leave it as you found it.
+    """Yield the session's daemon, with four simulated GPUs; a test must leave it as it was.
 
-    What a test has left running, as one that failed does, would have the next one wait for a place.
+    Jobs that a failed test has left running are cancelled: the next test would wait for their GPUs.
     """
     yield shared_stack
     with contextlib.suppress(OrchError):
@@ -131,7 +131,7 @@ def stack(shared_stack: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def shared_breakable() -> Iterator[Stack]:
-    """See ``breakable``, which starts it."""
+    """Yield the stack of ``breakable``, which starts its daemon."""
     made = Stack()
     try:
         yield made
@@ -141,10 +141,10 @@ def shared_breakable() -> Iterator[Stack]:
 
 @pytest.fixture
 def breakable(shared_breakable: Stack) -> Iterator[Stack]:
-    """A daemon without GPUs whose processes tests may kill; what a test has left broken or running is no matter of the next."""
+    """Yield a daemon without GPUs; tests may kill its processes. Jobs and damage of one test do not affect the next."""
     if not shared_breakable.answers():
         shared_breakable.up()
-    end_jobs(shared_breakable)  # of a test that has left no daemon behind that could have ended them
+    end_jobs(shared_breakable)  # of a test that left no daemon to cancel them
     yield shared_breakable
     with contextlib.suppress(OrchError):
         end_jobs(shared_breakable)

@@ -1,1 +1,1 @@
-"""Kills, stops, freezes and terminations of everything that a job stands on, singly and in pairs, again and again."""
+"""Repeated kills, stops, freezes and terminations of every process that a job depends on, singly and in pairs."""

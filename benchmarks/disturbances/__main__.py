@@ -1,9 +1,9 @@
-"""Kills, stops, freezes and terminations of everything that a job stands on, singly and in pairs, again and again.
+"""Repeated kills, stops, freezes and terminations of every process that a job depends on, singly and in pairs.
 
 Victims are a rank's training process, its keeper, its actor, the fork servers, the nodes' agents, the daemon, the raylets and Ray's control
-store, on a node that orch starts itself or on a cluster of three. After each disturbance the job must make a new step; what it writes itself
+store, on a node that orch starts itself or on a cluster of three. After each disturbance the job must make a new step; its own ledger
 shows that no attempt ran beside another and that no step was left out. In the end it succeeds, and nothing is left. Memory, open files,
-processes, and bytes in `/dev/shm`, in `/tmp` and below the home are measured at rest after each round: what they grow by is told per thousand
+processes, and bytes in `/dev/shm`, in `/tmp` and below the home are measured at rest after each round: their growth is reported per thousand
 recoveries. Several places, each with a daemon and Ray of its own, are disturbed at the same time: each waits most of its time. On a GPU, jobs keep their
 state there: each step changes it, each attempt finds that of the checkpoint's step, and nothing of an ended job is left in the GPU's memory.
 """
@@ -28,7 +28,7 @@ PER_ROUND: Final = 100  # disturbances of one job
 
 
 def places(chosen: argparse.Namespace, count: int, seed: int) -> list[dict[str, Any]]:
-    """Sittings in as many places as were asked for, at the same time; each does its share of ``count``."""
+    """Run a sitting in each requested place, all at the same time; each does its share of ``count``."""
     wanted = ["gpu" if chosen.gpu else "node"] * chosen.places + ["cluster"] * chosen.clusters
     share, more = divmod(count, len(wanted))
     with concurrent.futures.ProcessPoolExecutor(len(wanted), multiprocessing.get_context("spawn")) as pool:
@@ -49,11 +49,16 @@ def places(chosen: argparse.Namespace, count: int, seed: int) -> list[dict[str, 
 
 
 def main() -> int:
-    """Run and report; exit code 1 when a promise was broken, with the seed that repeats it."""
+    """Run and report; return exit code 1 when a promise was broken. The report has the seed that repeats it."""
     options = measure.parser(str(__doc__).partition("\n")[0], 1)
-    options.add_argument("--disturbances", type=int, default=10_000, help="of this call and of FILE (default: 10000)")
+    options.add_argument(
+        "--disturbances",
+        type=int,
+        default=10_000,
+        help="number of disturbances, those in FILE included (default: 10000)",
+    )
     options.add_argument("--before", type=Path, metavar="FILE", help="a result that this call goes on from")
-    options.add_argument("--seconds", type=float, default=float("inf"), help="end after so long (default: never)")
+    options.add_argument("--seconds", type=float, default=float("inf"), help="end after this time (default: never)")
     options.add_argument("--places", type=int, default=1, help="homes of one node, at the same time (default: 1)")
     options.add_argument("--clusters", type=int, default=1, help="clusters of three nodes beside them (default: 1)")
     options.add_argument("--gpu", action="store_true", help="the places' jobs share this machine's first NVIDIA GPU")

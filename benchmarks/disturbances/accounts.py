@@ -1,4 +1,4 @@
-"""What is held after each round of disturbances, and the result of one call and of all."""
+"""Resources held after each round of disturbances, and the result of one call and of all."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from benchmarks.disturbances.places import Place
 
 WARMING_ROUNDS: Final = 1
-"""The first round starts what later ones use again."""
+"""The first round starts processes that later rounds use again."""
 CALLED: Final = {"node": "", "gpu": ", on a GPU", "cluster": ", 3 nodes"}
-"""What follows a kind of disturbance, by the kind of place."""
+"""Suffix of a kind of disturbance, by the kind of place."""
 LEAST_APART: Final = 50
-"""Recoveries between two rounds that are compared: a slope over a few, as after the last round of a sitting, says nothing."""
+"""Fewest recoveries between two rounds that are compared: a slope over fewer, as after the last round of a sitting, says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What a place held at rest, after so many recoveries."""
+    """Resources that a place held at rest, after this number of recoveries."""
 
     recoveries: int
     held: Mapping[str, float]
 
 
 def at_rest(place: Place) -> dict[str, float]:
-    """What orch and Ray hold now: processes, their memory (shared pages by share) and open files, and bytes where they write."""
+    """Return the resources that orch and Ray hold now: processes, their memory (shared pages by share) and open files, and bytes where they write."""
     held: Counter[str] = Counter()
     for process in place.processes():
         with contextlib.suppress(psutil.Error):
@@ -65,9 +65,9 @@ def _bytes_below(folder: Path) -> int:
 
 
 def growth(rests: Sequence[Rest]) -> dict[str, float] | None:
-    """By how much each grows per thousand recoveries: the median of the slopes between any two rounds after the warming one.
+    """Return the growth of each resource per thousand recoveries: the median of the slopes between any two rounds after the warming one.
 
-    None where there are not two of them that are ``LEAST_APART``.
+    None where no two of them are ``LEAST_APART``.
     """
     later = itertools.combinations(rests[WARMING_ROUNDS:], 2)
     pairs = [(a, b) for a, b in later if b.recoveries - a.recoveries >= LEAST_APART]
@@ -83,7 +83,7 @@ def growth(rests: Sequence[Rest]) -> dict[str, float] | None:
 
 
 def sitting(found: Found, rests: Sequence[Rest], seconds: float, seed: int, place: str, beside: int) -> dict[str, Any]:
-    """One place's part of the result, with ``beside`` other places disturbed on the machine at the same time."""
+    """Return one place's part of the result, with ``beside`` other places disturbed on the machine at the same time."""
     return {
         "place": place,
         "beside": beside,
@@ -103,7 +103,7 @@ def sitting(found: Found, rests: Sequence[Rest], seconds: float, seed: int, plac
 
 
 def whole(sittings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The result of all calls; its machine is that of the last."""
+    """Return the result of all calls; its machine is that of the last."""
     problems = [problem for each in sittings for problem in each["problems"]]
     recoveries = sum(each["recoveries"] for each in sittings)
     kinds: Counter[str] = sum((Counter(each["by_disturbance"]) for each in sittings), Counter())
@@ -128,7 +128,7 @@ def whole(sittings: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def recovery_seconds(sittings: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """How long recoveries took, by the kind of place and what was done; all pairs are one kind."""
+    """Return the durations of recoveries, by the kinds of place and disturbance; all pairs are one kind."""
     times: dict[str, list[float]] = defaultdict(list)
     for each in sittings:
         for name, seconds in each["seconds_of"].items():

@@ -1,4 +1,4 @@
-"""The campaign of one place: rounds of a job each, which is disturbed and ends well, and what is held after each."""
+"""Campaign in one place: each round disturbs one job, lets it end, and measures the resources held afterwards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_RESTARTS: Final = 1_000_000
 
 
 def run(name: str, count: int, seconds: float, seed: int, per_round: int) -> tuple[Found, list[Rest]]:
-    """So many disturbances of one place, or as many as there is time for: what was found, and what was held after each round."""
+    """Disturb one place ``count`` times, or until ``seconds`` are over; return the outcome, and the resources held after each round."""
     deadline, found, dice = time.monotonic() + seconds, Found(), random.Random(seed)
     rests: list[Rest] = []
     place = PLACES[name]()
@@ -46,7 +46,7 @@ def run(name: str, count: int, seconds: float, seed: int, per_round: int) -> tup
 
 
 def _round(place: Place, found: Found, dice: random.Random, count: int, deadline: float) -> None:
-    """One job, which is disturbed until there were ``count`` recoveries, and then ends."""
+    """Run one job, disturb it until there were ``count`` recoveries, and let it end."""
     stack = place.stack
     with tempfile.TemporaryDirectory(prefix="orch-soak-") as folder:
         directory, ledger = Path(folder), Ledger(Path(folder) / "ledger")
@@ -78,7 +78,7 @@ def _ends(place: Place, ledger: Ledger, job_id: str) -> list[str]:
 
 
 def one_place(name: str, count: int, seconds: float, seed: int, per_round: int, beside: int) -> dict[str, Any]:
-    """A sitting in this process."""
+    """Run a sitting in this process."""
     guard()
     began = time.monotonic()
     found, rests = run(name, count, seconds, seed, per_round)

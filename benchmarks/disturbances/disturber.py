@@ -1,4 +1,4 @@
-"""One disturbance after the other of a job that must go on after each."""
+"""Disturbs a job repeatedly; it must continue after each disturbance."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from tests.support.ledger import Ledger
     from tests.support.stack import Stack
 
-PAIRS: Final = 0.3  # so many of the disturbances hit two things at once
+PAIRS: Final = 0.3  # share of the disturbances that hit two processes at once
 FROZEN_SECONDS: Final = (0.1, 2.0)
 SIGNALS: Final = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "stop": signal.SIGSTOP, "freeze": signal.SIGSTOP}
 STOPPED_FOR_GOOD: Final = frozenset({"rank"})
-"""What is found when it is stopped and never goes on; the others are only frozen for a while."""
+"""Kinds of process that may stay stopped, because orch detects it; the others are only frozen for a while."""
 LATE_SECONDS: Final = 60.0
-"""A recovery that takes longer is shown while it lasts: afterwards nothing says what it waited for."""
+"""A recovery that takes longer is shown while it lasts: afterwards the cause of the delay cannot be seen."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What has happened, and how long each recovery took, by what was done."""
+    """Disturbances so far, and the duration of each recovery, by the disturbance."""
 
     disturbances: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -55,11 +55,11 @@ class Disturber:
     found: Found = field(default_factory=Found)
 
     def once(self) -> None:
-        """One disturbance, and the recovery from it."""
+        """Make one disturbance, and wait for the recovery from it."""
         attempt = self.place.stack.job(self.job_id).attempt
         known = self.place.victims(self.job_id, self.dice)
         kinds = self.dice.sample(sorted(known), 2 if self.dice.random() < PAIRS else 1)
-        done: dict[str, tuple[str, Victim]] = {}  # what was done to which victim, by its kind
+        done: dict[str, tuple[str, Victim]] = {}  # manner and victim, by the victim's kind
         for kind in kinds:
             how = self._manner(kind)
             victim = self._hit(kind, SIGNALS[how])
@@ -82,7 +82,7 @@ class Disturber:
         self.place.replace_ended([victim.pid for victim in ended.values()])
 
     def _say(self, what: str) -> None:
-        """One line of the campaign's log, with the time that the job's events have too."""
+        """Write one line of the campaign's log, with the time that the job's events also have."""
         print(f"{time.strftime('%H:%M:%S')} {self.place.stack.home.name} {self.job_id}: {what}", file=sys.stderr)
 
     def _manner(self, kind: str) -> str:
@@ -91,14 +91,14 @@ class Disturber:
         return self.dice.choice(sorted(SIGNALS) if kind in STOPPED_FOR_GOOD else ["freeze", "kill", "terminate"])
 
     def _hit(self, kind: str, number: signal.Signals) -> Victim | None:
-        """The process that was hit; None where it is just not there: it recovers from something."""
+        """Send the signal to a process of this kind; return it, None where it is missing during a recovery."""
         try:
             victim = self.place.victims(self.job_id, self.dice)[kind]()
             if victim is not None:
                 os.kill(victim.pid, number)
         except (ProcessLookupError, psutil.Error, KeyError, IndexError, StopIteration, OSError):
             return None
-        except OrchError:  # the daemon, which tells where the others are, was hit first
+        except OrchError:  # the daemon, which reports the other processes, was hit first
             return None
         return victim
 
@@ -110,7 +110,7 @@ class Disturber:
                 os.kill(victim.pid, signal.SIGCONT)
 
     def _recovered(self, name: str, step: int, attempt: int, daemon: int) -> None:
-        """Wait until a daemon other than this one answers, and the job runs in this attempt or a later one and has made a step that it had not."""
+        """Wait until a daemon other than ``daemon`` answers, and the job runs in ``attempt`` or a later one and has made a step after ``step``."""
         stack = self.place.stack
         late_at = time.monotonic() + LATE_SECONDS
 
@@ -134,7 +134,7 @@ class Disturber:
 
 
 def evidence(stack: Stack, job_id: str) -> str:
-    """What the job and its daemon are at."""
+    """Return the job's last events, and the state of its daemon."""
     events = stack.orch("events", job_id, "--tail", "60").stdout
     rest = "\n".join(f"-- {title}\n{text}" for title, text in sections(stack))
     return f"{events}\n{rest}"

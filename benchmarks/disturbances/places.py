@@ -1,4 +1,4 @@
-"""What jobs run on while they are disturbed: a Ray of one node that orch starts, or a cluster of three, each with what can be hit there."""
+"""Places where jobs are disturbed: a Ray of one node that orch starts, or a cluster of three, each with the processes that can be hit there."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     import psutil
 
 NODES: Final = 3
-ORPHANED: Final = 1  # the parent of a process whose own has ended
+ORPHANED: Final = 1  # the parent of an orphaned process
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A process that can be hit. The attempt that it ``carries`` ends with it: a further step of that attempt is no recovery."""
+    """A process that can be hit. ``carries``: the attempt ends with it, so that a further step of that attempt is no recovery."""
 
     pid: int
     carries: bool = False
 
 
 Victims: TypeAlias = Mapping[str, Callable[[], Victim | None]]
-"""How the process of each kind is found; None where there is none this moment."""
+"""Functions that find the process of each kind; they return None where there is none at the moment."""
 
 
 class OneNode:
-    """A home that starts Ray itself: whatever of it is killed, orch has to bring back."""
+    """A home that starts Ray itself: orch has to restart every part of it that is killed."""
 
     only_frozen: Final = frozenset[str]()
-    """What is never ended."""
+    """Kinds of process that are never ended."""
 
     resources: Mapping[str, Any] = {}
-    """What jobs ask for besides ranks."""
+    """Resources that jobs request besides ranks."""
 
     options: Mapping[str, Any] = {}
-    """What the script is told."""
+    """Options of the script."""
 
     def __init__(self) -> None:
         self.stack = Stack()
 
     def start(self) -> None:
-        """Have a daemon that answers."""
+        """Start a daemon, and wait until it answers."""
         self.stack.up()
 
     def replace_ended(self, ended: Collection[int]) -> None:
         """Replace those of the ``ended`` processes that orch does not."""
 
     def victims(self, job_id: str, dice: random.Random) -> Victims:
-        """Everything that a job stands on."""
+        """Return the processes that a job depends on."""
         stack = self.stack
         return {
             **_of_job(stack, job_id, dice),
@@ -65,14 +65,14 @@ class OneNode:
         }
 
     def processes(self) -> list[psutil.Process]:
-        """All that belongs to it, Ray's included."""
+        """Return all processes that belong to it, Ray's included."""
         return self.stack.processes()
 
     def free_of(self, pids: Collection[int]) -> None:
         """Wait until nothing of these ended processes is left on a GPU."""
 
     def held_elsewhere(self) -> Mapping[str, float]:
-        """What its processes hold besides memory of the machine and files."""
+        """Return the resources that its processes hold besides memory of the machine and files."""
         return {}
 
     def close(self) -> None:
@@ -81,23 +81,23 @@ class OneNode:
 
 
 class OneGpu(OneNode):
-    """A home whose jobs keep their state on this machine's first NVIDIA GPU, a share of which each rank has."""
+    """A home with jobs that keep their state on this machine's first NVIDIA GPU, of which each rank has a share."""
 
     resources: Mapping[str, Any] = {"resources_per_worker": {"gpu": 0.5, "cpu": 0.1}}
     options: Mapping[str, Any] = {"gpu": True}
 
     def free_of(self, pids: Collection[int]) -> None:
-        """Wait until NVML knows of none of them."""
+        """Wait until NVML lists none of them."""
         wait_until("the job's memory of the GPU is free", lambda: not gpu_memory().keys() & set(pids))
 
     def held_elsewhere(self) -> Mapping[str, float]:
-        """Bytes of the GPU, by NVML's own word."""
+        """Return the bytes of the GPU that NVML reports for its processes."""
         mine = {process.pid for process in self.processes()}
         return {"gpu_bytes": sum(held for pid, held in gpu_memory().items() if pid in mine)}
 
 
 def gpu_memory() -> dict[int, int]:
-    """Bytes that each process with a context on the first NVIDIA GPU has there, by NVML's own word."""
+    """Return the bytes that NVML reports for each process with a context on the first NVIDIA GPU."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -109,10 +109,10 @@ def gpu_memory() -> dict[int, int]:
 
 
 class ThreeNodes:
-    """A daemon that is a guest of a cluster with a head and three nodes, over which it spreads its jobs.
+    """A daemon in an existing cluster with a head and three nodes, over which it spreads its jobs.
 
     A node whose raylet has ended is replaced by a new one, as the owner of a cluster would. Without its control store the
-    whole cluster ends: that one is only frozen.
+    whole cluster ends, so the control store is only frozen.
     """
 
     only_frozen: Final = frozenset({"control store"})
@@ -124,7 +124,7 @@ class ThreeNodes:
         self.stack = Stack(extra=("--ray-address", self.cluster.address), environ=self.cluster.environ)
 
     def start(self) -> None:
-        """Have a daemon that answers, and knows every node."""
+        """Start a daemon, and wait until it answers and has every node."""
         self.stack.up()
         self._all_known()
 
@@ -145,7 +145,7 @@ class ThreeNodes:
             self._all_known()
 
     def victims(self, job_id: str, dice: random.Random) -> Victims:
-        """Everything that a job stands on."""
+        """Return the processes that a job depends on."""
         cluster = self.cluster
 
         def raylet() -> Victim:
@@ -160,14 +160,14 @@ class ThreeNodes:
         }
 
     def processes(self) -> list[psutil.Process]:
-        """All that belongs to it, the cluster included."""
+        """Return all processes that belong to it, the cluster's included."""
         return list({one.pid: one for one in (*self.stack.processes(), *self.cluster.processes())}.values())
 
     def free_of(self, pids: Collection[int]) -> None:
-        """Nothing to wait for: its jobs have no GPU."""
+        """Do nothing: its jobs have no GPU."""
 
     def held_elsewhere(self) -> Mapping[str, float]:
-        """Nothing, for the same reason."""
+        """Return nothing, for the same reason."""
         return {}
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class ThreeNodes:
 
 Place: TypeAlias = OneNode | ThreeNodes
 PLACES: Final[Mapping[str, Callable[[], Place]]] = {"node": OneNode, "gpu": OneGpu, "cluster": ThreeNodes}
-"""By name."""
+"""Places by name."""
 
 
 def _of_job(stack: Stack, job_id: str, dice: random.Random) -> Victims:
@@ -206,13 +206,13 @@ def _if_there(pid: int, *, carries: bool = False) -> Victim | None:
 
 
 def _places(stack: Stack, job_id: str) -> set[str]:
-    """The nodes of the job's newest gang."""
+    """Return the nodes of the job's newest gang."""
     placed = [event for event in stack.client.events(job_id) if event.kind == "gang_placed"]
     return {seat["node_id"] for seat in placed[-1].body["seats"]}
 
 
 def _agent(raylets: Collection[int], dice: random.Random) -> Victim | None:
-    """The agent of one of these nodes."""
+    """Return the agent of one of these nodes; None where there is none."""
     agents = [process.pid for raylet in raylets for process in of_session(raylet) if _says(process, "NodeAgent")]
     return Victim(dice.choice(agents)) if agents else None
 

@@ -1,1 +1,1 @@
-"""Whether diagnosis names the right cause, the right rank and GPU, soon, and nothing on healthy jobs: see ``run.py``."""
+"""Checks that diagnosis soon names the right cause, rank and GPU, and nothing on healthy jobs: see ``run.py``."""

@@ -1,4 +1,4 @@
-"""When the alert on a finding fires, by the real rules in promtool: each case's finding as Prometheus would scrape it.
+"""Checks when the alert on a finding fires, by the real rules in promtool: findings as Prometheus would scrape them.
 
 A finding that opens is in the next scrape; its alert must not fire before its ``for`` is over, and must have fired, with the finding's rank
 and GPU in its labels, at the first evaluation after it.
@@ -24,18 +24,18 @@ SCRAPE_SECONDS: Final = 15
 ALERT: Final = next(alert for alert in rules.ALERTS if alert.name == "OrchFinding")
 FOR_SECONDS: Final = int(ALERT.wait.removesuffix("s"))
 LATEST_SECONDS: Final = SCRAPE_SECONDS + FOR_SECONDS
-"""What the alert may take beyond the finding: the next scrape, and its ``for``."""
+"""Longest time from the finding to the alert: the next scrape, and the alert's ``for``."""
 
 
 def fired_at(opened_at: float) -> int:
-    """Return when the alert on a finding that opens then fires, in seconds of the trace."""
+    """Return the time at which the alert on a finding opened at this time fires, in seconds of the trace."""
     return math.ceil(opened_at / SCRAPE_SECONDS) * SCRAPE_SECONDS + FOR_SECONDS
 
 
 def check(opened: Sequence[dict[str, Any]]) -> int:
-    """Return of how many findings (``labels``, and ``at``) the alert fires when it must. Raises RuntimeError without promtool.
+    """Return the number of findings (``labels``, and ``at``) whose alert fires when it must. Raises RuntimeError without promtool.
 
-    promtool says of each test whether it failed, so the ones that it does not name have passed.
+    promtool names each test that failed, so the tests that it does not name have passed.
     """
     tool = shutil.which("promtool")
     if tool is None:
@@ -57,7 +57,7 @@ def check(opened: Sequence[dict[str, Any]]) -> int:
 
 
 def _bare_rules() -> dict[str, Any]:
-    """The alert's rule alone, without texts: promtool compares those word for word."""
+    """Return the alert's rule alone, without texts: promtool compares those word for word."""
     document = rules.document()
     found = [rule for group in document["groups"] for rule in group["rules"] if rule.get("alert") == ALERT.name]
     bare = [{name: value for name, value in rule.items() if name != "annotations"} for rule in found]

@@ -31,7 +31,7 @@ BUSY_NOISE = 0.15
 class Case:
     """One fault in one form. ``rank`` None: the whole job. ``slowest`` is the time of a step, which a finding may wait for.
 
-    ``patience`` is what a slow fault takes to show itself: a leak is judged over minutes.
+    ``patience`` is the time that a slow fault needs to become visible: a leak is judged over minutes.
     """
 
     fault: str
@@ -56,7 +56,7 @@ SILENT = {"reports": False}
 
 
 def cases() -> Iterator[Case]:
-    """Every case."""
+    """Yield every case."""
     for number, (form, values) in enumerate(FORMS):
         rank = number % values["ranks"]
         silent = SILENT if number == 4 else {}
@@ -203,7 +203,7 @@ def _of_jobs(form: str, values: dict[str, Any], rank: int, number: int) -> Itera
 
 
 def _loss_after(step: int, at_step: int, number: int, rnd: random.Random) -> float:
-    """A loss that falls with noise, and from the step on is far higher: at once, or growing, or as random guessing has it."""
+    """Return a loss that falls with noise, and from ``at_step`` on is far higher: at once, or growing, or as random guessing gives it."""
     usual = 0.5 + 2.0 / (1.0 + 0.02 * step)
     noisy = usual * rnd.lognormvariate(0.0, 0.1)
     if step < at_step:
@@ -238,7 +238,7 @@ def _of_storage(form: str, values: dict[str, Any], number: int) -> Iterator[Case
 
 
 def _storage(of: Callable[[float], dict[str, Any]]) -> Callable[[JobModel, float, JobSeen], JobSeen]:
-    """What every rank's part of the checkpoints meets."""
+    """Return a hook that sets the storage seen by every rank."""
     return lambda _job, at, seen: replace(
         seen, storage=tuple(StorageSeen(rank=rank, **of(at)) for rank in range(seen.num_ranks))
     )
@@ -251,7 +251,7 @@ def _late(seconds: float) -> Callable[[JobModel, float, JobSeen], JobSeen]:
 
 
 def _gpus_have(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
-    """From the begin, on every GPU."""
+    """Return a hook that sets these values of every GPU from the beginning."""
     return lambda _job, _at, seen: replace(seen, gpus=tuple(replace(gpu, **values) for gpu in seen.gpus))
 
 
@@ -262,7 +262,7 @@ def _both(
 
 
 def _growing(rank: int, counter: str, least: int, every: float) -> Callable[[JobModel, float, JobSeen], JobSeen]:
-    """A counter of the driver's that stood at 3, rises by ``least`` and then once in so many seconds."""
+    """Return a hook with a driver's counter that is 3, rises by ``least`` and then by 1 every ``every`` seconds."""
 
     def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
         more = least + int((at - FAULT_AT) / every) if at >= FAULT_AT else 0

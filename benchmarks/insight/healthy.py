@@ -1,4 +1,4 @@
-"""Over sixty kinds of healthy jobs, on which diagnosis must say nothing."""
+"""Over sixty kinds of healthy jobs, for which diagnosis must report nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _still(begin: float, seconds: float, sign: Sign, *, pause: float = 0.0, every: float = 0.0) -> Any:
-    """A pause in which nothing is stepped, as the hang watch tells of it."""
+    """Return a hook with a pause without steps, as the hang watch reports it."""
 
     def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
         into = at - begin if not every else (at - begin) % every
@@ -32,7 +32,7 @@ def _still(begin: float, seconds: float, sign: Sign, *, pause: float = 0.0, ever
 
 
 def _phase(begin: float, seconds: float, every: float) -> Any:
-    """An evaluation or a save on rank 0, of which the others wait for the end."""
+    """Return a hook with an evaluation or a save on rank 0, during which the other ranks wait."""
 
     def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
         if at < begin or (at - begin) % every >= seconds:
@@ -49,7 +49,7 @@ def _all_gpus(**values: Any) -> Any:
 
 
 def _glitches(every: float, **values: Any) -> Any:
-    """One bad sample now and then."""
+    """Return a hook with one bad sample now and then."""
 
     def hook(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
         if at % every or not seen.gpus:
@@ -60,7 +60,7 @@ def _glitches(every: float, **values: Any) -> Any:
 
 
 def _late_reports(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-    """The exporters of one node answer late for a while."""
+    """Let the exporters of one node answer late for a while."""
     late = 20.0 if 100.0 < at < 118.0 else 0.0
     return replace(
         seen,
@@ -78,14 +78,14 @@ def _storage(**values: Any) -> Callable[[JobModel, float, JobSeen], JobSeen]:
 
 
 def _cosmic_rays(_job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-    """A GPU with a past, and one corrected error in five minutes."""
+    """Give GPUs earlier memory errors, and one corrected error in five minutes."""
     return replace(
         seen, gpus=tuple(replace(g, uncorrected=1, remapped=2, corrected=70 + int(at // 300.0)) for g in seen.gpus)
     )
 
 
 def _writes(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-    """Checkpoints every minute: 3 to 9 s each, and now and then one of 14 s."""
+    """Write checkpoints every minute: 3 to 9 s each, and now and then one of 14 s."""
     number, into = divmod(at, 60.0)
     rnd = random.Random(f"{job.seed}-{number}")
     seconds = 14.0 if rnd.random() < 0.1 else rnd.uniform(3.0, 9.0)
@@ -96,13 +96,13 @@ def _writes(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
 
 
 def _long_write(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-    """Five minutes for the first checkpoint, of which nothing is known yet."""
+    """Write the first checkpoint for five minutes, when no earlier write is known."""
     busy = at - 100.0 if 100.0 <= at < 400.0 else 0.0
     return _storage(writes=int(at >= 400.0), busy_seconds=busy, written_bytes=10**9, free_bytes=10**12)(job, at, seen)  # fmt: skip
 
 
 def _pauses(job: JobModel, at: float, seen: JobSeen) -> JobSeen:
-    """The daemon's loop is late by far, for a look or two each minute."""
+    """Make the daemon's loop late by 9 s for a few seconds of each minute."""
     return replace(seen, late_seconds=9.0 if at % 60.0 < 4.0 else 0.15 * job.random.random())
 
 
@@ -194,4 +194,4 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "small job of 30 s": {"ranks": 2, "step_seconds": 0.05},
 }
 SECONDS = {"small job of 30 s": 30.0, "no saves, a short job": 1200.0}
-"""How long jobs are that are healthy because they are short."""
+"""Durations of the jobs that are healthy because they are short."""

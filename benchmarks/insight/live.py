@@ -1,7 +1,7 @@
-"""Faults that need processes, injected one at a time into real jobs under a real daemon: what is found, of which rank, how soon.
+"""Injects faults that need processes, one at a time, into real jobs under a real daemon; reports the finding, its rank and its delay.
 
 Each job has two ranks on simulated GPUs, or on none, and steps of 0.2 s; rank 1 gets the fault. ``python -m benchmarks.insight.live
---write`` stores the result beside the other ones and puts the table into docs/diagnosis.md. It takes some fifteen minutes on two cores.
+--write`` stores the result beside the other ones and writes the table into docs/diagnosis.md. It takes some fifteen minutes on two cores.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ DISK_MEBIBYTES: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault and the finding that must name it. ``ended``: the job fails of it instead, with this failure's code.
+    """One fault and the finding that must name it. ``ended``: the job fails instead, with this failure's code.
 
-    ``by_step``: it begins with a step, else with the job. ``act`` is what the benchmark does to the running job, with its
-    ranks' process ids and the directory that the job was given.
+    ``by_step``: it begins with a step, else with the job. ``act`` is called on the running job, with its
+    ranks' process ids and the job's directory.
     """
 
     name: str
@@ -84,7 +84,7 @@ FAULTS: Final = (
 
 
 def measure(orch: contenders.Orch, fault: Fault) -> dict[str, Any]:
-    """One fault: seconds from its begin to the first finding, and which that is."""
+    """Inject one fault; return the first finding, and the seconds from the fault's begin to it."""
     with _directory(orch.home, fault) as directory, _argument(fault, directory) as argument:
         reply = orch.client.submit_text(_job(fault, directory, argument), cwd=str(contenders.WORKLOAD.parent))
         job_id = str(reply.job_id)
@@ -117,7 +117,7 @@ def _job(fault: Fault, directory: Path, argument: str) -> str:
 
 @contextlib.contextmanager
 def _directory(home: Path, fault: Fault) -> Iterator[Path]:
-    """Where the job saves: a small file system of its own, where one can be mounted and the fault fills it."""
+    """Yield the directory in which the job saves: a small file system of its own where the fault fills it."""
     where = home / f"saves-{fault.name.replace(' ', '-').replace(',', '')}"
     where.mkdir(mode=0o700)
     small = fault.act is _fill
@@ -134,7 +134,7 @@ def _directory(home: Path, fault: Fault) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _argument(fault: Fault, directory: Path) -> Iterator[str]:
-    """The workload's third argument: a port that is taken, or the directory."""
+    """Yield the workload's third argument: a port that is in use, or the directory."""
     if not fault.ended:
         yield str(directory)
         return
@@ -147,7 +147,7 @@ def _pids(orch: contenders.Orch, job_id: str) -> list[int]:
 
 
 def _until(what: str, condition: Callable[[], bool]) -> None:
-    """Ask twice a second: the daemon has other work."""
+    """Wait for a condition; check it only twice a second, because the daemon has other work."""
     deadline = time.monotonic() + LATEST_STEP_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -156,7 +156,7 @@ def _until(what: str, condition: Callable[[], bool]) -> None:
 
 
 def _begin(orch: contenders.Orch, job_id: str, fault: Fault, directory: Path) -> float:
-    """Wait until the fault begins; wall time of that."""
+    """Wait until the fault begins; return the wall time of that."""
 
     def running() -> bool:
         return orch.client.job(job_id).started_at is not None
@@ -217,7 +217,7 @@ def _row(
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """What docs/diagnosis.md shows."""
+    """Return the text that docs/diagnosis.md shows."""
     rows = ["| fault | found | right | seconds | in its words |", "|---|---|---|---|---|"]
     for one in result["faults"]:
         kind, rank = one["found"]
@@ -233,7 +233,7 @@ def section(result: Mapping[str, Any]) -> str:
 
 
 def _with_others(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, and those of the same day's result for faults that were not measured now."""
+    """Return the rows, and those of the same day's result for faults that were not measured now."""
     measured = {one["fault"]: one for one in rows}
     before = json.loads(path.read_text(encoding="utf-8"))["faults"] if path.exists() else []
     known = {one["fault"]: one for one in before} | measured

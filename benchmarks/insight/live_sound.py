@@ -1,4 +1,4 @@
-"""Healthy jobs side by side under a real daemon, with busy loops beside it: how many findings there are, in how many job hours.
+"""Runs healthy jobs side by side under a real daemon, with busy loops beside it, and counts the findings and the job hours.
 
 Jobs of 1 and 2 ranks with and without simulated GPUs, short and long steps, in the manners of ``workloads/sound.py``; most of their time they sleep.
 ``python -m benchmarks.insight.live_sound --seconds 600 --write`` adds its job hours to the day's result and updates docs/diagnosis.md.
@@ -37,7 +37,7 @@ LONGEST_END_SECONDS: Final = 600.0
 
 
 def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
-    """The jobs: of 24 one of each manner with and without GPUs, of one rank and of two, and every length of step."""
+    """Return the jobs: of 24 one of each manner with and without GPUs, with one rank and two, and each step length."""
     made = []
     for number in range(jobs):
         manner, turn = MANNERS[number % len(MANNERS)], number // len(MANNERS)
@@ -55,7 +55,7 @@ def specs(jobs: int, seconds: float) -> list[dict[str, Any]]:
 
 
 class Loads(Thread):
-    """Notes the machine's load (of the newest minute) until it is told to end."""
+    """Records the machine's load (of the newest minute) until ``ended`` is set."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Loads(Thread):
         self.ended = Event()
 
     def run(self) -> None:
-        """Note it every half minute."""
+        """Record it every half minute."""
         while True:
             self.seen.append(os.getloadavg()[0])
             if self.ended.wait(LOAD_SECONDS):
@@ -71,7 +71,7 @@ class Loads(Thread):
 
 
 def measure(jobs: int, seconds: float, loops: int) -> dict[str, Any]:
-    """Run the jobs; return their hours, and what was found of them."""
+    """Run the jobs; return their hours and their findings."""
     orch, beside, loads = contenders.Orch(), [], Loads()
     try:
         orch.up(simulate_gpus=8)
@@ -127,7 +127,7 @@ def _result(jobs: list[dict[str, Any]], loops: int, loads: list[float]) -> dict[
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """What docs/diagnosis.md shows."""
+    """Return the text that docs/diagnosis.md shows."""
     runs = result["runs"]
     hours, jobs = sum(run["hours"] for run in runs), sum(run["jobs"] for run in runs)
     found = [one for run in runs for one in run["found"]]

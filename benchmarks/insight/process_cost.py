@@ -1,7 +1,7 @@
-"""What it costs to watch the processes of a rank from beside them, and to count its collectives in it.
+"""Measures the cost of watching the processes of a rank from another process, and of counting its collectives in it.
 
-A look a second and a report every five; and one collective, from its call to the rank's progress page. The rank is a real process with threads of a collective library and two loader processes. Its watch's clock is moved by hand, so
-an hour of looks takes seconds; only processor time counts. ``python -m benchmarks.insight.process_cost --write`` stores the result.
+One look a second and one report every five seconds; and one collective, from its call to the rank's progress page. The rank is a real process with threads of a collective library and two loader processes. The benchmark sets the clock of
+the watch, so an hour of looks takes seconds; only processor time counts. ``python -m benchmarks.insight.process_cost --write`` stores the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 
 def measure(seconds: int = SECONDS) -> dict[str, Any]:
-    """Processor seconds of so many seconds of looks, per second. The rank and its loaders end when their input does."""
+    """Return the processor seconds of a second of looks. The rank and its loaders end with their input."""
     now = [0.0]
     watch = ProcessWatch(clock=lambda: now[0])
     with subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
@@ -64,7 +64,7 @@ def measure(seconds: int = SECONDS) -> dict[str, Any]:
 
 
 def collective_seconds(calls: int = CALLS) -> float:
-    """Processor seconds that a call of a collective takes longer because it is counted; torch itself is not called."""
+    """Return the processor seconds that counting adds to a call of a collective; torch itself is not called."""
     world = SimpleNamespace(group_name="0", group_desc="default_pg")
 
     def all_reduce(group: object = None) -> bool:

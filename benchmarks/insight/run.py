@@ -1,10 +1,10 @@
-"""Which finding each fault leads to, how soon, and what is found on healthy jobs: the confusion matrix of diagnosis.
+"""Measures the confusion matrix of diagnosis: the finding and delay for each fault, and the findings on healthy jobs.
 
 Runs the production diagnosis (``core/diagnosis``) on traces: every fault of ``faults.py`` in five forms, every job of
 ``healthy.py``, each with noise from several seeds, and a month of healthy jobs; then the real alert on the findings (``alerts.py``). No daemon.
-``python -m benchmarks.insight.run --write`` stores the result beside the other ones and puts the matrix into docs/diagnosis.md; without it, the
+``python -m benchmarks.insight.run --write`` stores the result beside the other ones and writes the matrix into docs/diagnosis.md; without it, the
 result is printed. It takes twenty minutes of processor time: with ``--keep FILE`` each trace's result is kept there, and the next call
-continues with the rest; ``--seconds N`` ends a call after about so long. Of the month, which comes last, the result counts what is done.
+continues with the rest; ``--seconds N`` ends a call after about that time. The month comes last, and the result counts the part of it that is done.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MARKS = re.compile(r"(<!-- insight:begin -->\n)(.*?)(<!-- insight:end -->)", re.
 LIMIT_SECONDS = 60.0
 HEALTHY_SECONDS = 1200.0
 MONTH_SECONDS = 30 * 86400.0
-"""Over all kinds of healthy jobs, each for an equal part of it."""
+"""Total of all kinds of healthy jobs, each of which runs for an equal part of it."""
 FAULT_SEEDS, HEALTHY_SEEDS = 3, 5
 
 
@@ -44,13 +44,13 @@ FORMS_IN_ALL = sum(1 for _ in cases())
 
 
 def with_seed(case: Case, seed: int) -> Case:
-    """The case with other noise; ``cases`` made it for this use alone."""
+    """Return the case with other noise; ``cases`` made it for this use alone."""
     case.job.random = random.Random(f"{case.job.seed}-{seed}")
     return case
 
 
 def judge(case: Case) -> dict[str, Any]:
-    """What the first finding after the fault is, and whether it is the right one, in time."""
+    """Return the first finding after the fault, and whether it is the right one, in time."""
     events = [(FAULT_AT, case.change)] if case.change is not None else []
     opened = diagnose(case.job, FAULT_AT + 240.0 + 20.0 * case.slowest + case.patience, events=events)
     early = [one for one in opened if one.at < FAULT_AT]
@@ -76,7 +76,7 @@ def judge(case: Case) -> dict[str, Any]:
 
 
 def healthy(name: str, seed: int, seconds: float) -> list[str]:
-    """What is found on a healthy job that runs for so long, or on several in turn where each is short."""
+    """Return the findings on a healthy job that runs for this long, or on several in turn where each is short."""
     values, found, left, part = HEALTHY[name], [], seconds, 0
     while left > 0.0:
         job = JobModel(**{**values, "seed": 1000 + seed + 7919 * part})
@@ -96,11 +96,11 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """Its name in the file of kept results."""
+        """Name of the trace in the file of kept results."""
         return f"{self.what}/{self.name}/{self.seed}"
 
     def run(self) -> Any:
-        """Its result, as JSON-ready values."""
+        """Run the trace; return its result as JSON-ready values."""
         if self.what == "fault":
             return judge(with_seed(list(cases())[int(self.name)], self.seed))
         if self.what == "month":
@@ -111,19 +111,19 @@ class Unit:
 
 
 def units(fault_seeds: int, healthy_seeds: int) -> list[Unit]:
-    """All traces, the month last."""
+    """Return all traces, the month last."""
     faults = [Unit("fault", str(number), seed) for seed in range(fault_seeds) for number in range(FORMS_IN_ALL)]
     sound = [Unit("healthy", name, seed) for seed in range(healthy_seeds) for name in HEALTHY]
     return [*faults, *sound, *(Unit("month", name, 77) for name in HEALTHY)]
 
 
 def work(wanted: Sequence[Unit], keep: Path | None, seconds: float) -> dict[str, Any]:
-    """The results of the units, as far as the time allows."""
+    """Return the results of the units, as far as the time allows."""
     return kept.results({unit.key: unit.run for unit in wanted}, keep, seconds)
 
 
 def summary(wanted: Sequence[Unit], done: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, as JSON-ready values. Raises RuntimeError without promtool."""
+    """Return the whole result as JSON-ready values. Raises RuntimeError without promtool."""
     of = {
         what: [(unit, done[unit.key]) for unit in wanted if unit.what == what and unit.key in done]
         for what in ("fault", "healthy", "month")
@@ -153,7 +153,7 @@ def summary(wanted: Sequence[Unit], done: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alert_times(results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Of how many findings that are right the alert fires as it must, and how many of those in time for the fault."""
+    """Count the right findings for which the alert fires as it must, and those for which it fires in time."""
     right = [one for one in results if one["right"]]
     opened = []
     for number, one in enumerate(right):
@@ -169,7 +169,7 @@ def alert_times(results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def matrix(results: Sequence[dict[str, Any]]) -> str:
-    """One row for each fault: what was found, how often, and how soon."""
+    """Return one row for each fault: what was found, how often, and how soon."""
     rows = [
         "| fault | forms | named rightly | within 60 s | found instead | median time |",
         "|---|---|---|---|---|---|",
@@ -192,7 +192,7 @@ def _finding_text(found: list[Any] | None) -> str:
 
 
 def section(result: dict[str, Any]) -> str:
-    """What docs/diagnosis.md shows. Results of earlier versions have neither a month nor alerts."""
+    """Return the text that docs/diagnosis.md shows. Results of earlier versions have neither a month nor alerts."""
     sound, month, alert_counts = result["healthy"], result.get("month"), result.get("alerts")
     text = (
         f"{result['right']} of {result['cases']} cases {_seeds(result)}are named rightly (kind and rank, nothing before), {result['in_time']} of them within"
@@ -213,7 +213,7 @@ def _count(runs: Mapping[str, Any]) -> int:
 
 
 def _seeds(result: dict[str, Any]) -> str:
-    """How many seeds each form had, where they were several."""
+    """Return a text with the number of seeds of each form; empty where it is 1."""
     seeds = result["cases"] // FORMS_IN_ALL
     return f"(each form with {seeds} seeds) " if seeds > 1 else ""
 
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--fault-seeds", type=int, default=FAULT_SEEDS)
     parser.add_argument("--healthy-seeds", type=int, default=HEALTHY_SEEDS)
     parser.add_argument("--keep", type=Path, help="file of results; a later call continues with the rest")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further trace after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further trace after this time")
     options = parser.parse_args()
     wanted = units(options.fault_seeds, options.healthy_seeds)
     done = work(wanted, options.keep, options.seconds)

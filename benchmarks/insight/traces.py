@@ -1,4 +1,4 @@
-"""Jobs as traces: what the daemon would see of a job every two seconds, with noise, made from a few figures.
+"""Jobs as traces: the daemon's readings of a job every two seconds, with noise, made from a few figures.
 
 A rank's step has three parts: it waits for its batch, it works, and, where the ranks meet in a collective, it waits for the
 slowest one. GPUs follow from that: one that works or spins in a collective is busy, one whose rank fetches data is not, and
@@ -45,7 +45,7 @@ class RankModel:
 
 @dataclass(kw_only=True)
 class JobModel:
-    """A job. ``noise`` is the relative spread of a step's parts; ``parts``: the ranks report what of a step they spend where."""
+    """A job. ``noise`` is the relative spread of a step's parts; ``parts``: the ranks report the parts of a step."""
 
     ranks: int = 4
     step_seconds: float = 0.1
@@ -71,7 +71,7 @@ class JobModel:
         self.each = [RankModel() for _ in range(self.ranks)]
 
     def seen(self, at: float) -> JobSeen:
-        """What is seen ``at`` seconds after every rank is up."""
+        """Return the daemon's view of the job ``at`` seconds after every rank is up."""
         pausing, began = self.paused(at), at >= self.first_step_at
         works, waits = self._parts()
         whole = max(work + wait for work, wait in zip(works, waits, strict=True))
@@ -91,7 +91,7 @@ class JobModel:
         return self.hook(self, at, job) if self.hook is not None else job
 
     def _normal(self, count: int) -> Sequence[float]:
-        """So many normally distributed values, from a table: drawing each would take most of the time of a trace."""
+        """Return normally distributed values from a table: drawing each would take most of the time of a trace."""
         start = int(self.random.random() * (len(NORMAL) - count))
         return NORMAL[start : start + count]
 
@@ -162,7 +162,7 @@ class JobModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A finding and when it opened, in seconds of the trace."""
+    """A finding and the time at which it opened, in seconds of the trace."""
 
     at: float
     finding: Finding
@@ -171,7 +171,7 @@ class Opened:
 def diagnose(
     job: JobModel, seconds: float, *, events: Sequence[tuple[float, Callable[[JobModel], None]]] = ()
 ) -> list[Opened]:
-    """Every finding that opens while the job runs for so long; ``events`` change the job at a time."""
+    """Return every finding that opens while the job runs for ``seconds``; ``events`` change the job at their times."""
     diagnosis, opened, due = Diagnosis(0.0), [], sorted(events, key=lambda event: event[0])
     for tick in range(math.ceil(seconds / TICK_SECONDS)):
         at = tick * TICK_SECONDS

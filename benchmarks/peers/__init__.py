@@ -1,1 +1,1 @@
-"""The peers' side: what their users would write."""
+"""Programs for the peers, as their users would write them."""

@@ -1,7 +1,7 @@
-"""What Ray alone costs: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
+"""Measures Ray alone: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
 
-Prints a JSON list: for each window what these processes took, as ``benchmarks.processor`` shows it. Left out are the
-script itself and what a head can do without (monitors, dashboard, log monitor, the agents). Ray's timers are set as orch sets
+Prints a JSON list: the use of these processes in each window, as ``benchmarks.processor`` shows it. Left out are the
+script itself and the processes that a head does not need (monitors, dashboard, log monitor, the agents). Ray's timers are set as orch sets
 them for a head of its own.
 """
 
@@ -22,10 +22,10 @@ NEEDED = ("raylet", "gcs_server")
 
 
 class Idle:
-    """An actor with a method that is never called again; as orch's, it answers while another call is under way."""
+    """An actor with a method that is called only once; like orch's, it answers while another call is under way."""
 
     async def pid(self) -> int:
-        """Its process number."""
+        """Return its process id."""
         import os
 
         return os.getpid()

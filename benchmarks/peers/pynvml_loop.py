@@ -1,4 +1,4 @@
-"""The recorder that people write: ask each GPU, write a row, sleep. `pynvml_loop.py FILE SECONDS`."""
+"""The recorder that people write: read each GPU, write a row, sleep. `pynvml_loop.py FILE SECONDS`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pynvml
 
 
 def main() -> None:
-    """Record power and temperature at what is hoped to be 100 Hz."""
+    """Record power and temperature at a nominal 100 Hz."""
     pynvml.nvmlInit()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
     end = time.time() + float(sys.argv[2])

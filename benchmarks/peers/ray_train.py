@@ -12,7 +12,7 @@ from typing import Any
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """Runs in each of Ray Train's workers."""
+    """Run the workload in each of Ray Train's workers."""
     sys.path.insert(0, config["root"])
     from benchmarks.workloads.steps import main
 

@@ -1,1 +1,1 @@
-"""What is trained while it is measured."""
+"""Training scripts that the benchmarks run and measure."""

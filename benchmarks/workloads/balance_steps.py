@@ -1,6 +1,6 @@
-"""Two ranks of which the second computes everything twice, turn by turn: `OUT TURNS STEPS`.
+"""Trains on two ranks, of which the second computes everything twice, turn by turn: `OUT TURNS STEPS`.
 
-A turn is three trainings of the same model: both ranks at full speed, the second at half speed in equal shares, and the same with
+A turn is three trainings of the same model: both ranks at full speed, the second at half speed with equal shares, and the same with
 ``balance: measured``. OUT gets the samples per second of each turn (JSON, from rank 0), by processor time: a step lasts as
 long as its slowest rank computes, whatever else the machine does meanwhile.
 """
@@ -34,7 +34,7 @@ SETTLING = 10
 
 
 class Twice(nn.Module):
-    """A model whose forward and backward pass are made twice, of which the second counts for nothing."""
+    """A model with ``extra`` additional forward and backward passes, which count for nothing."""
 
     def __init__(self, inner: nn.Module, *, extra: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Twice(nn.Module):
         self._shadows = [copy.deepcopy(inner) for _ in range(extra)]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the model gives."""
+        """Return the model's output."""
         for shadow in self._shadows:
             shadow(inputs).square().mean().backward()
             shadow.zero_grad()
@@ -60,7 +60,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def samples_per_second(samples: int, seconds: list[float]) -> float:
-    """Of steps that last as long as the slowest rank's."""
+    """Return the rate of steps that last as long as the slowest rank's."""
     slowest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return samples * len(seconds) / float(slowest.sum())
@@ -69,7 +69,7 @@ def samples_per_second(samples: int, seconds: list[float]) -> float:
 def trained(
     place: RankGroup, data: TensorDataset, steps: int, balance: str, *, slow: bool = True
 ) -> tuple[float, list[int]]:
-    """Samples per second of the training system, and the shares that it ended with."""
+    """Return the samples per second of the training system, and the shares that it ended with."""
     saved = Path(tempfile.mkdtemp(prefix="orch-balance-")) if place.is_main else None
     shared: list[Any] = [str(saved)]
     dist.broadcast_object_list(shared)
@@ -94,7 +94,7 @@ def trained(
 
 
 class StepTimes(BusyClock):
-    """Also keeps the processor time of whole steps."""
+    """A busy clock that also keeps the processor time of whole steps."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -107,7 +107,7 @@ class StepTimes(BusyClock):
         super().begin()
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         super().end()
         self.whole.append(time.thread_time() - self._start)
 

@@ -1,4 +1,4 @@
-"""A training loop on the processor: for each line it reads, holding a number, it makes so many steps and prints their mean seconds."""
+"""A training loop on the processor: for each line with a number that it reads, it makes that many steps and prints their mean seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WARM_UP = 50
 
 
 def main() -> None:
-    """A small MLP, one thread; prints `ready` once it is warm."""
+    """Train a small MLP in one thread; print `ready` once it is warm."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))

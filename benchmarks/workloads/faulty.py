@@ -22,38 +22,38 @@ from orchestrator.train import context
 
 STEP_SECONDS = 0.2
 STARVED_FACTOR = 3.0
-"""A batch of the starved loader takes so many steps, however long these are on a machine that does other work."""
+"""Steps for which the starved loader delays a batch, however long these are on a machine that does other work."""
 FAULTY_RANK = 1
 LEAK_BYTES = 4 * 2**20
 
 
 class Batches(Dataset[torch.Tensor]):
-    """Rows that take their time from the step on at which the fault begins."""
+    """A dataset with rows that are slow from the step on at which the fault begins."""
 
     def __init__(self, slow_from: int) -> None:
         self.slow_from = slow_from
         self.step_seconds = multiprocessing.get_context("fork").Value("d", STEP_SECONDS)
 
     def __len__(self) -> int:
-        """As many as anyone takes."""
+        """Return more than any run takes."""
         return 1_000_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """One batch."""
+        """Return one batch."""
         if index >= self.slow_from:
             time.sleep(STARVED_FACTOR * self.step_seconds.value)
         return torch.randn(32, 64)
 
 
 def work(seconds: float) -> None:
-    """Use a processor for so long."""
+    """Use a processor for this many seconds."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         sum(range(2000))
 
 
 def set_up(fault: str) -> None:
-    """The process group, in time, late or never."""
+    """Join the process group; for some faults never, or with a wrong world size."""
     if fault == "world size":
         dist.init_process_group("gloo", world_size=int(os.environ["WORLD_SIZE"]) + 2, rank=int(os.environ["RANK"]))
     if fault == "never enters" and int(os.environ["RANK"]) == FAULTY_RANK:
@@ -62,7 +62,7 @@ def set_up(fault: str) -> None:
 
 
 def fail(fault: str, kept: list[bytearray]) -> None:
-    """What rank 1 does at each step from the fault on."""
+    """Inject the fault into rank 1, at each step from the fault on."""
     match fault:
         case "deadlock":
             lock = threading.Lock()
@@ -79,7 +79,7 @@ def fail(fault: str, kept: list[bytearray]) -> None:
 
 
 def main(fault: str, at_step: int, directory: str = "") -> None:
-    """Train until told to end."""
+    """Train until the process is ended."""
     if fault == "port in use":
         socket.create_server(("127.0.0.1", int(directory)))
     set_up(fault)

@@ -1,8 +1,8 @@
 """The workload of the overhead benchmark: steps of about the wanted length, gloo ranks, every step timed by itself.
 
-Rank 0 writes as JSON the durations of its steps in seconds, and of a mean step the minor page faults and the processor time in seconds
-that the process and the kernel took for it. Under orch every step is reported, as a training script would. With ``keep`` the C
-library keeps memory that is freed, in place of giving it back to the kernel and asking for it again at each step.
+Rank 0 writes as JSON the durations of its steps in seconds, and for a mean step the minor page faults and the processor seconds of
+the process and of the kernel. Under orch every step is reported, as a training script would. With ``keep`` the C
+library keeps memory that is freed, instead of returning it to the kernel and requesting it again at each step.
 
 usage: paced.py RESULT STEPS MILLISECONDS [keep]
 """
@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.train import context
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-WARM_UP_SECONDS = 5.0  # not measured: what a start leaves to do on a machine is another measure
+WARM_UP_SECONDS = 5.0  # not measured: the work that a start leaves on a machine is another measure
 
 
 def warm_up_steps(milliseconds: float) -> int:
-    """How many steps come before those that are measured, the same on both sides."""
+    """Return the number of steps before those that are measured, the same on both sides."""
     return int(WARM_UP_SECONDS * 1000 / milliseconds)
 
 

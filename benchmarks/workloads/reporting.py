@@ -1,7 +1,7 @@
-"""The workload of the hang benchmark: the model of steps.py, whose every rank reports its steps as a script under orch does.
+"""The workload of the hang benchmark: the model of steps.py, in which every rank reports its steps as a script under orch does.
 
 Rank 0 appends a line ``step monotonic_ns pid`` after every optimizer step. With PAUSE_STEPS, rank 0 stands still for PAUSE_SECONDS
-after each so many steps, by turns asleep and computing, without a report: what an evaluation or a slow disk looks like.
+after every PAUSE_STEPS steps, by turns asleep and computing, without a report, as in an evaluation or with a slow disk.
 
 usage: reporting.py LEDGER STEPS SECONDS_PER_STEP [PAUSE_STEPS PAUSE_SECONDS]
 """

@@ -1,4 +1,4 @@
-"""The workload of the goodput benchmark's grid: two gloo ranks, snapshots through orch as often as ``checkpoint.interval`` says.
+"""The workload of the goodput benchmark's grid: two gloo ranks, snapshots through orch as often as ``checkpoint.interval`` requires.
 
 The ledger is that of steps.py. The state is large enough that saving it costs something: two million parameters and Adam.
 

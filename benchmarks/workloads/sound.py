@@ -19,7 +19,7 @@ EVALUATE_EVERY, SAVE_EVERY = 40, 60
 
 
 def main(seconds: float, step_seconds: float, manner: str) -> None:
-    """Train for so long."""
+    """Train for ``seconds``."""
     training = context()
     if training.world_size > 1:
         dist.init_process_group("gloo")

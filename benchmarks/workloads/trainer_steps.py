@@ -48,7 +48,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What every contender is given."""
+    """Data, ranks, device and precision of a contender."""
 
     data: TensorDataset
     ranks: int
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether batches have to be copied there."""
+        """Whether batches have to be copied to a GPU."""
         return self.device.type == "cuda"
 
 
@@ -94,7 +94,7 @@ def plain(case: Case) -> Callable[[int], None]:
 
 
 def plain_on_gpu(case: Case, net: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> Callable[[int], None]:
-    """As torch's documentation of automatic mixed precision shows it; fp32 has neither autocast nor a scaler."""
+    """Return the loop of torch's documentation of automatic mixed precision; fp32 has neither autocast nor a scaler."""
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[case.precision]
     autocast = nullcontext() if dtype is None else torch.autocast(case.device.type, dtype=dtype)
     scaler = torch.amp.GradScaler(case.device.type) if case.precision == "fp16" else None

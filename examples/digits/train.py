@@ -41,13 +41,13 @@ class LeNet5(nn.Module):
         self.classifier = nn.Sequential(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The scores of a batch."""
+        """Return the scores of a batch."""
         scores: Tensor = self.classifier(self.features(images))
         return scores
 
 
 def read_digits() -> tuple[Tensor, Tensor]:
-    """Images (n, 1, 28, 28) of 0 to 1 and their labels (n), shuffled, from the file beside this script.
+    """Return images (n, 1, 28, 28) of 0 to 1 and their labels (n), shuffled, from the file beside this script.
 
     Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), doi:10.24432/C50P49, CC BY 4.0.
     """
@@ -65,7 +65,7 @@ def shift(images: Tensor) -> Tensor:
 
 
 def accuracy_of(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images that the model names correctly."""
+    """Return the share of images that the model classifies correctly."""
     model.eval()
     with torch.inference_mode():
         right: Tensor = model(images).argmax(dim=1) == labels
@@ -74,7 +74,7 @@ def accuracy_of(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 @dataclass
 class Progress:
-    """How far training is. ``position`` is the number of samples of this epoch that all ranks together have seen."""
+    """State of the training. ``position`` is the number of samples of this epoch that all ranks together have seen."""
 
     step: int = 0
     epoch: int = 0
@@ -82,7 +82,7 @@ class Progress:
 
 
 def pick(count: int, progress: Progress, batch_size: int, ctx: Context) -> Tensor:
-    """The indices of this rank's next batch: its share of the samples that come next in the epoch's order.
+    """Return the indices of this rank's next batch: its share of the samples that come next in the epoch's order.
 
     The order depends on the epoch alone, so it needs no saving, and any number of ranks can go on from a position.
     """
@@ -92,7 +92,7 @@ def pick(count: int, progress: Progress, batch_size: int, ctx: Context) -> Tenso
 
 
 def resume(ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
-    """Go back to the newest good checkpoint; the beginning when there is none."""
+    """Load the newest checkpoint and return its progress; the beginning when there is none."""
     checkpoint = ctx.load()
     if checkpoint is None:
         return Progress()
@@ -117,7 +117,7 @@ def save(
 
 
 def agree(ctx: Context, loss: Tensor) -> tuple[float, bool]:
-    """The mean loss of all ranks, and whether any was told to stop: they must all leave after the same step."""
+    """Return the mean loss of all ranks, and whether any was told to stop: they must all leave after the same step."""
     shared = torch.tensor([loss.item(), float(ctx.should_stop())], device=ctx.device)
     if ctx.world_size > 1:
         dist.all_reduce(shared)
@@ -125,7 +125,7 @@ def agree(ctx: Context, loss: Tensor) -> tuple[float, bool]:
 
 
 def train(ctx: Context, args: argparse.Namespace, model: nn.Module, images: Tensor, labels: Tensor) -> bool:
-    """Train to the end, or until told to stop; whether it came to the end."""
+    """Train to the end, or until told to stop; return whether the end was reached."""
     per_step = args.batch_size * ctx.world_size
     steps_per_epoch = len(images) // per_step
     if steps_per_epoch == 0:
@@ -143,7 +143,7 @@ def train(ctx: Context, args: argparse.Namespace, model: nn.Module, images: Tens
         optimizer.step()
 
         progress.step, progress.position = progress.step + 1, progress.position + per_step
-        if progress.position + per_step > len(images):  # what is left over is in another place in the next epoch
+        if progress.position + per_step > len(images):  # the remaining samples have another place in the next epoch
             progress.epoch, progress.position = progress.epoch + 1, 0
         mean_loss, stop = agree(ctx, loss)
         ctx.report(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.api.views import ActionReply, NodeActionReply, SubmitReply
 
 USAGE_SECONDS = 600.0
-"""Every event of every job of the time is read."""
+"""Deadline of a usage request: the daemon reads every event of every job in the time range."""
 
 
 class QueueQuestions(ABC):
@@ -47,7 +47,7 @@ class QueueQuestions(ABC):
         return QueueShares.from_json(self._call("GET", "/queues"))
 
     def outlook(self, ref: str = "") -> OutlookView:
-        """Return when a job is expected to start, and what it waits for; without a reference, when the first of the queue are."""
+        """Return when a job is expected to start and why; without ``ref``, the starts of the queue's first jobs."""
         from urllib.parse import urlencode
 
         from orchestrator.api.queue_views import OutlookView
@@ -109,10 +109,10 @@ class SpecQuestions(QueueQuestions):
         port: int | None = None,
         attach: bool = False,
     ) -> SessionStream:
-        """Open a command beside a rank of a running job (none: a shell), or a connection to ``port`` of its node.
+        """Start a command (default: a shell) beside a rank of a running job, or connect to ``port`` of its node.
 
-        ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes. ``attach``: to the
-        rank's own terminal instead of a command.
+        ``terminal`` is ``{"rows": ..., "columns": ..., "kind": TERM}``; without one the command has pipes. ``attach``
+        connects to the rank's own terminal instead of starting a command.
         """
         from orchestrator.api.transport.session_stream import SessionStream
 
@@ -125,7 +125,7 @@ class SpecQuestions(QueueQuestions):
         return SessionStream(self.endpoint, job_path(ref, "/session"), {"rank": rank, **wanted})
 
     def files(self, ref: str, patterns: Sequence[str] = ()) -> FileList:
-        """Return outputs and checkpoints of the job, those that match a pattern; ``transport.download`` fetches them."""
+        """Return the job's outputs and checkpoints that match a pattern (none: all), for ``transport.download``."""
         from orchestrator.api.files import FileList
 
         return FileList.from_json(
@@ -140,7 +140,7 @@ class SpecQuestions(QueueQuestions):
         return FileDigest.from_json(reply)
 
     def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError if they end early."""
         from urllib.parse import urlencode
 
         from orchestrator.api.protocol import API_PREFIX
@@ -156,13 +156,13 @@ class SpecQuestions(QueueQuestions):
         return PageLinkView.from_json(self._call("POST", "/page/link", body={}))
 
     def matrix(self, ref: str) -> MatrixView:
-        """Return a matrix, by id, unique prefix or name. Raises NotFoundError where the reference means none, or a job."""
+        """Return a matrix, by id, unique prefix or name. Raises NotFoundError if it is a job's or unknown."""
         from orchestrator.api.matrix_views import MatrixView
 
         return MatrixView.from_json(self._call("GET", f"/matrices{_segment(ref)}"))
 
     def find_matrix(self, ref: str) -> MatrixView | None:
-        """Return the matrix that a reference means; None where it means a job, or nothing."""
+        """Return a matrix, like ``matrix``; None if the reference is a job's or unknown."""
         try:
             return self.matrix(ref)
         except NotFoundError:
@@ -190,7 +190,7 @@ class SpecQuestions(QueueQuestions):
         return UsageReport.from_json(self._call("GET", "/usage", query=query, seconds=USAGE_SECONDS))
 
     def estimate_quality(self) -> EstimateQualityView:
-        """How often the intervals of estimates held the time that jobs took."""
+        """Return how often the intervals of estimates contained the time that jobs took."""
         from orchestrator.api.usage_views import EstimateQualityView
 
         return EstimateQualityView.from_json(self._call("GET", "/estimates"))
@@ -230,7 +230,8 @@ class SubmissionQuestions(SpecQuestions):
     ) -> list[SubmitReply | OrchError]:
         """Submit several job.yaml given as texts, in few requests; ``cwd`` is as in ``submit_text``.
 
-        Returns what became of each, in their order: an accepted job, or the error for which it was refused. Each accepted job is on disk.
+        Returns the result of each, in order: the accepted job, or the error that refused it. Each accepted job is on
+        disk.
         """
         from orchestrator.api.transport import submission
         from orchestrator.api.views import SubmitReply

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS = 10.0
 SLOW_DEADLINE_SECONDS = 600.0
-"""For requests that read or write every byte of something large: verifying checkpoints, pruning, stopping jobs."""
+"""Deadline of requests that process every byte of something large: verifying checkpoints, pruning, stopping jobs."""
 
 
 class Client(SubmissionQuestions):
-    """The daemon at ``endpoint``, by default the one that the environment names."""
+    """HTTP client of the daemon at ``endpoint``; by default, of the one that the environment names."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Client(SubmissionQuestions):
         since: float | None = None,
         limit: int | None = None,
     ) -> JobList:
-        """Yield jobs, newest first, at most ``limit``, or all; ``since`` is seconds since the epoch."""
+        """Return jobs, newest first: at most ``limit``, or all; ``since`` is seconds since the epoch."""
         from orchestrator.api.views import JobList
 
         query = {"user": user, "state": list(states), "since": since}
@@ -192,7 +192,7 @@ class Client(SubmissionQuestions):
             before = page.jobs[-1].id
 
     def job(self, ref: str) -> JobView:
-        """Return one job, by id, unique prefix or name (the newest of it)."""
+        """Return one job, by id, unique prefix or name (the newest job of that name)."""
         from orchestrator.api.views import JobView
 
         return JobView.from_json(self._call("GET", job_path(ref)))
@@ -202,7 +202,7 @@ class Client(SubmissionQuestions):
         return [event for page in self.event_pages(ref, after=after, tail=tail) for event in page]
 
     def event_pages(self, ref: str, *, after: int = 0, tail: int | None = None) -> Iterator[Sequence[EventView]]:
-        """As ``events``, page by page."""
+        """Yield the events that ``events`` returns, page by page."""
         from orchestrator.api.views import EventList
 
         while tail != 0:
@@ -281,9 +281,9 @@ class Client(SubmissionQuestions):
     def rerun(
         self, ref: str, *, from_checkpoint: bool = False, overrides: Sequence[str] = (), failed: bool = False
     ) -> ActionReply:
-        """Submit the same job again, from the start or from the old job's last checkpoint; ``overrides`` as of ``submit``.
+        """Submit the same job again, from the start or from its last checkpoint; ``overrides`` as for ``submit``.
 
-        ``failed``: of a matrix, only the combinations that failed.
+        ``failed`` reruns only the failed combinations of a matrix.
         """
         details = {"from_checkpoint": from_checkpoint, "overrides": list(overrides), "failed": failed}
         return self._act(ref, "rerun", details)
@@ -311,7 +311,7 @@ class Client(SubmissionQuestions):
         return ShutdownReply.from_json(self._call("POST", "/shutdown", body={"stop_jobs": stop_jobs}, seconds=seconds))
 
     def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> PruneReply:
-        """Remove the files and records of jobs that ended longer ago than that."""
+        """Remove the files and records of jobs that ended more than ``older_than_seconds`` ago."""
         from orchestrator.api.views import PruneReply
 
         body = {"older_than_seconds": older_than_seconds, "dry_run": dry_run}
@@ -348,7 +348,7 @@ class Client(SubmissionQuestions):
     ) -> Iterator[LogLine]:
         """Yield lines of the job's log, oldest first; with ``follow`` until the job has ended or the connection is lost.
 
-        ``following.follow_logs`` continues after a loss. Raises ConnectionLostError where the log was cut.
+        ``following.follow_logs`` continues after a loss. Raises ConnectionLostError if the log ends early.
         """
         from orchestrator.api.views import LogLine
 

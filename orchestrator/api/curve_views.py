@@ -1,4 +1,4 @@
-"""What jobs recorded over time, thinned out for drawing, and where trackers have it, as the API answers it. Only the standard library is imported."""
+"""API views of recorded curves, downsampled for charts, and of trackers. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MOST_POINTS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveQuery:
-    """Which part of the records: from ``since`` to ``until`` (None: as far as they go), in ``points`` parts of equal length.
+    """Range to read: from ``since`` to ``until`` (None: as far as they go), in ``points`` parts of equal length.
 
-    ``by_step``: over the steps instead of Unix time, also for the two bounds; then there is nothing of GPUs. ``together``: all
-    GPUs in one line, and no lines of ranks.
+    ``by_step`` uses steps instead of Unix time, also for the two bounds; GPU charts are then left out. ``together``:
+    all GPUs as one line, and no lines of ranks.
     """
 
     since: float | None = None
@@ -29,7 +29,7 @@ class CurveQuery:
 class CurveView(View):
     """One line: the means of the parts in which something was recorded, in rising order of ``x``; None where it was not finite.
 
-    ``lows`` and ``highs`` are the extremes of the same parts. ``not_finite`` counts what was recorded as not finite.
+    ``lows`` and ``highs`` are the extremes of the same parts. ``not_finite`` counts the recorded values that are not.
     """
 
     label: str
@@ -42,7 +42,7 @@ class CurveView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartView(View):
-    """Lines of one quantity in one unit. ``merged`` GPUs or ranks are in one line where they were too many, else 0."""
+    """Lines of one quantity in one unit. ``merged`` counts the GPUs or ranks drawn as one line if they are too many."""
 
     name: str
     unit: str
@@ -52,9 +52,9 @@ class ChartView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvesView(View):
-    """A job's charts. ``begin`` and ``end`` are those of all that was recorded (0: nothing was).
+    """A job's charts. ``begin`` and ``end`` are the bounds of all records (0: there are none).
 
-    ``sampled``: evenly spread samples were read, since the part asked for holds more than is read at once.
+    ``sampled``: only evenly spread samples were read, because the requested range has more than one request reads.
     """
 
     job_id: str
@@ -66,7 +66,7 @@ class CurvesView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUseView(View):
-    """A job that a GPU was recorded for, and from when to when."""
+    """Job for which a GPU was recorded, with the begin and end of the records."""
 
     gpu_uuid: str
     job_id: str
@@ -76,7 +76,7 @@ class GpuUseView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHistoryView(View):
-    """What GPUs did, as far as jobs recorded it: the jobs, the newest first, and charts with a line for each GPU."""
+    """History of GPUs as jobs recorded it: the jobs, newest first, and charts with a line for each GPU."""
 
     uses: tuple[GpuUseView, ...] = ()
     begin: float = 0.0
@@ -96,9 +96,9 @@ NESTED.update(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerView(View):
-    """A job in one experiment tracker: ``points`` were read of its records, ``waiting`` of them are not safe there yet.
+    """A job's run in one experiment tracker: ``points`` records were read, ``waiting`` of them not yet stored there.
 
-    ``where`` says where to look at the run, ``facts`` the same for programs, ``problem`` what went wrong last.
+    ``where`` says where to view the run, ``facts`` the same for programs, ``problem`` is the last error.
     """
 
     name: str

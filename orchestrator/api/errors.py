@@ -22,7 +22,7 @@ EXIT_NOT_FOUND = 3
 EXIT_UNREACHABLE = 4
 EXIT_REFUSED = 5
 EXIT_PARTLY = 6
-"""Of several jobs, it was done to some and not to others."""
+"""The command succeeded for some of several jobs and not for others."""
 EXIT_NOT_ENDED = 7
 
 EXIT_INTERNAL = 70
@@ -32,7 +32,7 @@ PROBLEM_CONTENT_TYPE = "application/problem+json"
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a text: where, what, and what to write instead. Lines and columns count from 1."""
+    """One error in a text: its place, the message, and what to write instead. Lines and columns count from 1."""
 
     message: str
     path: str = ""
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     source: str = ""
 
     def render(self) -> str:
-        """One line for people: ``job.yaml:3:7: resources.num_workers: must be ... (hint)``."""
+        """Return one line for people: ``job.yaml:3:7: resources.num_workers: must be ... (hint)``."""
         where = self.source
         if self.line is not None:
             where += f":{self.line}" + (f":{self.column}" if self.column is not None else "")
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 
 class OrchError(Exception):
-    """Something asked of orch did not happen; ``message`` says what, ``hint`` what to do next."""
+    """A request to orch failed; ``message`` says what failed, ``hint`` what to do next."""
 
     code: ClassVar[str] = "error"
     http_status: ClassVar[int] = 500
@@ -65,7 +65,7 @@ class OrchError(Exception):
         self.problems = tuple(problems)
 
     def to_json(self) -> dict[str, Any]:
-        """The problem document: RFC 9457's members, and ``code``, ``hint`` and ``problems``."""
+        """Return the problem document: RFC 9457's members, and ``code``, ``hint`` and ``problems``."""
         return {
             "type": f"urn:orch:problem:{self.code}",
             "title": self.code.replace("_", " "),
@@ -168,23 +168,23 @@ class MethodNotAllowedError(OrchError):
 
 
 class DaemonUnreachableError(OrchError):
-    """No daemon answers on the control socket. Start one with `orch up`; `orch doctor` says what is in its way."""
+    """No daemon answers on the control socket. Start one with `orch up`; `orch doctor` says what prevents it."""
 
     code = "daemon_unreachable"
     http_status = 503
     exit_code = EXIT_UNREACHABLE
-    default_hint = "start it with `orch up`; `orch doctor` says what is in its way"
+    default_hint = "start it with `orch up`; `orch doctor` reports what prevents its start"
 
 
 class DaemonStoppingError(DaemonUnreachableError):
-    """The daemon is shutting down and takes nothing new. Jobs are safe; ask again after `orch up`."""
+    """The daemon is shutting down and accepts no new requests. Jobs are safe; try again after `orch up`."""
 
     code = "daemon_stopping"
     default_hint = "ask again after `orch up`; accepted jobs are safe"
 
 
 class DeadlineError(OrchError):
-    """The daemon did not answer in time; it may still do what was asked. Look with `orch status`, then ask again."""
+    """The daemon did not answer in time; it may still execute the request. Check with `orch status`, then try again."""
 
     code = "deadline"
     http_status = 504
@@ -199,7 +199,7 @@ class DaemonFrozenError(DeadlineError):
 
     @classmethod
     def of(cls, label: str, pid: int) -> DaemonFrozenError:
-        """The error about process ``pid``, the daemon of ``label``."""
+        """Return the error about process ``pid``, the daemon at ``label``."""
         return cls(
             f"the daemon at {label} is stopped (process {pid}): it answers nothing until it is continued",
             hint=f"`kill -CONT {pid}` continues it; or `kill -KILL {pid}`, then `orch up` (jobs keep running)",
@@ -207,11 +207,11 @@ class DaemonFrozenError(DeadlineError):
 
 
 class NotEndedError(DeadlineError):
-    """The job has not ended within the time to wait for it. It goes on; wait again, or cancel it."""
+    """The job has not ended within the time to wait for it. It keeps running; wait again, or cancel it."""
 
     code = "not_ended"
     exit_code = EXIT_NOT_ENDED
-    default_hint = "it goes on: `orch wait` waits on, `orch cancel` ends it"
+    default_hint = "it keeps running: `orch wait` continues to wait, `orch cancel` ends it"
 
 
 class ProtocolMismatchError(OrchError):
@@ -233,7 +233,7 @@ class UnauthenticatedError(OrchError):
 
 
 class NotPermittedError(OrchError):
-    """The job or the daemon belongs to someone else. Ask its owner."""
+    """The job or the daemon belongs to another user. Ask its owner."""
 
     code = "not_permitted"
     http_status = 403
@@ -241,7 +241,7 @@ class NotPermittedError(OrchError):
 
 
 class RefusedError(OrchError):
-    """The rules forbid it now: the state it meets, a full queue, a key used twice. The hint says what would be taken."""
+    """A rule forbids it now: the job's state, a full queue, a key used twice. The hint says what would be accepted."""
 
     code = "refused"
     http_status = 409
@@ -257,7 +257,7 @@ class MissingPartError(OrchError):
 
 
 class ForeignOriginError(OrchError):
-    """The request's Host or Origin is not this daemon's: a web page of another site asks. Use the daemon's own address."""
+    """The Host or Origin is not this daemon's, as from a page of another site. Use the daemon's own address."""
 
     code = "foreign_origin"
     http_status = 403
@@ -284,14 +284,14 @@ class DiskFullError(OrchError):
 
 
 class InternalError(OrchError):
-    """orch broke one of its own promises. Report it with the daemon's log; accepted jobs are safe."""
+    """orch violated one of its own guarantees. Report it with the daemon's log; accepted jobs are safe."""
 
     code = "internal"
     default_hint = "please report it with the end of the daemon's log (`orch doctor` says where it is)"
 
 
 def invalid_spec(error: SpecError) -> InvalidSpecError:
-    """The API's form of what ``spec`` found wrong with a text."""
+    """Return the API's error for the errors that ``spec`` found in a text."""
     problems = [
         Problem(
             message=found.message,
@@ -316,7 +316,7 @@ ERRORS: Mapping[str, type[OrchError]] = {cls.code: cls for cls in _subclasses(Or
 
 
 def error_from_json(body: Mapping[str, Any]) -> OrchError:
-    """The error that a problem document describes; a code of a newer daemon becomes a plain OrchError."""
+    """Return the error that a problem document describes; a code of a newer daemon becomes a plain OrchError."""
     cls = ERRORS.get(str(body.get("code")), OrchError)
     known = Problem._fields
     problems = [Problem(**{name: item[name] for name in known if name in item}) for item in body.get("problems") or ()]

@@ -35,7 +35,7 @@ class FileList(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDigest(View):
-    """What a file held when it was read: its size, and the SHA-256 of its content."""
+    """Size of a file and SHA-256 of its content when it was read."""
 
     path: str
     size_bytes: int
@@ -44,7 +44,7 @@ class FileDigest(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingPieces(View):
-    """The pieces of an upload that have to be sent, by their SHA-256, in the order of the question."""
+    """The pieces of an upload that have to be sent, by their SHA-256, in the order of the request."""
 
     missing: tuple[str, ...] = ()
 
@@ -68,7 +68,7 @@ class FileReader(Protocol):
     """Reads files of jobs. Paths are those of FileView; no path can name anything else of the machine."""
 
     async def find(self, patterns: Sequence[str]) -> FileList:
-        """Return the files that a pattern matches, as in .gitignore; all for none. Raises BadRequestError, RefusedError."""
+        """Return the files that match a pattern, as in .gitignore (none: all). Raises BadRequestError, RefusedError."""
         ...
 
     async def digest(self, path: str) -> FileDigest:

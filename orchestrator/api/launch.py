@@ -25,9 +25,10 @@ class ServeOptions:
     """Options of `orch up` and `orch serve`.
 
     ``simulate_gpus`` 0 means real ones. ``group`` may use the control socket besides the owner. ``listen`` (host:port)
-    opens control over TCP, with the token in ``token_file``. ``read_listen`` is where metrics are read; an empty text
-    turns that off, port 0 picks one; unless it is ``read_fixed``, any free port does where that one is taken. ``page_listen`` likewise for the page; port 0 takes the one of
-    the last time where it is free. An address that other machines reach needs a token, and ``page_cert`` with ``page_key`` or ``page_plain``.
+    opens control over TCP, with the token in ``token_file``. ``read_listen`` is the address of the metrics; empty turns
+    them off, port 0 picks a free port. If the port is taken, any free port is used, unless ``read_fixed``.
+    ``page_listen`` is the address of the page; empty turns it off, port 0 takes the last port if it is free. An address
+    that other machines can reach needs a token, and ``page_cert`` with ``page_key`` or ``page_plain``.
     """
 
     simulate_gpus: int = 0

@@ -19,15 +19,15 @@ class LogLine(View):
     stream: str
     text: str
 
-    # By hand: logs are long, and the general way takes five times as long for a line.
+    # Written by hand: logs are long, and the generic conversion takes five times as long for a line.
 
     def to_json(self) -> dict[str, Any]:
-        """The line as JSON-ready values."""
+        """Return the line as JSON-ready values."""
         return {"at": self.at, "attempt": self.attempt, "rank": self.rank, "stream": self.stream, "text": self.text}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The line that ``data`` describes. Raises ProtocolMismatchError where a key is missing."""
+        """Return the line that ``data`` describes. Raises ProtocolMismatchError if a key is missing."""
         try:
             return cls(
                 at=data["at"], attempt=data["attempt"], rank=data["rank"], stream=data["stream"], text=data["text"]

@@ -1,4 +1,4 @@
-"""What the API answers about matrices. Only the standard library is imported: the command line loads this module."""
+"""API views of matrices. Only the standard library is imported: the command line loads this module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.api.view import NESTED, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixCellView(View):
-    """The matrix that a job is of, its place among the ``count`` combinations, and its values.
+    """The matrix of a job, the job's place among the ``count`` combinations, and its values.
 
     ``search``: it is a trial of a search. ``pruned``: it was ended because it did worse than the other trials.
     """
@@ -37,8 +37,9 @@ class CombinationView(View):
 class MatrixJobView(View):
     """One combination: its newest job, how many jobs have run it, and the best value of `checkpoint.score_attribute`.
 
-    ``best`` is over all ``runs``. ``last`` is what the newest job reported last. ``pruned`` and ``given`` are those of a trial: what it
-    has given for each objective, or ``missing`` says why nothing; ``is_best``: no other trial beats it.
+    ``best`` is over all ``runs``. ``last`` is the value that the newest job reported last. The last four fields are
+    those of a trial: ``given`` has its value for each objective, or ``missing`` says why there is none; ``is_best``: no
+    other is better.
     """
 
     index: int
@@ -66,12 +67,14 @@ class MatrixJobView(View):
 class MatrixView(View):
     """A matrix and its jobs, by combination.
 
-    ``state``: PENDING, RUNNING or SUSPENDED; SUCCEEDED when every combination has, else FAILED when one has, else CANCELLED.
-    ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune` forgets jobs. ``eta_seconds`` is until the last job ends, where that is known,
-    and ``eta_low_seconds`` and ``eta_high_seconds`` are its bounds: with every job at its own.
+    ``state``: PENDING, RUNNING or SUSPENDED; SUCCEEDED if every combination succeeded, else FAILED if one failed, else
+    CANCELLED. ``counts`` are the combinations by state. ``count`` may be more than the jobs listed: `orch prune`
+    removes jobs. ``eta_seconds`` is the time until the last job ends, if that is known; ``eta_low_seconds`` and
+    ``eta_high_seconds`` are its bounds, with every job at its own bound.
 
-    Of a search, ``objectives`` has `min` or `max` by name, ``searching`` tells whether further trials come, ``paused`` that none does until it is
-    resumed, ``problem`` why none comes at present. It has SUCCEEDED when every trial has, or was pruned.
+    For a search, ``objectives`` has `min` or `max` by name; ``searching``: further trials will start; ``paused``: none
+    starts until it is resumed; ``problem`` says why none starts at present. It is SUCCEEDED if every trial has
+    succeeded or was pruned.
     """
 
     id: str
@@ -99,7 +102,7 @@ class MatrixView(View):
 
     @property
     def is_terminal(self) -> bool:
-        """Every job has ended."""
+        """Whether every job has ended."""
         return self.state in ("SUCCEEDED", "FAILED", "CANCELLED")
 
 

@@ -1,4 +1,4 @@
-"""The one-time link that signs a browser in to the page: what the API answers, and the port that makes it."""
+"""One-time link that signs a browser in to the page: its API view, and the port that makes links."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class PageLinks(Protocol):
     """Makes links to the page of this daemon."""
 
     def link(self, caller: Caller) -> PageLinkView:
-        """A new link for ``caller``. Raises RefusedError where too many are unused."""
+        """Return a new link for ``caller``. Raises RefusedError if too many are unused."""
         ...

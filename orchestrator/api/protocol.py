@@ -9,7 +9,7 @@ PROTOCOL_HEADER = "X-Orch-Protocol"
 API_PREFIX = "/api/v1"
 
 PAGE = 1000
-"""How many jobs or events one answer holds by default; a client requests the next page until one is not full."""
+"""Number of jobs or events in one answer by default; a client requests the next page until one is not full."""
 
 MAX_PAGE = 10_000
 MAX_SEQUENCE = 2**53
@@ -18,21 +18,21 @@ MAX_SEQUENCE = 2**53
 MAX_YAML_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_TOGETHER = 256
-"""Submissions in one request."""
-"""Bound of a request body: a full job.yaml with room for its JSON escapes (a line break takes two bytes) and the secrets."""
+"""Most submissions in one request."""
+"""``MAX_BODY_BYTES`` fits a full job.yaml with its JSON escapes (a line break takes two bytes) and the secrets."""
 
 MAX_PIECE_BYTES = 2 * 1024 * 1024
-"""A file of an uploaded working directory is sent in pieces of so many bytes, the last one shorter."""
+"""Size of the pieces in which a file of an uploaded working directory is sent; the last one may be shorter."""
 
 MAX_MANIFEST_BYTES = 16 * 1024 * 1024
 MAX_ASKED_PIECES = 10_000
-"""How many pieces one question after what is missing names."""
+"""Most pieces named in one request for the missing ones."""
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time one long poll is held; a client that wants to wait longer repeats it."""
 
 STREAM_HEARTBEAT_SECONDS = 10.0
-"""A followed log sends an empty line at least this often, so that a silent job and a dead daemon differ."""
+"""A followed log sends an empty line at least this often, so that a client can tell a silent job from a dead daemon."""
 
 LOG_END_KEY = "end"
 """A log stream that is complete ends with a line ``{"end": "complete"}``; without it, the connection was lost."""
@@ -41,7 +41,7 @@ LOG_ERROR_KEY = "error"
 """A log stream that fails half-way ends with ``{"error": PROBLEM}``; its status was sent long before."""
 
 BODY_SECONDS = 30.0
-"""Time a client has to send its request's body."""
+"""Time in which a client must send its request's body."""
 
 SESSION_READ_SECONDS = 5.0
-"""A session beside a rank sends something at least this often, so that a silent command and a dead daemon differ."""
+"""A session beside a rank sends data at least this often, so that a client detects a dead daemon."""

@@ -1,4 +1,4 @@
-"""Queues and shares as the API answers them, and changes of queues and nodes. Only the standard library is imported."""
+"""API views of queues and shares, and changes of queues and nodes. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from orchestrator.api.view import NESTED, View
 
 MOST_LABELS = 64
-"""More labels no node has."""
+"""Most labels of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatPlan(View):
-    """Where one rank would run."""
+    """Node and resources with which one rank would run."""
 
     rank: int
     node: str
@@ -26,8 +26,8 @@ class SeatPlan(View):
 class QueueView(View):
     """A queue: its terms, the GPUs that its jobs hold, and its fair share of them now.
 
-    ``share`` is its dominant share as it counts for the order, now and over time. ``running`` and ``waiting`` count jobs, those of
-    the queues below it included. ``changed_by`` is empty where the settings' terms hold.
+    ``share`` is the dominant share that determines the order, now and over time. ``running`` and ``waiting`` count
+    jobs, including those of the queues below it. ``changed_by`` is empty if the terms are those of the settings.
     """
 
     name: str
@@ -46,7 +46,7 @@ class QueueView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserShareView(View):
-    """A user's part of a queue ("" without queues): GPUs held, and the share that counts for the order."""
+    """A user's part of a queue ("" without queues): GPUs held, and the share that determines the order."""
 
     queue: str
     user: str
@@ -67,10 +67,11 @@ class QueueShares(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderView(View):
-    """A job that has GPUs: when it is expected to end (None: not known), and what that is known from.
+    """A job that has GPUs: when it is expected to end (None: not known), and the basis of that time.
 
-    ``basis`` is ``max_duration``, ``like jobs`` (``like_jobs`` of them) or ``time so far``; ``error`` how far forecasts from like jobs were off, as a part
-    of what these took: the median. ``lost_gpu_seconds`` is what it would repeat at most if it were stopped.
+    ``basis`` is ``max_duration``, ``like jobs`` (``like_jobs`` of them) or ``time so far``; ``error`` is the median
+    error of forecasts from like jobs, as a fraction of the time that these took. ``lost_gpu_seconds`` is the most GPU
+    time that it would have to repeat if it were stopped.
     """
 
     job_id: str
@@ -86,11 +87,13 @@ class HolderView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlookView(View):
-    """When a job is expected to start (None: nothing says), and why not before; or ``starts`` of the first jobs of the queue, by id, with the ``order`` of its first 300.
+    """Expected start of a job (None: not known) and why; or the ``starts`` and the ``order`` of the queue's first jobs.
 
-    ``ahead`` are the jobs before it in the order, ``rule`` says why the last of these is: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``, ``arrival``.
-    ``holders`` have to end first; with ``starts_at`` None these are jobs of which nothing is known. ``stops`` would be preempted for it.
-    ``moves`` says which jobs would move to other nodes for it, and what that costs and gains, or why none does; ``consolidation`` is the same as a fact.
+    ``starts`` is by job id; ``order`` has at most 300 ids. ``ahead`` are the jobs before it in the order; ``rule`` is
+    the reason why the last of these is before it: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``,
+    ``aged``, ``work`` or ``arrival``. ``holders`` must end first; with ``starts_at`` None these are the jobs with an
+    unknown end. ``stops`` would be preempted for it. ``moves`` says which jobs would move to other nodes for it, with
+    costs and gains, or why none would; ``consolidation`` is the same for programs.
     """
 
     starts_at: float | None = None
@@ -110,7 +113,7 @@ NESTED.update({QueueShares: {"queues": QueueView, "users": UserShareView}})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueChange:
-    """What to change of a queue, or to begin it with; None leaves it. ``unbounded`` takes its maximum away."""
+    """Changes of a queue, or the terms of a new one; None keeps a value. ``unbounded`` removes its maximum."""
 
     guaranteed: int | None = None
     maximum: int | None = None
@@ -132,7 +135,7 @@ class ReservationView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservationRequest:
-    """A node is to be reserved from a wall time on, for so long."""
+    """Request to reserve a node from the wall time ``start`` for ``seconds``."""
 
     start: float
     seconds: float
@@ -141,7 +144,7 @@ class ReservationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """What to change of a node: ``labels`` to set, None removes one; ``unreserve`` is a reservation's id, "" its only one."""
+    """Changes of a node: ``labels`` to set, None removes one; ``unreserve``: id of a reservation, "" its only one."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     reserve: ReservationRequest | None = None
@@ -150,7 +153,7 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeActionReply(View):
-    """What an action on a node did, and which jobs it moves."""
+    """Result of an action on a node, and the jobs that it moves."""
 
     node: str
     state: str

@@ -2,7 +2,7 @@
 
 The application parses, authenticates the caller and renders; the service decides. For faults of a caller every method
 raises errors of ``api.errors`` and no others. Two implementations: the daemon, and the in-memory one of
-``api.server.testing``. The application checks who may act on a job, and passes the caller on for the record.
+``api.server.testing``. The application checks that a caller may act on a job, and passes the caller on for the record.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
-    """A job.yaml as text, and where it was typed.
+    """A job.yaml as text, with the directory and the environment of its submission.
 
     ``source`` names the file for messages. ``overrides`` are ``key.path=value`` texts in the order of ``--set``.
     ``cwd`` (absolute) is the base of ``working_dir``, ``path`` the submitter's PATH, ``python`` the absolute
     interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
-    earlier reply asked for, ``passed`` the submitter's variables that ``env: {pass: [...]}`` takes. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
-    ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was typed on another machine, and only ``upload``, the pieces of
-    the uploaded working directory's manifest, says what its files are.
+    earlier reply required, ``passed`` the submitter's variables that ``env: {pass: [...]}`` takes. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
+    ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was submitted on another machine; its files are those
+    of ``upload``, the pieces of the uploaded working directory's manifest.
     """
 
     yaml: str
@@ -91,7 +91,7 @@ class SubmitRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs: all conditions hold; empty ``states`` means every state. Newest first, ``limit`` at most.
+    """Conditions that a job must all meet; empty ``states`` means every state. Newest first, ``limit`` at most.
 
     ``before`` is the id of a job: only jobs that arrived earlier, for reading page by page.
     """
@@ -105,12 +105,12 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuery:
-    """Which lines of a job's log.
+    """Selection of lines of a job's log.
 
-    ``attempt`` None means the newest; ``tail`` keeps the last lines of what there is now; ``since`` keeps lines with
-    ``at >= since`` (of every attempt when ``attempt`` is None, so that a follower can pick up where it was cut off);
-    ``follow`` continues across restarts until the job has ended and all its output was sent. ``contains`` keeps lines with
-    that text, whatever its case; of those that ``tail`` leaves.
+    ``attempt`` None means the newest; ``tail`` keeps the last of the present lines; ``since`` keeps lines with
+    ``at >= since`` (of every attempt when ``attempt`` is None, so that a follower can continue after an interruption);
+    ``follow`` continues across restarts until the job has ended and all its output was sent. Of the lines that
+    ``tail`` leaves, ``contains`` keeps those with that text, ignoring case.
     """
 
     rank: int | None = None
@@ -121,7 +121,7 @@ class LogQuery:
     contains: str = ""
 
     def has(self, text: str) -> bool:
-        """Whether a line with this text matches."""
+        """Return whether a line with this text matches ``contains``."""
         return not self.contains or self.contains.casefold() in text.casefold()
 
     def check(self, job_id: str, *, ranks: int, attempts: int) -> None:
@@ -154,8 +154,8 @@ class Verb(StrEnum):
 class ActionRequest:
     """An action and its details.
 
-    ``priority`` for update; for rerun ``from_checkpoint`` (begin at the old job's last), ``overrides``, ``key.path=value`` texts, and
-    ``failed`` (only what failed).
+    ``priority`` for update; for rerun, ``from_checkpoint`` (start from the old job's last checkpoint), ``overrides``,
+    ``key.path=value`` texts, and ``failed`` (rerun only the failed combinations).
     """
 
     verb: Verb
@@ -167,7 +167,7 @@ class ActionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """Whose use, between which wall times (None: from the first job on, until now), at which price of a GPU hour (None: the settings')."""
+    """Grouping, wall times (None: from the first job, until now) and price of a GPU hour (None: the settings')."""
 
     by: tuple[str, ...] = ("user",)
     since: float | None = None
@@ -193,7 +193,7 @@ class NodeVerb(StrEnum):
 
 
 class SessionChannel(Protocol):
-    """An open session beside a rank. Every method except ``close`` raises RefusedError when the rank is out of reach.
+    """An open session beside a rank. Every method except ``close`` raises RefusedError when the rank is unreachable.
 
     ``read`` and ``send`` may run at the same time, each once.
     """
@@ -228,7 +228,7 @@ class JobService(Protocol):
         ...
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
-        """Which pieces of an upload of ``size_bytes`` have to be sent. Raises RefusedError for one over the limit."""
+        """Return the pieces of an upload of ``size_bytes`` that must be sent. Raises RefusedError over the limit."""
         ...
 
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
@@ -268,11 +268,11 @@ class JobService(Protocol):
         ...
 
     async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
-        """Return what the job recorded over time, thinned for charts; a bounded part of it is read."""
+        """Return the curves that the job recorded, downsampled for charts; a bounded part of the records is read."""
         ...
 
     async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-        """Return what GPUs did over time, and for which jobs, as far as jobs recorded it."""
+        """Return the history of GPUs and the jobs on them, as far as jobs recorded it."""
         ...
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> ActionReply:
@@ -283,9 +283,9 @@ class JobService(Protocol):
         ...
 
     async def find_matrix(self, ref: str) -> str | None:
-        """Return the id of the matrix that ``ref`` means: an id, a name whose newest job is of such a matrix, a unique prefix; None for a job.
+        """Return the id of the matrix that ``ref`` means: an id, a unique prefix, or a name that no newer job has.
 
-        Raises AmbiguousReferenceError.
+        Returns None for a job. Raises AmbiguousReferenceError.
         """
         ...
 
@@ -294,13 +294,13 @@ class JobService(Protocol):
         ...
 
     async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Run a command on every job of a matrix that it applies to; durable once this returns. Raises RefusedError where there is none."""
+        """Run a command on each job of a matrix to which it applies; durable once this returns. Raises RefusedError if there is none."""
         ...
 
     async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
         """Return a torch.profiler trace of a running job's next steps: a Chrome trace, gzipped JSON.
 
-        Raises RefusedError: the job does not run, does not use the training system, or did not get there in time.
+        Raises RefusedError: the job does not run, does not use the training system, or did not run the steps in time.
         """
         ...
 
@@ -312,7 +312,7 @@ class JobService(Protocol):
         ...
 
     async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """Open a command, or a connection to a port, beside a rank of a running job.
+        """Start a command beside a rank of a running job, or open a connection to a port of its node.
 
         Raises RefusedError: the job does not run, or nothing listens there. BadRequestError: it has no such rank.
         """
@@ -354,7 +354,7 @@ class JobService(Protocol):
         ...
 
     async def outlook(self, job_id: JobId | None) -> OutlookView:
-        """When a job is expected to start, and what it waits for; with None, when the first of the queue are."""
+        """Return when a job is expected to start and why; with None, the starts of the queue's first jobs."""
         ...
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
@@ -362,11 +362,11 @@ class JobService(Protocol):
         ...
 
     async def usage(self, query: UsageQuery) -> UsageReport:
-        """Return what jobs used in a span of time. Raises BadRequestError."""
+        """Return what jobs used in a time range. Raises BadRequestError."""
         ...
 
     async def estimate_quality(self) -> EstimateQualityView:
-        """How good estimates of time left were."""
+        """Return how accurate estimates of the time left were."""
         ...
 
     def change_version(self) -> int:
@@ -389,5 +389,5 @@ class JobService(Protocol):
         ...
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
-        """Remove files and records of jobs that ended longer ago than that."""
+        """Remove files and records of jobs that ended more than ``older_than_seconds`` ago."""
         ...

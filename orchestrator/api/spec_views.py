@@ -1,4 +1,4 @@
-"""What a job runs, in what two jobs differ, and where their ranks stand, as the API answers it. Only the standard library is imported."""
+"""API views of specs, differences of two jobs, and stacks of ranks. Only the standard library is imported."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from orchestrator.api.view import NESTED, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOutView(View):
-    """What ``.gitignore`` and ``.orchignore`` keep out of the job's copy of its working directory; ``by`` names them.
+    """Files that ``.gitignore`` and ``.orchignore`` exclude from the workdir archive; ``by`` names the ignore files.
 
-    ``largest`` names a few of the files. ``more``: there are more than were counted.
+    ``largest`` names some of the largest. ``more``: there are more files than were counted.
     """
 
     files: int
@@ -24,7 +24,7 @@ class LeftOutView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitView(View):
-    """Where the working directory stood in git at submission; ``dirty``: its files were not those of ``commit``."""
+    """Git state of the working directory at submission; ``dirty``: its files were not those of ``commit``."""
 
     commit: str
     branch: str = ""
@@ -33,11 +33,11 @@ class GitView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecView(View):
-    """What a job runs, as it was resolved at submission.
+    """Spec of a job, as it was resolved at submission.
 
     ``spec`` has every key of job.yaml, ``yaml`` is the same as text. ``command`` is what a rank executes, ``env`` what the job adds to
     the daemon's environment. Values that look like secrets are ``***``; ``masked`` names them. ``archive`` is the digest of the
-    workdir archive, empty without one. ``git`` is None where the directory is in no repository.
+    workdir archive, empty without one. ``git`` is None if the directory is in no repository.
     """
 
     job_id: str
@@ -58,7 +58,7 @@ class SpecView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueChange(View):
-    """A key that two jobs have different values for; None where one of them lacks it."""
+    """A key for which two jobs have different values; None if a job does not have the key."""
 
     key: str
     before: Any
@@ -75,9 +75,9 @@ class FileChange(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecDiff(View):
-    """In what the second job differs from the first. ``more_files``: so many changed files are not listed.
+    """Differences of the second job from the first. ``more_files`` counts the changed files that are not listed.
 
-    ``files_unknown`` says why files could not be compared; empty where they were.
+    ``files_unknown`` says why files could not be compared; empty if they were.
     """
 
     before: str
@@ -98,7 +98,7 @@ class ThreadView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStacksView(View):
-    """One rank's processes at this moment: ``state`` is the kernel's letter, ``waits_in`` the kernel's name for where.
+    """A rank's process at this moment: ``state`` is the kernel's letter, ``waits_in`` the kernel function of its wait.
 
     ``threads`` begins with the training thread; ``problem`` says why there are none.
     """
@@ -114,7 +114,7 @@ class RankStacksView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StacksView(View):
-    """Where each rank of a job stands."""
+    """Stacks of each rank of a job."""
 
     job_id: str
     ranks: tuple[RankStacksView, ...]

@@ -1,4 +1,4 @@
-"""What the API answers about use, and about how good estimates of time left were. Only the standard library is imported: the command line loads this module."""
+"""API views of usage and of the accuracy of estimates. Imports only the standard library: the command line loads it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from orchestrator.api.view import NESTED, View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow(View):
-    """The use of jobs that have the same ``keys`` (user, queue or the value of a label; "" for jobs without the label).
+    """Usage of the jobs with the same ``keys`` (user, queue or the value of a label; "" for jobs without the label).
 
-    GPU hours; ``phases`` with ``uncommitted`` add up to ``gpu_hours``. ``waiting_gpu_hours`` is time in the queue times the GPUs asked for.
-    ``energy_kwh`` is of ``measured`` of the ``jobs``, those that recorded their GPUs. ``cost`` is None without a price.
+    GPU hours; ``phases`` with ``uncommitted`` add up to ``gpu_hours``. ``waiting_gpu_hours`` is time in the queue times
+    the requested GPUs. ``energy_kwh`` covers the ``measured`` of the ``jobs`` that recorded their GPUs. ``cost`` is
+    None without a price.
     """
 
     keys: dict[str, str]
@@ -27,7 +28,7 @@ class UsageRow(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport(View):
-    """The use between two wall times, the largest first, and the sum of all."""
+    """Usage between two wall times, the largest first, and the sum of all."""
 
     since: float
     until: float
@@ -52,10 +53,10 @@ class EstimateShareView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateQualityView(View):
-    """How good estimates were: the intervals of ``within`` of those ``checked`` held the time that the job took.
+    """Accuracy of estimates: the intervals of ``within`` of the ``checked`` estimates contained the time of the job.
 
-    They should be ``confidence`` of all. Checked are estimates of ``jobs`` that succeeded in the attempt of the estimate;
-    ``interrupted`` are those of jobs that restarted, were paused, or did not succeed.
+    Their share should be ``confidence``. Checked are those of ``jobs`` that succeeded in the attempt of the estimate;
+    ``interrupted`` counts those of jobs that restarted, were paused, or did not succeed.
     """
 
     confidence: float

@@ -1,4 +1,4 @@
-"""What all views have in common: their JSON form. Only the standard library is imported: the command line loads this module."""
+"""Base of all API views: their JSON form. Only the standard library is imported: the command line loads this module."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Base of all views: to JSON-ready values and back."""
+    """Base of all views: converts to JSON-ready values and back."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The view as JSON-ready values, nested views included."""
+        """Return the view as JSON-ready values, nested views included."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]  # every subclass is a dataclass
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """The view that ``data`` describes. Raises ProtocolMismatchError where a required key is missing."""
+        """Return the view that ``data`` describes. Raises ProtocolMismatchError if a required key is missing."""
         if not isinstance(data, dict):
             raise ProtocolMismatchError(f"the daemon's answer is not a {cls.__name__}")
         nested = NESTED.get(cls, {})
@@ -46,7 +46,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, float) and not isfinite(value):
-        return None  # JSON has no NaN, and a diverged loss is exactly when people look
+        return None  # JSON has no NaN, and a job with a diverged loss must remain readable
     return value
 
 

@@ -1,4 +1,4 @@
-"""What the API answers with: frozen records and their JSON form, the same on both sides.
+"""API views: frozen records and their JSON form, used by daemon and client.
 
 Views carry no behaviour beyond their JSON form. ``*_at`` is seconds since the Unix epoch (UTC), ``*_seconds`` a duration, ``*_bytes`` a
 size, ratios are 0 to 1. ``from_json`` ignores keys that a newer daemon added and refuses a missing one. Only the standard library is imported.
@@ -41,9 +41,9 @@ class AttemptView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView(View):
-    """Where one rank runs: its node, its GPUs (empty for ``gpu: 0``) and the process id of the training process.
+    """Place of one rank: its node, its GPUs (empty for ``gpu: 0``) and the process id of the training process.
 
-    ``step_seconds`` is its usual step, ``own_seconds`` what of it the rank works itself, not waiting for others.
+    ``step_seconds`` is its usual step time, ``own_seconds`` the part of it that is not spent waiting for other ranks.
     """
 
     rank: int
@@ -56,9 +56,9 @@ class RankView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView(View):
-    """What diagnosis found wrong with a job: ``kind``, and the rank and GPU that it is about (neither: the whole job).
+    """Finding of diagnosis about a job: ``kind``, and the rank and GPU that it is about (neither: the whole job).
 
-    ``since`` is when its figures began to show it. ``severity`` is critical or warning, ``confidence`` certain, likely or
+    ``since`` is the start of its figures. ``severity`` is critical or warning, ``confidence`` certain, likely or
     possible. ``sentence`` and ``advice`` are for people, ``fact`` has the figures, ``runbook`` names the documentation.
     """
 
@@ -77,9 +77,9 @@ class FindingView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressView(View):
-    """The newest that the training process reported; ``eta_*`` and ``fraction`` where a total is known.
+    """Newest progress that the training process reported; ``eta_*`` and ``fraction`` are set if a total is known.
 
-    The bounds hold the time left with 95 %, None where it is too early. A metric that is not a finite number is None.
+    The bounds contain the time left with 95 %, None if it is too early. A metric that is not a finite number is None.
     """
 
     step: int | None = None
@@ -97,7 +97,7 @@ class ProgressView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRef(View):
-    """The newest complete checkpoint: where a restart would begin."""
+    """Newest complete checkpoint, from which a restart would continue."""
 
     step: int
     at: float | None = None
@@ -106,10 +106,10 @@ class CheckpointRef(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureView(View):
-    """Why a job failed: one sentence, the first failing rank, the end of its log, what to do.
+    """Failure of a job: a sentence with the cause, the first failing rank, the end of its log, what to do.
 
-    ``code`` and ``fact``, an object with a ``kind``, are the cause for programs; ``refusal`` is the fact why it was not tried
-    again.
+    ``code`` and ``fact``, an object with a ``kind``, are the cause for programs; ``refusal`` is the fact that prevented
+    another attempt.
     """
 
     failure_class: str
@@ -124,7 +124,7 @@ class FailureView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingsView(View):
-    """How long each phase took; ``recovery_seconds`` of the attempts that the view lists and that reached a new step.
+    """Duration of each phase; ``recovery_seconds`` is of the attempts that the view lists and that reached a new step.
 
     ``recoveries`` and ``recovery_seconds_total`` are over all attempts.
     """
@@ -139,10 +139,10 @@ class TimingsView(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView(View):
-    """A job as people and programs see it.
+    """A job, for people and programs.
 
-    ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all. ``job_id`` is ``id`` again, under the name that every other answer has for it. ``version`` grows with every change of its state. ``fact`` is what ``reason`` says, for programs: an object with a ``kind``.
-    ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are at. ``report`` is the page that was written when the job ended; lists of jobs leave it and ``trackers`` out.
+    ``resources`` is the spec's: ``num_workers``, ``resources_per_worker`` (gpu, cpu, memory, gpu_model) and ``placement_strategy``. ``attempts`` are the last ten, ``attempt`` is the number of the newest; `orch events` has all. ``job_id`` is ``id`` again, under the name that every other answer uses. ``version`` grows with every change of its state. ``fact`` is ``reason`` for programs: an object with a ``kind``.
+    ``findings`` are open now, the gravest first. ``stall`` says for how long a running job has made no step, and what its ranks are doing. ``report`` is the page that was written when the job ended; lists of jobs leave it and ``trackers`` out.
     """
 
     id: str
@@ -191,18 +191,18 @@ class JobView(View):
 
     @property
     def is_terminal(self) -> bool:
-        """The job has ended and will not change any more."""
+        """Whether the job has ended and will not change any more."""
         return self.state in TERMINAL_STATES
 
     @property
     def per_worker(self) -> dict[str, Any]:
-        """What each rank is given: gpu, cpu, and what else was asked for."""
+        """Resources of each rank: gpu, cpu, and what else was requested."""
         found = self.resources.get("resources_per_worker")
         return found if isinstance(found, dict) else {}
 
     @property
     def gpu_count(self) -> float:
-        """GPUs that the job holds or, before it runs, asks for; a rank with a share of one counts as that share."""
+        """GPUs that the job holds or, before it runs, requests; a rank with a share of one counts as that share."""
         asked = float(self.per_worker.get("gpu") or 0.0)
         held = sum(len(rank.gpu_uuids) for rank in self.gpus)
         return held * (min(asked, 1.0) if asked else 1.0) if held else asked * self.num_workers
@@ -212,7 +212,7 @@ class JobView(View):
 class JobList(View):
     """Jobs, newest first, and the daemon's change counter from before they were read (for ``wait_change``).
 
-    ``more``: the page is full, so there may be older ones; ask again with ``before`` the last one's id.
+    ``more``: the page is full, so there may be older ones; request them with ``before`` the last one's id.
     """
 
     version: int
@@ -237,7 +237,7 @@ class EventView(View):
 class EventList(View):
     """A job's history, oldest first.
 
-    ``more``: the page is full, so there may be later ones; ask again with ``after`` the last one's sequence.
+    ``more``: the page is full, so there may be later ones; request them with ``after`` the last one's sequence.
     """
 
     events: tuple[EventView, ...]
@@ -253,11 +253,11 @@ class ChangeReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView(View):
-    """A checkpoint. ``valid`` is None unless it was asked to verify; ``problem`` says what is broken.
+    """A checkpoint. ``valid`` is None unless verification was requested; ``problem`` says what is broken.
 
-    ``location`` is ``disk``, ``incomplete`` for one that is being written, or ``memory`` for the newest save of a live job that
-    is not on storage yet: it has no path, and goes with the node. ``score`` is the metric that the job's
-    ``checkpoint.score_attribute`` names; ``is_best`` says that no other has a better one. ``at`` is 0 where unknown.
+    ``location`` is ``disk``, ``incomplete`` while it is written, or ``memory`` for the newest snapshot of a live job
+    that is not on storage yet: it has no path, and is lost with the node. ``score`` is the metric that the job's
+    ``checkpoint.score_attribute`` names; ``is_best`` says that no other has a better one. ``at`` is 0 if unknown.
     """
 
     step: int
@@ -303,7 +303,7 @@ class GpuView(View):
 class NodeView(View):
     """A node.
 
-    ``state``: READY, CORDONED (takes nothing new), QUARANTINED (ranks kept failing there), RESERVED (for its maintenance, now), DRAINING (moves its jobs away) or
+    ``state``: READY, CORDONED (no new jobs), QUARANTINED (ranks kept failing there), RESERVED (for its maintenance, now), DRAINING (moves its jobs away) or
     UNREACHABLE. ``fact`` is why it is QUARANTINED. ``agent_pid`` is a process of that node.
     """
 
@@ -335,10 +335,10 @@ class NodeList(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthView(View):
-    """The daemon: whether it takes jobs, who it is, and what it holds. ``problems`` are sentences with a remedy.
+    """State of the daemon: whether it accepts jobs, its identity, its resources. ``problems`` have a remedy each.
 
-    ``memory_limits`` is the control group below which ranks on the daemon's node are held to ``resources_per_worker.memory``;
-    empty: the daemon can make none there; None: it did not say.
+    ``memory_limits`` is the control group below which ranks on the daemon's node are limited to
+    ``resources_per_worker.memory``; empty: the daemon cannot create groups there; None: it did not report one.
     """
 
     ready: bool
@@ -371,7 +371,7 @@ class GpuList(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitReply(View):
-    """An accepted job, or a matrix's, ``job_id`` being the first; ``created`` is false where the idempotency key was known already.
+    """An accepted job, or the first job of a matrix; ``created`` is false if the idempotency key was known already.
 
     With ``needs_secrets`` nothing was stored: send the same request again with the values of those names.
     """
@@ -396,16 +396,16 @@ class SubmitOutcome(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOutcomes(View):
-    """What became of submissions that were sent together, in their order: none depends on another."""
+    """Results of submissions that were sent together, in their order; none depends on another."""
 
     outcomes: tuple[SubmitOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanReply(View):
-    """What a submission would do. ``starts``: ``now``, ``later`` (queued first, ``reason`` says for what) or ``never``.
+    """Preview of a submission. ``starts``: ``now``, ``later`` (queued first, for ``reason``) or ``never``.
 
-    ``expected_start`` is when one that waits is expected to start, where that is known.
+    ``expected_start`` is the expected start of a job that waits, if that is known.
     """
 
     name: str
@@ -428,7 +428,7 @@ class PlanReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionReply(View):
-    """What an action did. ``job_id`` is the job acted on, for ``rerun`` the new one; of a matrix its id, with the jobs in ``job_ids``."""
+    """Result of an action. ``job_id`` is the job, the new one of ``rerun``, or a matrix's id with its ``job_ids``."""
 
     job_id: str
     state: str
@@ -438,7 +438,7 @@ class ActionReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownReply(View):
-    """The daemon stops; ``running`` jobs continue without it; ``stopped`` ones saved and went back to the queue."""
+    """The daemon stops; ``running`` jobs continue without it; ``stopped`` ones saved and returned to the queue."""
 
     running: tuple[str, ...] = ()
     stopped: tuple[str, ...] = ()
@@ -446,9 +446,9 @@ class ShutdownReply(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReply(View):
-    """Which ended jobs' records, logs, working copies and checkpoints were removed (or would be), and the room they held.
+    """Ended jobs of which records, logs, working copies and checkpoints were (or would be) removed, and freed bytes.
 
-    ``kept`` are directories and URLs of removed jobs' checkpoints that lie where ``checkpoint.storage_path`` said: they stay.
+    ``kept`` are directories and URLs of removed jobs' checkpoints below ``checkpoint.storage_path``: they stay.
     """
 
     removed: tuple[str, ...] = ()

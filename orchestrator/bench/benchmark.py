@@ -77,7 +77,7 @@ def look_at(ranks: RankProcesses, request: BenchRequest) -> Machine:
 
 
 def _readers(uuids: Sequence[str]) -> tuple[GpuReader, ...]:
-    """Return readers in torch's order of GPUs; none where the driver does not know one of them by its id."""
+    """Return readers in torch's order of GPUs; none where the driver does not list one of them by its id."""
     from orchestrator.gpu.drivers.inventory import survey
 
     found = {reader.info.uuid.removeprefix("GPU-"): reader for reader in survey().readers}
@@ -114,7 +114,7 @@ def _write(
     environment: Mapping[str, Any],
     note: Callable[[str], None],
 ) -> Outcome:
-    """The files of a benchmark."""
+    """Write the files of a benchmark; return its outcome."""
     name, generated = request.model_name, time.strftime("%Y-%m-%d %H:%M:%S")
     documents, files = {}, []
     for mode in ("single", "multi"):

@@ -26,7 +26,7 @@ _TERMINAL_CODES: Final = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines 
 def describe_environment(
     torch_sees: Mapping[str, Any], readers: Sequence[GpuReader], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Everything as plain values. ``torch_sees`` is a rank's description of itself."""
+    """Return the environment as plain values. ``torch_sees`` is a rank's description of itself."""
     return {
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -60,7 +60,7 @@ def _cpu_model() -> str:
 
 
 def topology() -> str | None:
-    """How GPUs are linked, in the words of the vendor's tool; None where it is not installed or does not answer."""
+    """Return the links between GPUs as the vendor's tool prints them; None where it is not installed or fails."""
     for tool, arguments in (("nvidia-smi", ["topo", "-m"]), ("rocm-smi", ["--showtopo"])):
         if shutil.which(tool) is None:
             continue

@@ -13,4 +13,4 @@ class BenchError(Exception):
 
 
 class RankError(BenchError):
-    """A rank failed at a command or ended; the ranks must be restarted. The message has its own error."""
+    """A rank failed at a command or ended; the ranks must be restarted. The message contains the rank's own error."""

@@ -20,7 +20,7 @@ EVERY_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """All watched GPUs together, warm-up and controls included; None where they do not report a value."""
+    """Use of all watched GPUs together, including warm-up and controls; None where they do not report a value."""
 
     utilization: float | None = None
     power_watts: float | None = None
@@ -65,7 +65,7 @@ class GpuWatch:
                 energy.append(sample.energy_joules)
 
     def use(self) -> GpuUse:
-        """The figures, after the end."""
+        """Return the figures; call it after the end of the watch."""
         loads = [_mean([s.utilization for s in samples]) for samples in self._samples]
         powers = [_mean([s.power_watts for s in samples]) for samples in self._samples]
         joules = [one[-1] - one[0] if len(one) > 1 else None for one in self._energy]

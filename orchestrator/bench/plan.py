@@ -1,6 +1,6 @@
 """The plan of a benchmark: its validated cells (ranks and batch size), and the order of its runs.
 
-A batch size is *global* (all ranks together) or *per rank*; a cell always knows both. Speed-up is defined between cells
+A batch size is *global* (all ranks together) or *per rank*; a cell always has both. Speed-up is defined between cells
 of one global batch. Pure: values in, values out.
 """
 
@@ -29,16 +29,16 @@ MOST_STEPS: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Cell:
-    """One configuration: so many ranks share a global batch. What is empty is as the request says."""
+    """One configuration: a number of ranks that share a global batch. Empty fields take the request's values."""
 
     batch: int
     ranks: int
     model: str = ""
     precision: str = ""
     accumulate: int = 1
-    """Passes that a rank's part of the batch is cut into."""
+    """Number of passes into which a rank's part of the batch is cut."""
     gpus: int = 0
-    """One rank hands its batch to so many GPUs (DataParallel); 0: each rank computes on its own device."""
+    """Number of GPUs to which one rank hands its batch (DataParallel); 0: each rank computes on its own device."""
 
     @property
     def per_rank(self) -> int:
@@ -47,7 +47,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it appears in file names."""
+        """The cell's name in file names."""
         more = [self.precision, f"accumulate{self.accumulate}" if self.accumulate > 1 else ""]
         more += [f"gpus{self.gpus}" if self.gpus else ""]
         return "_".join((f"ranks{self.ranks}_batch{self.batch}", *(one for one in more if one)))
@@ -74,12 +74,12 @@ class BenchRequest:
 
     @property
     def model_name(self) -> str:
-        """The model as part of a file name: a file's factory has both names."""
+        """The model's part of a file name; for a factory in a file, both names."""
         return name_of(self.model)
 
 
 def name_of(model: str) -> str:
-    """A model as part of a file name."""
+    """Return a model's part of a file name."""
     path, colon, factory = model.rpartition(":")
     return f"{Path(path).stem}_{factory}" if colon else model
 
@@ -153,10 +153,12 @@ def parse_size(option: str, text: str) -> int:
 
 
 def device_of(request: BenchRequest, *, gpus: int) -> str:
-    """``cuda`` or ``cpu``, on a machine with so many GPUs. Raises BenchError for what that device cannot do."""
+    """Return ``cuda`` or ``cpu``, on a machine with this many GPUs. Raises BenchError if the device cannot do it."""
     device = ("cuda" if gpus else "cpu") if request.device == "auto" else request.device
     if device == "cuda" and not gpus:
-        raise BenchError("--device cuda: torch sees no GPU", hint="`orch doctor` looks for the reason; or --device cpu")
+        raise BenchError(
+            "--device cuda: torch sees no GPU", hint="`orch doctor` searches for the reason; or use --device cpu"
+        )
     if device == "cpu" and request.precision == "fp16":
         raise BenchError("--precision fp16 needs a GPU", hint="processors compute bf16: --precision bf16")
     if device == "cpu" and request.memory_limit_bytes is not None:
@@ -165,7 +167,7 @@ def device_of(request: BenchRequest, *, gpus: int) -> str:
 
 
 def ranks_of(request: BenchRequest, *, gpus: int) -> tuple[int, ...]:
-    """The numbers of ranks to measure, ascending, on a machine with so many GPUs (0: ranks compute on processors)."""
+    """Return the numbers of ranks to measure, ascending, for this many GPUs (0: ranks compute on processors)."""
     given = request.ranks or tuple(n for n in (1, 2, 4, 8, 16, 32, 64) if n <= (gpus or 2))
     if gpus and (many := [n for n in given if n > gpus]):
         raise BenchError(
@@ -185,7 +187,7 @@ def ranks_of(request: BenchRequest, *, gpus: int) -> tuple[int, ...]:
 
 
 def cells_of(request: BenchRequest, ranks: Sequence[int]) -> tuple[Cell, ...]:
-    """Every configuration once, by global batch and ranks. With batches per rank, one rank measures each global batch too."""
+    """Return the configurations by global batch and ranks. With batches per rank, one rank measures each global batch too."""
     cells = set()
     for size in request.batch_sizes:
         for n in ranks:
@@ -204,7 +206,7 @@ def cells_of(request: BenchRequest, ranks: Sequence[int]) -> tuple[Cell, ...]:
 
 
 def rounds(cells: Sequence[Cell], runs: int) -> Iterator[tuple[int, Cell]]:
-    """Every run: all cells once per round, in the opposite order in every other round, so that drift favours none."""
+    """Yield every run: all cells once per round, in reverse order in every other round, so that drift favours none."""
     for run in range(runs):
         for cell in cells if run % 2 == 0 else reversed(cells):
             yield run, cell

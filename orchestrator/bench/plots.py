@@ -1,4 +1,4 @@
-"""The graphs of a benchmark: how throughput scales with ranks, and where a step's time goes."""
+"""The graphs of a benchmark: throughput by number of ranks, and the parts of a step's time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_plots(results: Sequence[CellResult], model: str, directory: Path) -> tuple[Path, ...]:
-    """Draw both into the directory; the files. Raises BenchError without matplotlib or without a run."""
+    """Draw both graphs into the directory; return their paths. Raises BenchError without matplotlib or a run."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

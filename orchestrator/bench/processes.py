@@ -1,8 +1,8 @@
 """The ranks of a benchmark as processes of this machine: started once, given one command at a time, reliably ended.
 
 A command is a line of JSON on a rank's standard input, its answer a line on a pipe of its own. What a rank prints goes to
-its log. A rank whose input closes ends itself, so none outlives this process. The ranks find each other through a file:
-there is no port that another program could have.
+its log. A rank ends itself when its input closes, so none outlives this process. The ranks find each other by a file:
+there is not a port that another program could occupy.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Rank:
             os.close(theirs)
 
     def ask(self, line: bytes) -> None:
-        """Send a command; the end of a rank is noticed when its answer is missing."""
+        """Send a command; if the rank has ended, ``read`` raises the error."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(line)
@@ -80,7 +80,7 @@ class _Rank:
         return lines[-1] if lines else "it printed nothing"
 
     def end(self) -> None:
-        """Close its input, and kill it if it does not end."""
+        """Close the rank's input, and kill the rank if it does not end."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -164,7 +164,7 @@ class RankProcesses:
         return [answers[rank.number] for rank in asked]
 
     def close(self) -> None:
-        """End every rank. Ranks that wait for each other in a collective end by their closed inputs."""
+        """End every rank. Ranks that wait for each other in a collective end because their inputs close."""
         for rank in self._ranks:
             assert rank.process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
@@ -176,7 +176,7 @@ class RankProcesses:
 
 
 def rank_environ(environ: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A rank's environment: so many threads, the loopback interface for gloo unless another is named, GPUs by bus id."""
+    """Return a rank's environment: threads, loopback interface for gloo unless another is named, GPUs by bus id."""
     return {
         **environ,
         "OMP_NUM_THREADS": str(threads),

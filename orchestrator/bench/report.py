@@ -1,4 +1,4 @@
-"""comparison_report_{model}.md: single against multi GPU at equal global batch, where a step's time goes, and what was measured on.
+"""comparison_report_{model}.md: single against multi GPU at equal global batch, the parts of a step's time, and the environment.
 
 Values in, Markdown out. A ratio is called a speed-up only where its interval excludes 1.
 """
@@ -24,7 +24,7 @@ _MILLION: Final = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """The subject of the report."""
+    """The model that a report is about, and how it was measured."""
 
     model: str
     parameters: int
@@ -38,7 +38,7 @@ class Subject:
 
 
 def render_report(subject: Subject, results: Sequence[CellResult]) -> str:
-    """The whole report."""
+    """Return the whole report."""
     comparisons = compare(results)
     lines = [
         f"# {subject.model} model: single against multi GPU",
@@ -80,7 +80,7 @@ def render_report(subject: Subject, results: Sequence[CellResult]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table."""
+    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(header)} |"
     yield f"|{'---|' * len(header)}"
     for row in rows:
@@ -88,7 +88,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def ends(interval: Interval, form: str) -> str:
-    """Both ends of an interval."""
+    """Return both ends of an interval, as text."""
     if interval.low is None or interval.high is None:
         return "unknown"
     return f"{interval.low:{form}}-{interval.high:{form}}"

@@ -1,6 +1,6 @@
 """Combines runs: one summary per cell, comparisons at equal global batch, and their JSON.
 
-JSON keys are those of the benchmark that this one replaces (`mean_samples_per_sec`, `confidence_interval_95`,
+JSON keys are the same as in the benchmark that this one replaces (`mean_samples_per_sec`, `confidence_interval_95`,
 `detailed_runs`, ...), with their units; values that were not measured are null.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 SOURCE_PAYS = 1.1
-"""From this speed-up on, more GPUs are called beneficial, if the interval allows it."""
+"""Least low end of a speed-up's interval at which more GPUs are called beneficial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of one cell, over all its ranks. Memory is the most of any device, and that of all together."""
+    """One run of one cell, over all its ranks. Peak memory is the most of any device, all memory that of all."""
 
     number: int
     samples_per_second: float
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """The completed runs of a cell, or why it has none."""
+    """The completed runs of a cell, or the error that prevented them."""
 
     cell: Cell
     runs: tuple[Run, ...] = ()
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def exposed_share(result: CellResult) -> list[float]:
-    """Of each run's step, the share that it waits for communication."""
+    """Return, for each run, the share of a step that is spent waiting for communication."""
     return [run.parts.exposed / run.step_seconds for run in result.runs]
 
 
@@ -117,7 +117,7 @@ def run_of(number: int, cell: Cell, answers: Sequence[Mapping[str, Any]], steps:
 
 
 def compare(results: Sequence[CellResult]) -> tuple[Comparison, ...]:
-    """Every cell of several ranks against one rank with the same global batch, where both have runs."""
+    """Compare every cell of several ranks with one rank at the same global batch, where both have runs."""
     singles = {one.cell.batch: one for one in results if one.cell.ranks == 1 and one.runs}
     found = []
     for multi in results:
@@ -139,7 +139,7 @@ def finding_of(speed_up: Interval) -> str:
 
 
 def cell_json(result: CellResult, *, model: str, parameters: int | None, precision: str) -> dict[str, Any]:
-    """One entry of ``results``."""
+    """Return one entry of ``results``."""
     cell = result.cell
     head: dict[str, Any] = {
         "batch_size": cell.batch,
@@ -209,7 +209,7 @@ def _mean_percent(values: Sequence[float | None]) -> float | None:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """One entry of ``comparisons``."""
+    """Return one entry of ``comparisons``."""
     return {
         "batch_size": comparison.multi.cell.batch,
         "ranks": comparison.multi.cell.ranks,

@@ -1,4 +1,4 @@
-"""The runs of a benchmark, round by round: each cell once a round, on ranks that are started once and anew after one failed."""
+"""The runs of a benchmark, round by round: each cell once a round, on ranks that are started once, and after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the ranks found: their device, what torch says, the model's size, readers of the GPUs in the ranks' order."""
+    """The ranks' device, torch's description of it, the model's parameters, readers of the GPUs in the ranks' order."""
 
     device: str
     torch_sees: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Rounds:
         self._ranks: RankProcesses | None = None
 
     def all(self, note: Callable[[str], None]) -> tuple[CellResult, ...]:
-        """Make every run; results in the order of the cells."""
+        """Make every run; return the results in the order of the cells."""
         began, reported = time.monotonic(), -1
         try:
             for number, cell in rounds(tuple(self._results), self._request.runs):
@@ -87,7 +87,7 @@ class Rounds:
         self._results[cell] = replace(result, runs=(*result.runs, run))
 
     def _joined(self) -> RankProcesses:
-        """The ranks, started anew after one failed."""
+        """Return the ranks, started again if one has failed."""
         if self._ranks is None:
             sizes = sorted({cell.ranks for cell in self._results})
             self._ranks = RankProcesses(self._logs, self._environ)
@@ -103,6 +103,6 @@ class Rounds:
             self._ranks = None
 
     def _log(self, number: int, cell: Cell, answers: Sequence[Mapping[str, Any]]) -> None:
-        """Everything that the ranks measured in a run, every step's time among it."""
+        """Write all measurements of the ranks in a run, including every step's time, to a file."""
         path = self._logs / f"{name_of(cell.model) or self._request.model_name}_{cell.name}_run{number:03}.json"
         path.write_text(json.dumps({"run": number, "batch_size": cell.batch, "ranks": list(answers)}) + "\n")

@@ -1,4 +1,4 @@
-"""Means with honest intervals: bootstrap over runs, widened for few of them; ratios of runs made in the same round.
+"""Means with intervals of true coverage: bootstrap over runs, widened for few runs; ratios of runs of the same round.
 
 A run is the unit: steps of a run are correlated, runs are made far apart and alternate with those of other cells.
 """
@@ -28,7 +28,7 @@ class Interval:
     high: float | None = None
 
     def divided(self, by: float) -> Interval:
-        """All of it, divided."""
+        """Return the mean and both ends, divided."""
         low, high = (None if end is None else end / by for end in (self.low, self.high))
         return Interval(self.mean / by, low, high)
 
@@ -38,17 +38,17 @@ class Interval:
 
 
 def tail(runs: int) -> float:
-    """The percentile at which a bootstrap of so many runs is read: below 0.025, for resampling makes few runs look alike.
+    """Return the share at which a bootstrap of these runs is read: below 0.025, as resampling makes few look alike.
 
-    A bootstrap spreads as if the runs' variance were (n-1)/n of its estimate, and knows nothing of Student's t. Both are
-    put right by reading it further out.
+    A bootstrap spreads as if the runs' variance were (n-1)/n of its estimate, and does not use Student's t. Reading it
+    further out corrects both.
     """
     reach = -math.sqrt(runs / (runs - 1)) * _student(runs - 1)
     return NormalDist().cdf(reach)
 
 
 def _student(freedom: int) -> float:
-    """Student's t for a two-sided 95 %, by its expansion around the normal: within 1 % from 4 degrees on."""
+    """Return Student's t for a two-sided 95 %, by its expansion around the normal: within 1 % from 4 degrees on."""
     z = NormalDist().inv_cdf(0.975)
     return (
         z
@@ -59,7 +59,7 @@ def _student(freedom: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """The mean of at least one value and its 95 % bootstrap interval."""
+    """Return the mean of at least one value and its 95 % bootstrap interval."""
     mean = math.fsum(values) / len(values)
     if len(values) < FEWEST_RUNS:
         return Interval(mean)
@@ -72,7 +72,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
-    """The ratio of the means of two cells, resampled by rounds: what a round shares (heat, other load) cancels out.
+    """Return the ratio of two cells' means, resampled by rounds: effects on a round (heat, other load) cancel out.
 
     Only the rounds that both have are used; their sequences are cut to the shorter.
     """
@@ -101,7 +101,7 @@ def _ends(runs: int) -> tuple[float, float]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 for one value."""
+    """Return the sample standard deviation; 0 for one value."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)
@@ -109,7 +109,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def relative_error(values: Sequence[float]) -> float:
-    """The standard error of the mean as a share of it; of one value nothing is known, and a fifth is assumed."""
+    """Return the standard error of the mean as a share of the mean; a fifth is assumed for one value."""
     if len(values) < 2:
         return 0.2
     mean = math.fsum(values) / len(values)
@@ -117,7 +117,7 @@ def relative_error(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of them lies, between neighbours by proportion."""
+    """Return the value below which a share of the values lies, interpolated between neighbours."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     below = math.floor(place)
@@ -126,7 +126,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def outliers(values: Sequence[float]) -> tuple[int, ...]:
-    """Positions of values far from the others. They are named, and never left out."""
+    """Return the positions of values far from the others. They are reported, and never left out."""
     if len(values) < FEWEST_RUNS:
         return ()
     low, high = quantile(values, 0.25), quantile(values, 0.75)

@@ -28,12 +28,12 @@ EPILOG = (
 
 
 class OrchGroup(TyperGroup):
-    """The group of all commands: runs one with error handling, lists them by section."""
+    """Group of all commands: runs one with error handling, lists them by section."""
 
     as_json = False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; its errors become sentences and exit codes."""
+        """Run the command; print its errors as sentences and return an exit code."""
         console = Console(os.environ)
         return guarded(lambda: int(super(OrchGroup, self).invoke(ctx) or 0), console, as_json=self.as_json)
 
@@ -78,6 +78,6 @@ def command(*, as_json: bool = False) -> Any:
 
         completion_init()  # typer does so only for applications with its own --install-completion
     group = typer.main.get_command(app)
-    group.commands = LazyCommands()  # type: ignore[attr-defined]  # Typer's group takes attributes of ours
-    group.as_json = as_json  # type: ignore[attr-defined]  # Typer's group takes attributes of ours
+    group.commands = LazyCommands()  # type: ignore[attr-defined]  # an attribute that Typer's group does not declare
+    group.as_json = as_json  # type: ignore[attr-defined]  # an attribute that Typer's group does not declare
     return group

@@ -19,7 +19,7 @@ ME = "me"
 
 
 class Choice(NamedTuple):
-    """The typed conditions, which must all hold. ``states`` may hold several in one text, as in ``running,failed``."""
+    """The typed conditions, which must all be met. A text of ``states`` may name several, as in ``running,failed``."""
 
     user: str | None = None
     states: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Choice(NamedTuple):
 
 
 def wanted_states(texts: Sequence[str]) -> list[str]:
-    """Return states from ``--state running,failed``; ``all`` gives none, which means every one."""
+    """Return states from ``--state running,failed``; ``all`` gives an empty list, which means every state."""
     names = [name.strip().upper() for text in texts for name in text.split(",") if name.strip()]
     return [] if "ALL" in names else names
 
@@ -54,7 +54,7 @@ def user_name(session: Session, user: str | None) -> str | None:
 
 
 def with_labels(jobs: Sequence[JobView], labels: Sequence[str], name: str | None) -> tuple[JobView, ...]:
-    """Return the jobs that have every label (``key=value``, or ``key`` with any value) and whose name matches the pattern."""
+    """Return the jobs with every label (``key=value``, or ``key`` for any value) and a name that matches ``name``."""
     wanted = [_label(text) for text in labels]
     return tuple(
         job
@@ -72,21 +72,21 @@ def _label(text: str) -> tuple[str, str | None]:
 
 
 def chosen_jobs(session: Session, choice: Choice, default_states: Sequence[str]) -> tuple[JobView, ...]:
-    """Return the matching jobs, oldest first; in ``default_states`` where no state was typed."""
+    """Return the matching jobs, oldest first; in ``default_states`` if no state was typed."""
     states = wanted_states(choice.states) if choice.states else list(default_states)
     found = session.client().jobs(user=user_name(session, choice.user), states=states).jobs
     return tuple(reversed(with_labels(found, choice.labels, choice.name)))
 
 
 def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
-    """Return what a reference means. Raises NotFoundError, AmbiguousReferenceError."""
+    """Return the job or the matrix of a reference. Raises NotFoundError, AmbiguousReferenceError."""
     from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError
 
     try:
         job = client.job(ref)
     except (NotFoundError, AmbiguousReferenceError) as error:
         matrix = client.find_matrix(ref)
-        # The jobs of a matrix often begin with its name: that is the matrix, but the beginning of its name is none of its jobs.
+        # Jobs of a matrix often have its name as a prefix: the whole name is the matrix, a part of it stays ambiguous.
         if matrix is None or (isinstance(error, AmbiguousReferenceError) and ref not in (matrix.name, matrix.id)):
             raise
         return matrix

@@ -1,4 +1,4 @@
-"""The terminal: where output goes, its width, and whether it may be coloured. No command logic, no typer, no rich."""
+"""Output on the terminal: streams, width and colours. No command logic, no typer, no rich."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNLIMITED_WIDTH = 10_000  # output to a file or a pipe is not cut off: its reader may need the whole line
+UNLIMITED_WIDTH = 10_000  # output to a file or a pipe is not shortened: its reader may need the whole line
 STYLES = {
     "bold": "1",
     "dim": "2",
@@ -44,7 +44,8 @@ class Console:
     def print(self, text: str = "", *, raw: bool = False) -> None:
         """Print one result, with a line break; characters that the stream's encoding lacks are replaced.
 
-        On a terminal only our own styles control the terminal, unless ``raw``: the text may contain output of jobs and of other commands.
+        Unless ``raw``, only orch's styles control a terminal: the text may contain output of jobs and of other
+        commands.
         """
         if self.is_terminal and not raw:
             text = steerless(text)
@@ -62,18 +63,18 @@ class Console:
     def print_error(self, text: str) -> None:
         """Print a message on standard error, also with --quiet."""
         with suppress(OSError):
-            self.out.flush()  # keeps the order of both streams; the result's writer reports its errors
+            self.out.flush()  # keeps the order of both streams; an error is reported when the result is written
         if self._err_is_terminal:
             text = steerless(text)
         self.err.write(text.encode(self.err.encoding or "utf-8", "replace").decode(self.err.encoding or "utf-8") + "\n")
         self.err.flush()
 
     def style(self, text: str, *names: str) -> str:
-        """Return the text in these styles, where standard output supports them."""
+        """Return the text in these styles, if standard output supports them."""
         return styled(text, names) if self.colour and names else text
 
     def err_style(self, text: str, *names: str) -> str:
-        """Return the text in these styles, where standard error supports them."""
+        """Return the text in these styles, if standard error supports them."""
         return styled(text, names) if self.err_colour and names else text
 
     def _encodable(self, text: str) -> str:
@@ -84,7 +85,7 @@ class Console:
 
 
 class Glyphs(NamedTuple):
-    """The few symbols beyond letters."""
+    """Symbols of bars and tables, for one encoding."""
 
     full: str
     empty: str
@@ -139,13 +140,14 @@ _SHOWN: dict[int, str] = {
 def steerless(text: str, *, keep_styles: bool = True) -> str:
     """Return the text with its control characters and bidirectional marks made visible, as ``^[`` and ``<202E>``.
 
-    Line breaks and tabs stay. So do sequences that ``styled`` makes; without ``keep_styles`` sequences that only set a style are removed.
+    Line breaks, tabs and sequences that ``styled`` makes stay; without ``keep_styles``, sequences that only set a style
+    are removed.
     """
     if text.isprintable():
         return text
     if "\x1b" not in text:
         return text.translate(_SHOWN)
-    import re  # most texts have no escape sequence
+    import re  # imported late: most texts have no escape sequence
 
     if not keep_styles:
         return re.sub(r"\x1b\[[0-9;:]*m", "", text).translate(_SHOWN)
@@ -154,7 +156,7 @@ def steerless(text: str, *, keep_styles: bool = True) -> str:
 
 
 def clean(text: str) -> str:
-    """Make untrusted text fit for a table: one line, no terminal control."""
+    """Return untrusted text as one line without control characters, for a table."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c in "\n\t\r" else "?" for c in text)

@@ -1,4 +1,4 @@
-"""The daemon's process for `orch down`: held by a descriptor, and waited for until it has ended."""
+"""Holds the daemon's process by a descriptor and waits until it has ended, for `orch down`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DaemonProcess:
     """The daemon's process, held from before the request to stop, so that its id cannot be reused."""
 
     def __init__(self, endpoint: Endpoint, pid: int = 0, handle: int | None = None) -> None:
-        """``pid`` is 0 if unknown; ``handle`` is None where the process cannot be held."""
+        """Take the process; ``pid`` is 0 if unknown, ``handle`` None if the process cannot be held."""
         self._endpoint, self.pid, self._handle = endpoint, pid, handle
         self._listens = True
 
     @classmethod
     def listening(cls, endpoint: Endpoint) -> DaemonProcess:
-        """Return the process that accepts connections. Raises DaemonUnreachableError where none does."""
+        """Return the process that accepts connections. Raises DaemonUnreachableError if none does."""
         with wire.connect(endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
             peer = credentials(sock)
         if peer is None or peer[0] in {0, os.getpid()}:
@@ -41,7 +41,7 @@ class DaemonProcess:
 
     @classmethod
     def ending(cls, endpoint: Endpoint) -> DaemonProcess | None:
-        """Return the process that does not listen any more, or yet, and has not ended; None where there is none."""
+        """Return the process that holds the serving lock but does not listen, any more or yet; None without one."""
         pid = serving_lock.holder(endpoint.socket_path) if endpoint.socket_path else None
         if pid is None:
             return None
@@ -65,7 +65,7 @@ class DaemonProcess:
                 raise DaemonFrozenError.of(self._endpoint.label, self.pid)
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"the daemon has not ended {seconds:.0f} s after it was asked to stop"
+                    f"the daemon has not ended {seconds:.0f} s after the request to stop"
                     + (f" (process {self.pid})" if self.pid else ""),
                     hint="look at the end of its log; `orch doctor` says where it is",
                 )
@@ -76,7 +76,7 @@ class DaemonProcess:
         if not self._listens:
             pid = serving_lock.holder(self._endpoint.socket_path)
             time.sleep(POLL_SECONDS)
-            return pid is None or pid != self.pid  # another process's is the next daemon's
+            return pid is None or pid != self.pid  # another process is the next daemon
         try:
             wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS).close()
         except DaemonUnreachableError:

@@ -1,7 +1,7 @@
 """Parses plain lines of `orch submit` and `orch status` without typer.
 
 Importing typer takes longer than these commands take to run, and `orch submit` is part of the time from a keystroke to
-the first training step. A line is parsed here only when every word of it is known; any doubt (help, an unknown or
+the first training step. A line is parsed here only if every word of it is known; any doubt (help, an unknown or
 abbreviated option, a missing value, completion) leaves it to typer, which is the definition. A test compares the two on
 random lines.
 """
@@ -57,7 +57,7 @@ STATUS_VALUES = {
 
 
 def run(arguments: Sequence[str]) -> int | None:
-    """Return the exit code of a line that is parsed here; None for typer's."""
+    """Run a line that is parsed here and return its exit code; None for a line that typer must parse."""
     if "_ORCH_COMPLETE" in os.environ or not arguments:
         return None
     if arguments[0] == "submit" and (submit := parse_submit(arguments[1:])) is not None:
@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int | None:
 
 
 def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
-    """Return the options of a `submit` line, or None where typer must parse it."""
+    """Return the options of a `submit` line, or None if typer must parse it."""
     found = take_apart(words, SUBMIT_SWITCHES, SUBMIT_VALUES)
     if found is None or not found.arguments:
         return None
@@ -91,7 +91,7 @@ def parse_submit(words: Sequence[str]) -> SubmitOptions | None:
 
 
 def parse_status(words: Sequence[str]) -> StatusOptions | None:
-    """Return the options of a `status` line, or None where typer must parse it."""
+    """Return the options of a `status` line, or None if typer must parse it."""
     found = take_apart(words, STATUS_SWITCHES, STATUS_VALUES)
     if found is None or len(found.arguments) > 1:
         return None

@@ -34,10 +34,10 @@ def wait_jobs(
     exact: bool = False,
     timeout_seconds: float | None = None,
 ) -> int:
-    """Wait until every job has ended, also each of a matrix; return 0 when all succeeded, else 1.
+    """Wait until every job has ended, including each job of a matrix; return 0 if all succeeded, else 1.
 
-    ``as_array``: also the JSON of one job is an array. ``exact``: ``refs`` are ids of jobs. Raises NotEndedError after
-    ``timeout_seconds``, for all of them together.
+    ``as_array``: the JSON of one job is an array, too. ``exact``: ``refs`` are ids of jobs. Raises NotEndedError after
+    ``timeout_seconds``, which is for all jobs together.
     """
     jobs = []
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -69,7 +69,7 @@ def _each_job(session: Session, refs: list[str], deadline: float | None) -> Iter
 
 
 def _search_over(session: Session, matrix_id: str, deadline: float | None) -> MatrixView:
-    """Return a search once no further trial comes; print a line for each trial that has ended. Raises NotEndedError."""
+    """Return a search once no further trial will start; print the number of ended trials. Raises NotEndedError."""
     client, reported = session.client(), 0
     for view in following.watch(
         client, lambda: client.matrix(matrix_id), job_ids=(), patience=session.patience(), deadline=deadline
@@ -111,7 +111,7 @@ def exit_code_of(jobs: Iterable[JobView]) -> int:
 
 
 def ended_well(job: JobView) -> bool:
-    """Whether it succeeded, or is a trial of a search that was pruned."""
+    """Return whether the job succeeded, or is a pruned trial of a search."""
     return job.state == "SUCCEEDED" or (job.matrix is not None and job.matrix.pruned)
 
 
@@ -162,7 +162,7 @@ def show_logs(session: Session, ref: str, options: LogOptions, *, follow: bool) 
             patience=session.patience(),
         )
     else:
-        # The pattern is applied here: the daemon runs no user's regular expressions. So the tail is cut here as well.
+        # The daemon runs no user's regular expressions: the pattern, and then --tail, are applied here.
         cut_here = options.grep is not None
         lines = client.logs(
             job.id,
@@ -230,7 +230,7 @@ def follow_job(session: Session, job_id: str) -> int:
 # -- a view that updates itself
 
 REST_SECONDS = 0.2
-"""Hundreds of jobs change all the time; a person cannot read faster than this."""
+"""Least time between two views: hundreds of jobs change all the time, and a person cannot read faster."""
 
 
 def watch_view(
@@ -244,7 +244,7 @@ def watch_view(
 ) -> Any:
     """Show ``render(read())`` now and after each change, until ``ended``; with ``as_json`` one document a line.
 
-    On a terminal the view is drawn in place, elsewhere each one follows the last. Returns what was read last.
+    On a terminal the view is drawn in place, elsewhere each view follows the last. Returns the last value.
     """
     import json
 
@@ -275,7 +275,7 @@ class Screen:
         self._last: list[str] = []
 
     def show(self, lines: list[str]) -> None:
-        """Draw the lines over the last ones. Lines beyond the height are counted, not scrolled."""
+        """Draw the lines over the last ones. Lines that exceed the height are only counted."""
         console = self._console
         if not console.is_terminal:
             if lines != self._last:

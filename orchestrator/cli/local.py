@@ -25,7 +25,7 @@ def _settings(session: Session) -> Settings:
 
 
 def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
-    """Return where metrics are read, from the command line, else from the settings, and whether one of them says so."""
+    """Return the address of the metrics, from the command line or the settings, and whether it was chosen there."""
     if given is not None:
         return given, True
     settings = _settings(session)
@@ -41,7 +41,7 @@ def start_daemon(session: Session) -> UpReply:
 
 
 def up(session: Session, options: ServeOptions) -> UpReply:
-    """Start the daemon detached. Raises OrchError with the end of its log where it fails."""
+    """Start the daemon detached. Raises OrchError with the end of its log if it fails."""
     require("daemon", "a daemon on this machine")
     from orchestrator.daemon.process.up import up as start
 

@@ -1,6 +1,6 @@
 """The entry point of `orch`.
 
-The two most frequent commands, `submit` and `status`, skip typer where their line is plain: its import takes longer
+The two most frequent commands, `submit` and `status`, skip typer if their line is plain: its import takes longer
 than everything else they do. ``fast_args`` decides; typer parses all other lines.
 """
 
@@ -27,7 +27,7 @@ def main() -> None:
         if stream is not None:
             with suppress(OSError):  # the reader has closed
                 stream.flush()
-    # The interpreter's own clean-up takes longer than a command; nothing here needs it.
+    # Skip the interpreter's clean-up: it takes longer than a command, and nothing here needs it.
     os._exit(code)
 
 

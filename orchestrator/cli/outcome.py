@@ -48,13 +48,13 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
         return full.exit_code
     except Exception as error:
         if hasattr(error, "exit_code"):
-            raise  # click's own way to end: help that was shown, a line that it refuses
+            raise  # click's exceptions: it has shown help, or refuses the line
         return _bug(console)
     return code
 
 
 def _missing(error: ModuleNotFoundError, console: Console, *, as_json: bool) -> int:
-    """A part that is not installed is named with the line to type; any other failed import is a bug."""
+    """Report a part that is not installed, with the line to type; any other failed import is a bug."""
     missing = _from_import(error)
     if missing is None:
         return _bug(console)
@@ -71,7 +71,7 @@ def _bug(console: Console) -> int:
 
 
 def _abandon_output() -> None:
-    """Discard buffered output: Python would try to write it once more at its end, and report that."""
+    """Discard buffered output: at its exit, Python would try to write it again and report the error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -94,7 +94,7 @@ def report_error(error: OrchError, console: Console, *, as_json: bool) -> None:
 
 
 def require(part: str, what: str) -> None:
-    """Return when the part is installed; ``what`` needs it. Raises MissingPartError with the line to type."""
+    """Check that the part that ``what`` needs is installed. Raises MissingPartError with the line to type."""
     from orchestrator import parts
 
     missing = parts.missing_modules(part)
@@ -103,7 +103,7 @@ def require(part: str, what: str) -> None:
 
 
 def _missing_part(part: str, what: str, missing: tuple[str, ...]) -> MissingPartError:
-    """The error for a part whose modules ``missing`` are not there."""
+    """Return the error for a part of which the modules ``missing`` are not installed."""
     from orchestrator import parts
 
     message = f"{what} needs the part '{part}', which is not installed here (no {', '.join(missing)})"
@@ -111,7 +111,7 @@ def _missing_part(part: str, what: str, missing: tuple[str, ...]) -> MissingPart
 
 
 def _from_import(error: ModuleNotFoundError) -> MissingPartError | None:
-    """The error that a failed import means; None where the module belongs to no part of orch."""
+    """Return the error for a failed import; None if the module belongs to no part of orch."""
     from orchestrator import parts
 
     module = (error.name or "").partition(".")[0]

@@ -51,7 +51,7 @@ USERS = (
 
 
 def show_queue(session: Session, *, as_json: bool) -> int:
-    """Print the waiting jobs in the scheduler's order, then queues and users where there are several."""
+    """Print the waiting jobs in the scheduler's order, then the queues, and the users if there are several."""
     client = session.client()
     shares = client.queue_shares()
     jobs = in_order(shares, client.jobs(states=["PENDING"]).jobs)

@@ -1,7 +1,7 @@
-"""Runs `orch record`: starts the recorder, runs the command or waits, reports the recording's quality at the end.
+"""Runs `orch record`: starts the recorder, runs the command or waits, and reports the recording's quality at the end.
 
-A recorded command keeps its terminal, gets the signals sent to orch, and its exit code becomes orch's. Where GPUs are
-simulated, its processes are assigned to them by their LOCAL_RANK, so that a torchrun shows as it would on hardware.
+A recorded command keeps its terminal, gets the signals sent to orch, and its exit code becomes orch's. Its processes
+are assigned to simulated GPUs by their LOCAL_RANK, so that torchrun looks as on hardware.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RecordRequest:
 
 
 def run_recording(session: Session, request: RecordRequest, *, as_json: bool) -> int:
-    """Record as asked; returns the command's exit code, or 0."""
+    """Record as requested; return the command's exit code, or 0."""
     if request.job and request.command:
         raise BadRequestError("--job and a command exclude each other", hint="record either a job or a command")
     if request.command and shutil.which(request.command[0]) is None:
@@ -83,7 +83,7 @@ def run_recording(session: Session, request: RecordRequest, *, as_json: bool) ->
         try:
             recorder = Recorder(watched.gpus.readers, options)
             gc.collect()
-            gc.freeze()  # existing objects stay: collecting them repeatedly would delay ticks by milliseconds
+            gc.freeze()  # collecting the existing objects repeatedly would delay ticks by milliseconds
             recorder.start()
         except (ValueError, OSError) as error:
             watched.gpus.close()
@@ -140,7 +140,7 @@ def _print_result(session: Session, recorder: Recorder, *, as_json: bool) -> Non
 
 
 class _RecordedCommand:
-    """What is recorded and until when: a job, a command, a span of time, or until Ctrl-C."""
+    """Recorded GPUs and the end of the recording: that of a job or a command, a duration, or Ctrl-C."""
 
     def __init__(self, session: Session, request: RecordRequest, scratch: Path) -> None:
         self._session = session
@@ -193,7 +193,7 @@ class _RecordedCommand:
         return EXIT_OK
 
     def _job_over(self) -> bool:
-        """Whether the job has ended; polled rarely. A daemon that is away does not end a recording."""
+        """Return whether the job has ended; polled rarely. An unreachable daemon does not end a recording."""
         if time.monotonic() - self._job_asked < self._request.job_poll_seconds:
             return False
         self._job_asked = time.monotonic()
@@ -214,7 +214,7 @@ class _RecordedCommand:
 
 
 def _survey_for(uuids: set[str], assignments: Path) -> Survey:
-    """Return the GPUs of this machine; simulated ones if requested."""
+    """Return the GPUs of this machine; simulated ones if the UUIDs are of simulated GPUs."""
     simulated = [uuid.removeprefix(SIMULATED).rpartition("-") for uuid in uuids if uuid.startswith(SIMULATED)]
     if not simulated:
         return survey()
@@ -223,7 +223,7 @@ def _survey_for(uuids: set[str], assignments: Path) -> Survey:
 
 
 class _Signals:
-    """Collects SIGINT and SIGTERM, so that a recording ends in order; a command that runs gets SIGTERM passed on."""
+    """Collects SIGINT and SIGTERM, so that a recording ends in order; passes SIGTERM on to a running command."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -246,7 +246,7 @@ class _Signals:
 
 
 def _run(request: RecordRequest, scratch: Path, signals: _Signals) -> int:
-    """Run the command to its end; return its exit code as a shell does."""
+    """Run the command to its end; return the exit code that a shell would."""
     environ = {**os.environ, TRAINING_VARIABLE: str(scratch / "training.json")}
     try:
         process = signals.command = subprocess.Popen(request.command, env=environ)
@@ -288,7 +288,7 @@ def _spread(pid: int, request: RecordRequest, scratch: Path, done: threading.Eve
 
 
 def ranks_below(pid: int, gpus: int) -> Mapping[int, Sequence[int]]:
-    """Process ids of a command by simulated GPU: those with a LOCAL_RANK by it, else the command itself on the first."""
+    """Return process ids by simulated GPU: those with a LOCAL_RANK by it, else the command itself on the first GPU."""
     import psutil
 
     found: dict[int, list[int]] = {}

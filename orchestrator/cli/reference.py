@@ -1,4 +1,4 @@
-"""The command line's reference page, written from the typer application itself; a test keeps docs/cli.md current."""
+"""Reference page of the command line, written from the typer application; a test keeps docs/cli.md current."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 INTRODUCTION = """# Command line
 
 A JOB is an id (`digits-k3f9q2`: its name and six characters), the beginning of one, or a name (its newest job, and
-the command says which that is). Answers go to standard output, everything said about them to standard error; every
+the command says which that is). Results are written to standard output, messages to standard error; every
 error names the next step.
 
 {exit_codes}
@@ -22,8 +22,8 @@ Beyond those: 70 is a bug of orch, 130 Ctrl-C, 141 a closed pipe. With `--json`,
 
 | variable | meaning |
 |---|---|
-| `ORCH_HOME` | where all state lives, and which daemon is meant; default `~/.orch` |
-| `ORCH_ADDRESS`, `ORCH_TOKEN` | a daemon over TCP (`http://host:port`) and its token, instead of the Unix socket; they go before `orch login` |
+| `ORCH_HOME` | the directory of all state, which also selects the daemon; default `~/.orch` |
+| `ORCH_ADDRESS`, `ORCH_TOKEN` | a daemon over TCP (`http://host:port`) and its token, instead of the Unix socket; they take precedence over `orch login` |
 | `NO_COLOR`, `FORCE_COLOR` | colour never, colour always; otherwise on a terminal |
 | `COLUMNS` | the width of tables |
 
@@ -32,7 +32,7 @@ This page is written by `python -m orchestrator.cli.reference`.
 
 
 def render_cli_reference() -> str:
-    """The whole page as Markdown."""
+    """Return the whole page as Markdown."""
     group = command()
     lines = [INTRODUCTION.format(exit_codes=EPILOG)]
     for section, entries in group.commands.sections().items():

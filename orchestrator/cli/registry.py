@@ -1,4 +1,4 @@
-"""The commands and their modules. A module is imported when its command runs, or for help."""
+"""Table of the commands and their modules. A module is imported when its command runs, or for its help."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """A command: its name, the module under ``cli.commands``, the section and the line of the help, and the function if not named so.
+    """A command: its name, module under ``cli.commands``, section and line in the help, function if named otherwise.
 
-    The line is the beginning of the command's own help: the list of commands imports no command.
+    The line repeats the beginning of the command's own help, because the list of commands imports no command.
     """
 
     name: str
@@ -24,12 +24,12 @@ JOBS, MACHINE, FILES = "Jobs", "Daemon and machine", "Files and shell"
 
 # fmt: off
 ENTRIES = (
-    Entry("submit", "submit", JOBS, "Submit jobs; prints the id of each, of a file with `matrix:` that of the matrix."),
+    Entry("submit", "submit", JOBS, "Submit jobs; prints the id of each job, or of the matrix for a file with `matrix:`."),
     Entry("run", "submit", JOBS, "Run a command as a job, without a file: orch run -n 2 --gpu 1 -- python train.py --epochs 5."),
     Entry("status", "status", JOBS, "Show the state of jobs: those that have not ended, and the newest of those that ended in the last day."),
-    Entry("show", "show", JOBS, "Show what exactly a job runs: command, interpreter, environment, archive, git commit."),
-    Entry("diff", "show", JOBS, "Show in what job B differs from job A."),
-    Entry("wait", "status", JOBS, "Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout is over, else 1."),
+    Entry("show", "show", JOBS, "Show exactly what a job runs: command, interpreter, environment, archive, git commit."),
+    Entry("diff", "show", JOBS, "Show how job B differs from job A."),
+    Entry("wait", "status", JOBS, "Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout has passed, else 1."),
     Entry("logs", "logs", JOBS, "Show a job's log; with several ranks each line begins with its rank."),
     Entry("exec", "sessions.exec", JOBS, "Run a command beside a running rank: in its directory, with its environment and GPUs, on its node.", "exec_beside"),
     Entry("attach", "sessions.attach", JOBS, "Attach this terminal to a running rank: its debugger at a breakpoint, or all of an interactive job."),
@@ -47,14 +47,14 @@ ENTRIES = (
     Entry("drill", "drill", JOBS, "Inject a fault into a running job and report the recovery."),
     Entry("profile", "profile", JOBS, "Trace the next steps of a running job that trains with orchestrator.train."),
     Entry("stacks", "stacks", JOBS, "Show the Python stacks of a running job's ranks, without stopping them."),
-    Entry("hold", "jobs.holding", JOBS, "Keep queued jobs from starting until `orch release`; they claim nothing meanwhile."),
+    Entry("hold", "jobs.holding", JOBS, "Keep queued jobs from starting until `orch release`; they claim no resources meanwhile."),
     Entry("release", "jobs.holding", JOBS, "Put held jobs into the queue, each at the place of its arrival."),
     Entry("matrix", "runs.matrix", JOBS, "Show the jobs of a matrix: state, best value (checkpoint.score_attribute), time left."),
     Entry("estimate", "runs.estimate", JOBS, "Show how long jobs will still run, with a 95 % interval."),
     Entry("usage", "runs.usage", JOBS, "Show GPU hours by phase, GPU hours waited for, energy and cost, from the daemon's record."),
     Entry("report", "runs.report", JOBS, "Write a report of a job or a recording, or of several side by side."),
     Entry("compare", "runs.compare", JOBS, "Compare jobs or recordings with the first one: means, differences with 95 % intervals."),
-    Entry("trackio", "runs.trackio", JOBS, "Serve Trackio's dashboard of a job that has `trackers: [trackio]`, until Ctrl-C.", "show_trackio"),
+    Entry("trackio", "runs.trackio", JOBS, "Serve Trackio's dashboard for a job with `trackers: [trackio]` from this machine's files, until Ctrl-C.", "show_trackio"),
     Entry("up", "machine", MACHINE, "Start the daemon in the background and return when it accepts jobs."),
     Entry("down", "machine", MACHINE, "Stop the daemon and return when its process has ended; jobs keep running unless --stop-jobs is given."),
     Entry("serve", "machine", MACHINE, "Run the daemon in the foreground, for systemd and containers."),
@@ -68,12 +68,12 @@ ENTRIES = (
     Entry("record", "gpu", MACHINE, "Record GPUs into a file: orch record --rate 100 --csv -- python train.py."),
     Entry("replay", "gpu", MACHINE, "Play a recording in the view of `orch top`."),
     Entry("bench", "bench", MACHINE, "Compare training on one GPU with training on several: throughput, communication, memory, power."),
-    Entry("advise", "bench", MACHINE, "Advise how many GPUs pay, at which batch size."),
+    Entry("advise", "bench", MACHINE, "Advise how many GPUs pay off, at which batch size."),
     Entry("simulate", "runs.simulate", MACHINE, "Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness."),
     Entry("dashboards", "dashboards", MACHINE, "Write the Grafana boards and Prometheus rules to files, or send the boards to a Grafana."),
     Entry("prune", "machine", MACHINE, "Remove logs, working copies, checkpoints and records of jobs that ended long ago."),
-    Entry("backup", "keeping.backup", MACHINE, "Copy the record of all jobs to a file, while the daemon works."),
-    Entry("restore", "keeping.backup", MACHINE, "Put a backup in the place of the record of ORCH_HOME, where no record lies and no daemon runs."),
+    Entry("backup", "keeping.backup", MACHINE, "Copy the store to a file while the daemon runs."),
+    Entry("restore", "keeping.backup", MACHINE, "Restore the store of ORCH_HOME from a backup; there must be no store, and no running daemon."),
     Entry("init", "files", FILES, "Write a commented job.yaml for a script."),
     Entry("import", "jobs.importing", FILES, "Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch.", "import_job"),
     Entry("schema", "files", FILES, "Print the JSON Schema of job.yaml, for editors that complete and check it."),
@@ -99,7 +99,7 @@ ALIASES = {
     "schemas": "schema",
     "completions": "completion",
 }
-"""The other number of a command's noun, and names from other tools; help and completion list the command alone."""
+"""Singular or plural forms of commands, and names from other tools; help and completion do not list them."""
 
 
 class LazyCommands(MutableMapping[str, Any]):

@@ -24,7 +24,7 @@ class Session:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Return the daemon that the environment names."""
+        """Endpoint of the daemon that the environment names."""
         from orchestrator.api.transport.endpoint import endpoint_from
 
         return endpoint_from(self.environ)
@@ -36,7 +36,7 @@ class Session:
         return Client(self.endpoint, environ=self.environ)
 
     def patience(self) -> Patience:
-        """Return the patience for a daemon that restarts; prints a note once for each absence."""
+        """Return the Patience for a daemon that restarts; it prints a note once for each absence."""
         from orchestrator.api.transport.following import Patience
 
         return Patience(

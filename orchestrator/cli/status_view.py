@@ -1,4 +1,4 @@
-"""`orch status` without its parsing: what is asked for and how it is shown."""
+"""`orch status` without its parsing: queries and prints one job, a matrix, or a list."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 RECENT_SECONDS = 86400.0
 RECENT_JOBS = 50
-"""So many ended jobs are looked at for the short list: a daemon remembers thousands, and status is asked often."""
+"""Most ended jobs that are read for the short list: a daemon has thousands, and status is called often."""
 
 MOST_WAITING = 500
-"""So many waiting jobs are in the short list: a queue may have a hundred thousand."""
+"""Most waiting jobs in the short list: a queue may have a hundred thousand."""
 
 WAITING_STATES = ("PENDING",)
 MORE = f"only the newest {MOST_WAITING} jobs that wait are listed; `orch status --state PENDING` lists all, `orch queue` their order"
@@ -32,7 +32,7 @@ LIVE_STATES = ("PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSP
 
 
 class StatusOptions(NamedTuple):
-    """What `status` was asked for, as typed."""
+    """Options of `status`, as typed."""
 
     job: str | None = None
     watch: bool = False
@@ -45,7 +45,7 @@ class StatusOptions(NamedTuple):
 
     @property
     def chooses(self) -> bool:
-        """Whether anything was typed that chooses among jobs."""
+        """Whether an option selects among jobs."""
         return bool(self.user or self.states or self.since or self.labels or self.name)
 
 
@@ -99,7 +99,7 @@ def _show_job(session: Session, ref: str, options: StatusOptions) -> int:
 
 
 def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> int:
-    """The matrix now, or until it has ended."""
+    """Print the matrix now, or until it has ended."""
     from orchestrator.cli.render.matrix_table import matrix_lines
 
     client = session.client()
@@ -124,20 +124,20 @@ def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> in
 
 
 def note_which(session: Session, ref: str, job: JobView) -> None:
-    """Say which job a name meant: there may be several of it."""
+    """Print which job a name refers to: several jobs may have it."""
     if ref == job.name and ref != job.id:
         session.console.note(f"{ref} is {job.id}, the newest of that name")
 
 
 class Shown(NamedTuple):
-    """A job or a list of jobs, with what lies before those that wait; None where none does."""
+    """A job or a list of jobs, with the outlook of those that wait; None if none waits."""
 
     view: Any
     outlook: OutlookView | None
 
 
 def _outlook(client: Client, jobs: Sequence[JobView]) -> OutlookView | None:
-    """Ask when jobs start only where one waits: most often none does."""
+    """Return when jobs start; None, without a request, if none waits, as is usual."""
     return client.outlook() if any(job.state in WAITING_STATES for job in jobs) else None
 
 
@@ -218,7 +218,10 @@ def _parse_since(text: str) -> float:
 
 
 def _live_and_recent(client: Client, user: str | None, most_waiting: int | None) -> JobList:
-    """The jobs that have not ended, of those that wait at most so many (None: all), and the newest that have; ``more``: others wait."""
+    """Return the jobs that have not ended, at most ``most_waiting`` waiting (None: all), and the newest ended ones.
+
+    ``more``: there are other waiting jobs.
+    """
     from dataclasses import replace
 
     from orchestrator.api.views import TERMINAL_STATES
@@ -228,6 +231,6 @@ def _live_and_recent(client: Client, user: str | None, most_waiting: int | None)
     ended = client.jobs(user=user, states=sorted(TERMINAL_STATES), limit=RECENT_JOBS)
     oldest = time.time() - RECENT_SECONDS
     recent = [job for job in ended.jobs if job.ended_at is None or job.ended_at >= oldest]
-    # A job that ended between the two answers is in both: the second one counts.
+    # A job that ended between two answers is in both: the later one counts.
     by_id = {job.id: job for job in (*waiting.jobs, *live.jobs, *recent)}
     return replace(waiting, jobs=tuple(sorted(by_id.values(), key=lambda job: -job.submitted_at)))

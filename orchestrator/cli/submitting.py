@@ -1,7 +1,6 @@
-"""`submit` and `run`: text to the daemon, an id back. Loads neither typer nor dataclasses until it must.
+"""`submit` and `run`: send a text to the daemon, print the job's id. Imports typer and dataclasses only if needed.
 
-The daemon reads the YAML. What is decided here is only where the text comes from, whether a daemon has to be started
-first, and what is shown.
+The daemon parses the YAML. This module reads the text, starts a daemon if none runs, and prints the result.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PLAN_SECONDS = 120.0
 
 
 class SubmitOptions(NamedTuple):
-    """What `submit` was asked for."""
+    """Options of `submit`."""
 
     files: tuple[str, ...]
     overrides: tuple[str, ...] = ()
@@ -44,7 +43,7 @@ class SubmitOptions(NamedTuple):
 
 
 class JobText(NamedTuple):
-    """A job.yaml, what to call it, and the base of its ``working_dir``."""
+    """A job.yaml, its name for messages, and the base of its ``working_dir``."""
 
     text: str
     source: str
@@ -57,7 +56,7 @@ def submit_files(session: Session, options: SubmitOptions) -> int:
 
 
 def job_text(path: str) -> JobText:
-    """The file at ``path``; ``-`` is standard input, whose ``working_dir`` is relative to the current directory."""
+    """Read the file at ``path``; ``-`` is standard input, with a ``working_dir`` relative to the current directory."""
     if path == "-":
         return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())
     text = submission.read_job_file(path)
@@ -65,7 +64,7 @@ def job_text(path: str) -> JobText:
 
 
 def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
-    """Submit each text, or plan it, and then wait or follow as asked."""
+    """Submit each text, or plan it, and then wait or follow as requested."""
     if options.follow and (options.json or len(texts) > 1):
         raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
     if options.watch and (options.json or options.follow or len(texts) > 1):
@@ -96,7 +95,7 @@ def submit_one(session: Session, item: JobText, options: SubmitOptions) -> str:
 
 
 def _when(options: SubmitOptions) -> list[str]:
-    """What `--hold` and `--start-at` set. Raises BadRequestError."""
+    """Return the overrides of `--hold` and `--start-at`. Raises BadRequestError."""
     found = ["hold=true"] if options.hold else []
     if options.start_at is not None:
         from orchestrator.cli.render.units import parse_start
@@ -106,7 +105,7 @@ def _when(options: SubmitOptions) -> list[str]:
 
 
 def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
-    """Follow, watch or wait until what was submitted has ended; the exit code mirrors the result."""
+    """Follow, watch or wait until the submitted jobs have ended; return an exit code for their result."""
     from orchestrator.cli import live
 
     ids = [str(job_id) for reply in replies for job_id in reply.get("job_ids") or [reply["job_id"]]]
@@ -117,7 +116,7 @@ def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOption
         from orchestrator.cli.status_view import StatusOptions, show_status
 
         show_status(session, StatusOptions(job=str(matrix_id or ids[0]), watch=True))
-        if matrix_id is not None:  # a search has submitted more meanwhile
+        if matrix_id is not None:  # a search has submitted more jobs meanwhile
             ids = [job.job_id for job in session.client().matrix(str(matrix_id)).jobs]
         return live.exit_code_of([session.client().job(job_id) for job_id in ids])
     if options.follow:
@@ -158,14 +157,14 @@ def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> 
 
 
 class UploadBar:
-    """How far an upload is; imported and shown only where there is one."""
+    """Progress bar of an upload; imported and shown only during one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._bar: Bar | None = None
 
     def sent(self, done: int, total: int) -> None:
-        """So many of so many bytes are with the daemon."""
+        """Show that the daemon has received ``done`` of ``total`` bytes."""
         from orchestrator.cli.render.transfer import Bar
 
         self._bar = self._bar or Bar(self._session, total)
@@ -194,7 +193,7 @@ def _files(count: int) -> str:
 
 
 def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
-    """Submit; where no daemon runs, start one and submit then, with the same key."""
+    """Submit; if no daemon runs, start one and submit again, with the same key."""
 
     def send() -> dict[str, Any]:
         return submission.submit(session.endpoint, body, environ=session.environ, watch=UploadBar(session))
@@ -203,7 +202,7 @@ def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``send`` returns; where no daemon of this machine listens, one is started first, and that is said."""
+    """Return the result of ``send``; if no daemon of this machine listens, print a note and start one first."""
     try:
         return send()
     except DaemonUnreachableError as error:

@@ -1,4 +1,4 @@
-"""Nodes and their free resources, as the scheduler sees them."""
+"""Nodes and their free resources, in the form that the scheduler needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Node:
 
     ``quarantined`` is the reason why nothing new is placed there: ranks kept failing first on it. A node that is alive
     but not ``reachable`` may still run its ranks: nothing new is placed there. A node that does not share the daemon's
-    home takes only jobs whose checkpoints go to a place that outlives the node. ``reserved`` is the one of its ``reservations`` that has begun.
+    home takes only jobs with checkpoints in a place that outlives the node. ``reserved`` is the one of its
+    ``reservations`` that has begun.
     """
 
     id: str
@@ -137,7 +138,7 @@ class Free:
         return shared
 
     def _has(self, gpu: str, gpus: float) -> bool:
-        """Whether the GPU has this much left; less where it counts for ranks of a lost gang, which hold nothing there any more."""
+        """Whether the GPU has this much left; less if ranks of a lost gang, which hold nothing there, still count."""
         return self.shares[gpu] >= gpus - EPSILON if gpu in self.shares else self.idle_gpus > 0
 
     def _probable(self, gpus: float) -> str | None:

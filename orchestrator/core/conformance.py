@@ -49,7 +49,7 @@ _KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
 
 def misfits(record: Any) -> tuple[str, ...]:
     """Return the names of the dataclass's fields with invalid values, in order."""
-    # A record unpickled from an older version may lack a field. Every event of every rank comes through here: no call is made in vain.
+    # A record unpickled from an older version may lack a field. This runs for every event of every rank, so it makes no needless call.
     rules = _rules(type(record))
     return tuple([field.name for field, check, _ in rules if not check(getattr(record, field.name, MISSING))])
 
@@ -104,7 +104,7 @@ def _default(rule: _Rule) -> Any:
     if rule.field.default_factory is not MISSING:
         return rule.field.default_factory()
     if rule.neutral is MISSING:
-        raise TypeError(f"{rule.field.name} has no value, and none can stand for it")
+        raise TypeError(f"{rule.field.name} has no value, and no default can replace it")
     return rule.neutral
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class CoreError(Exception):
-    """The core was asked for something that its rules forbid; report it with the printed events."""
+    """A caller requested something that the rules of the core forbid; report it with the printed events."""
 
 
 class BrokenRuleError(CoreError):
@@ -17,8 +17,8 @@ class BrokenRuleError(CoreError):
 
     def __init__(self, job_id: JobId, rule: str, story: tuple[str, ...]) -> None:
         self.job_id, self.rule, self.story = job_id, rule, story
-        super().__init__(f"job {job_id}: {rule}; what led here: {' | '.join(story) or 'nothing'}")
+        super().__init__(f"job {job_id}: {rule}; events before it: {' | '.join(story) or 'nothing'}")
 
 
 class UnknownEventError(CoreError):
-    """The store holds an event that this version does not know; it was written by a newer version."""
+    """The store holds an event of a kind that this version lacks; a newer version wrote it."""

@@ -1,6 +1,6 @@
 """All events of a job, as frozen facts. ``job_record.py`` has their JSON form for the store.
 
-An event is written before its orders are carried out. Events are small and versioned by their names: a changed meaning
+An event is written before its effects are carried out. Events are small and versioned by their names: a changed meaning
 gets a new name, so that old records always fold to the same meaning.
 """
 
@@ -41,7 +41,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why an attempt failed: class, cause, the first failing rank, the ``step`` that it had reported, and its last lines.
+    """Details of an attempt's failure: class, cause, the first failing rank, that rank's last ``step`` and last lines.
 
     ``refusal`` is why it is not retried. ``policy`` is the action of the job's log policy that matches, ``policy_note``
     the note about those.
@@ -71,18 +71,18 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """What a rank's process tree used of its node's memory, and whether the kernel killed a process of it for that."""
+    """Memory of its node that a rank's process tree used, and whether the kernel killed a process of it for that."""
 
     used_bytes: int
-    """At most, of the whole tree where its control group counted it, else of the rank's process alone."""
+    """Peak of the whole tree as its control group counted it, or of the rank's process alone if that is more."""
     limit_bytes: int | None = None
-    """Of its control group; None: there is none, or no limit."""
+    """Limit of its control group; None without a group or a limit."""
     killed: OutOf | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a rank's process ended. ``at`` is when the kernel reported it; ``error_at`` when its exception was raised.
+    """End of a rank's process. ``at`` is when the kernel reported it; ``error_at`` when its exception was raised.
 
     ``evidence`` is from the kernel and the GPU's driver; ``policy`` is the action (fail, restart) of the job's first
     log policy that matches its output, ``policy_note`` a note about that. ``missing_file`` is the file that a
@@ -132,7 +132,7 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What all events carry: the job, the wall time in seconds since the epoch, and what caused it."""
+    """Common fields of all events: the job, the wall time in seconds since the epoch, and what caused it."""
 
     kind: ClassVar[str] = ""
     job_id: JobId
@@ -278,7 +278,7 @@ class JobRequeued(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSuspended(Event):
-    """Paused: holds nothing, waits for a resume."""
+    """The job is paused: it holds nothing, and waits for a resume."""
 
     kind: ClassVar[str] = "job_suspended"
     by: Fact
@@ -294,7 +294,7 @@ class JobResumed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished(Event):
-    """Terminal."""
+    """The job has reached a terminal state."""
 
     kind: ClassVar[str] = "job_finished"
     state: JobState

@@ -1,4 +1,4 @@
-"""Identifiers, and how a job's id is built. Pure: the caller passes the random part."""
+"""Identifiers, and the function that builds a job's id. Pure: the caller passes the random part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ID_SUFFIX_LENGTH = 6
 
 
 def job_id(name: str, entropy: int) -> JobId:
-    """The id ``name-xxxxxx`` for a job called ``name``; ``entropy`` is any non-negative integer."""
+    """Return the id ``name-xxxxxx`` of a job named ``name``; ``entropy`` is any non-negative integer."""
     letters = []
     for _ in range(ID_SUFFIX_LENGTH):
         entropy, index = divmod(entropy, len(ID_ALPHABET))

@@ -1,4 +1,4 @@
-"""Remembers what follows from a job's spec. A long queue has few different specs, each one object that many jobs share. Pure."""
+"""Caches values derived from job specs. A long queue has few different specs, each one object that many jobs share. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ G = TypeVar("G")
 
 
 class SpecMemo(Generic[T]):
-    """Values of at most ``most`` specs, by identity; each spec is held, so that its identity stays its own."""
+    """Values of at most ``most`` specs, by identity; each spec is referenced, so that no other object gets its id."""
 
     __slots__ = ("_known", "_most")
 
@@ -23,7 +23,7 @@ class SpecMemo(Generic[T]):
         self._known: dict[int, tuple[JobSpec, T]] = {}
 
     def of(self, spec: JobSpec, make: Callable[[G], T], given: G) -> T:
-        """Return the value of the spec: what ``make(given)`` returned at its first time."""
+        """Return the value of the spec: the result of ``make(given)`` when the spec was not in the cache."""
         known = self._known.get(id(spec))
         if known is not None and known[0] is spec:
             return known[1]

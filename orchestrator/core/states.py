@@ -54,7 +54,7 @@ class AttemptState(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Why an attempt ended; each has its own restart budget."""
+    """Class of reasons why an attempt ended; each has its own restart budget."""
 
     USER = "user"
     INFRA = "infra"
@@ -65,7 +65,7 @@ class FailureClass(StrEnum):
 
 
 class EndCondition(StrEnum):
-    """How a job must end for its dependents. A cancelled job has neither succeeded nor failed."""
+    """The end of a job that its dependents require. A cancelled job has neither succeeded nor failed."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -88,14 +88,14 @@ class StopScope(StrEnum):
 
 
 class OutOf(StrEnum):
-    """Whose memory ran out when the kernel killed a process for it: the rank's limit, or the whole machine's."""
+    """The memory that ran out when the kernel killed a process for it: the rank's limit, or the whole machine's."""
 
     LIMIT = "limit"
     MACHINE = "machine"
 
 
 class StopPurpose(StrEnum):
-    """Why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
+    """Reason why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
 
     RESIZE = "resize"
     MOVE = "move"
@@ -111,7 +111,7 @@ class StopPurpose(StrEnum):
 
     @property
     def for_another(self) -> bool:
-        """Whether the job stops so that another one can be placed, which is bounded."""
+        """Whether the job stops so that another one can be placed; the number of such stops is bounded."""
         return self in (StopPurpose.PREEMPT, StopPurpose.MOVE)
 
     @property
@@ -162,7 +162,9 @@ class IllegalTransitionError(CoreError):
 
     def __init__(self, current: JobState, target: JobState, story: tuple[str, ...]) -> None:
         self.current, self.target, self.story = current, target, story
-        super().__init__(f"{current} -> {target} is not a transition; what led here: {' | '.join(story) or 'nothing'}")
+        super().__init__(
+            f"{current} -> {target} is not a transition; events before it: {' | '.join(story) or 'nothing'}"
+        )
 
 
 def check_transition(current: JobState, target: JobState, story: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Computes a job's use in a span of time from its stored events: GPU time by phase, and GPU time that it waited for. Pure.
 
 The events are replayed through the goodput ledger, so the same events give the same figures in every daemon. Training
-time is productive when a checkpoint covers it or the job succeeds; what is undecided at the end of the span is
+time is productive when a checkpoint covers it or the job succeeds; time that is undecided at the end of the span is
 ``uncommitted``.
 """
 
@@ -32,7 +32,7 @@ class Use:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it neither held nor waited for a GPU."""
+        """Whether the job neither held nor waited for a GPU."""
         return not self.held and not self.waited
 
 
@@ -88,7 +88,7 @@ _ALSO: Final = (Phase.STARTING.value, Phase.RECOVERING.value, Phase.CHECKPOINT_S
 
 
 def _difference(before: Use, after: Use) -> Use:
-    """Return the difference. Time that was open before and was settled in between, the oldest first, belongs to before."""
+    """Return the difference. Time uncommitted before the span and settled in it, oldest first, counts before the span."""
     held = max(0.0, after.held - before.held)
     grown = {name: max(0.0, after.phases[name] - before.phases[name]) for name in after.phases if name != UNCOMMITTED}
     settled = min(before.phases[UNCOMMITTED], sum(grown[name] for name in _OPEN_BECOMES))

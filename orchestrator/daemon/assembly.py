@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What ``orch serve`` needs of an assembled daemon."""
+    """Parts of an assembled daemon that ``orch serve`` uses."""
 
     daemon: Daemon
     service: Service
@@ -152,7 +152,7 @@ class Jobs:
 class Hooks:
     """The daemon's functions that a runtime calls.
 
-    ``decided`` gives the live jobs, ``post`` takes events, ``reported`` the newest report of a rank (job, attempt, rank),
+    ``decided`` returns live jobs, ``post`` takes events, ``reported`` the newest report of a rank (job, attempt, rank),
     ``head_lost`` is called when the cluster's head has died.
     """
 

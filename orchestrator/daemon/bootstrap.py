@@ -44,7 +44,7 @@ def build(settings: Settings, options: ServeOptions, environ: Mapping[str, str],
 
 
 def _inherited(environ: Mapping[str, str], log: FilteringBoundLogger) -> dict[str, str]:
-    """Return what jobs inherit of the daemon's environment; log the names of what they do not."""
+    """Return the variables that jobs inherit from the daemon's environment; log the names of the others."""
     found = without_secrets(environ)
     if left_out := sorted(environ.keys() - found.keys()):
         log.info("environment.secrets_left_out", names=left_out)

@@ -26,7 +26,7 @@ class Changes:
                 waiter.set_result(None)
 
     async def wait(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId]) -> int:
-        """See ``api.service.JobService.wait_change``."""
+        """Return the counter after a change of one of ``job_ids`` (empty: of any job), or at the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while after <= self.version and self._newest(job_ids) <= after:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Runs one home. ``start`` returns when jobs are accepted and placed; ``run`` when asked to stop.
+    """Runs one home. ``start`` returns when jobs are accepted and placed; ``run`` when a stop is requested.
 
     ``tasks`` run from the moment when gangs can be placed, ``settle`` writes what is only in memory, ``close`` releases the home.
     """
@@ -95,7 +95,7 @@ class Daemon:
         self._abandoned = True
 
     async def run(self) -> None:
-        """Run until asked to stop. Raises a background task's error."""
+        """Run until a stop is requested. Raises a background task's error."""
         if self._abandoned:
             return
         await self._request.wait()

@@ -35,7 +35,7 @@ class Endpoints:
 
 
 class DaemonHealth:
-    """``known`` are problems that parts have recorded, by part; ``ready`` is set when gangs can be placed."""
+    """State of the daemon. ``known`` are recorded problems by part; ``ready`` is set when gangs can be placed."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class DaemonHealth:
         return found + self._pools.problems()
 
     def not_ready(self) -> list[str]:
-        """Return known obstacles to jobs, without asking the parts."""
+        """Return known obstacles to jobs, without calling the parts."""
         if self._ready.is_set():
             return self.problems()
-        return [*self.problems(), "the daemon still starts"]
+        return [*self.problems(), "the daemon is still starting"]
 
     async def loop_turns(self) -> None:
-        """Return once the loop that decides has completed a round."""
+        """Wait until the loop that decides has completed a round."""
         if self._ready.is_set():
             await self._loop.command(list)
 

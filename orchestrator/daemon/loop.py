@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000
 FACTS_AT_ONCE: Final = 64
-"""Facts of a large gang that are folded before other tasks of the daemon get a turn."""
+"""Number of facts that are folded before other tasks of the daemon get a turn."""
 
 
 def _ignore(_job: Job, _event: Event) -> None:
@@ -60,7 +60,7 @@ def _ignore_failure() -> None:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What has arrived since the last round: facts, and commands with their waiters."""
+    """Facts that have arrived since the last round, and commands with their waiters."""
 
     events: list[Event] = field(default_factory=list)
     commands: list[tuple[Callable[[], Sequence[Event]], asyncio.Future[None]]] = field(default_factory=list)
@@ -169,7 +169,7 @@ class Loop:
 
     @property
     def woken(self) -> bool:
-        """Whether something has arrived that no round has seen yet."""
+        """Whether something has arrived that no round has taken yet."""
         return self._inbox.wake.is_set()
 
     def wake(self) -> None:
@@ -277,7 +277,7 @@ class Loop:
         raise RuntimeError(f"decisions do not settle; the last were {[change.event.kind for change in batch[-5:]]}")
 
     def state(self) -> State:
-        """What a decision looks at."""
+        """Return the input of a decision."""
         shares = self.shares
         return State(
             jobs=self.decided,
@@ -290,7 +290,7 @@ class Loop:
         )
 
     async def _write(self, batch: list[Change]) -> None:
-        """Write until it succeeds: nothing is carried out before. A full disk delays decisions, never training."""
+        """Write until it succeeds: no effect is carried out before. A full disk delays decisions, never training."""
         while True:
             try:
                 await self._store.append(batch)
@@ -339,7 +339,7 @@ class Loop:
 
 
 def readable(loop: Loop) -> State:
-    """The live jobs as they are written, with what decisions know beside them."""
+    """Return the input of a decision, with the live jobs as they are written."""
     return replace(loop.state(), jobs={i: job for i, job in loop.jobs.items() if not job.state.is_terminal})
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 PART_SECONDS: Final = 2.0
 FRESH_SECONDS: Final = 1.0
-"""How long an answer is cached: any process of the machine may ask, as often as it likes."""
+"""Time for which an answer is cached: any process of the machine may request it, at any rate."""
 
 
 class Readiness:
-    """``known`` are problems known without asking; ``parts`` are named calls that return when the part works."""
+    """Readiness. ``known`` returns recorded problems; ``parts`` are named calls that return if the part works."""
 
     def __init__(
         self,

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """``history`` are called with every event of the live jobs that have had an attempt, and the record after it.
+    """Restores state. ``history`` are called with each event of live jobs that have had an attempt, and its record.
 
-    What it builds (accounts, strikes, annotations) begins with an attempt. To read the events of jobs that wait takes half a millisecond of processor time each.
+    Their data (accounts, strikes, annotations) begin with an attempt. Reading the events of jobs that wait takes half a millisecond of processor time each.
     """
 
     def __init__(
@@ -62,6 +62,6 @@ class Recovery:
                 async for record, event in every_record(self._store, job_id):
                     for observe in self._history:
                         observe(record, event)
-            except Exception:  # of one job: the others need their daemon
+            except Exception:  # an error of one job: the others need the daemon
                 self._log.exception("daemon.history_not_replayed", job=job_id)
         self._log.info("daemon.loaded", live_jobs=len(self._loop.jobs))

@@ -35,7 +35,7 @@ class RuntimeSide:
         await self._nodes.refresh()
 
     async def prepare(self) -> None:
-        """Prepare the machine of an embedded cluster for its first job; on a shared one no node delays others."""
+        """Prepare the machine of an embedded cluster for its first job; on a shared cluster, do nothing."""
         if self._cluster.site.embedded:
             await self._fork_servers.warm()
 

@@ -26,7 +26,7 @@ ANSWER_FIRST_SECONDS: Final = 0.05
 
 
 class StopRequest:
-    """Whether the daemon must stop, and whether its jobs return to the queue first."""
+    """Request to stop the daemon; with ``stop_jobs``, its jobs return to the queue first."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -47,7 +47,7 @@ class StopRequest:
         self._requested.set()
 
     async def wait(self) -> None:
-        """Return once a stop is requested."""
+        """Wait until a stop is requested."""
         await self._requested.wait()
 
     def refuse(self) -> None:

@@ -1,1 +1,1 @@
-"""What the wheel must carry."""
+"""Files that the wheel carries: dashboards, alert rules, the schema of job.yaml and the digits example."""

@@ -1,4 +1,4 @@
-"""One reading of every GPU, with a deadline: what a command that prints once and ends needs."""
+"""Reads every GPU once, with a deadline, for commands that print once and end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 DEADLINE_SECONDS: Final = 3.0
 _TWICE: Final = frozenset({Vendor.INTEL, Vendor.SIMULATED})
-"""Vendors whose utilization is a rate: it takes two readings, this far apart."""
+"""Vendors whose utilization is a rate: it takes two readings, `_APART_SECONDS` apart."""
 _APART_SECONDS: Final = 0.25
 
 
 def read_once(readers: Sequence[GpuReader], node: str, deadline_seconds: float = DEADLINE_SECONDS) -> list[GpuRow]:
-    """A row per reader, in their order; readers are closed. A GPU that does not answer in time is stale."""
+    """Return a row per reader, in their order, and close the readers. A GPU that does not answer in time is stale."""
     outcomes: dict[int, Sample | Exception] = {}
 
     def ask(number: int, reader: GpuReader) -> None:

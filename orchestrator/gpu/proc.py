@@ -22,7 +22,7 @@ _COLLECTIVE_THREADS: Final = (b"pt_gloo", b"gloo_", b"pt_nccl", b"pt_mpi")
 
 
 class Sleep(enum.Enum):
-    """What a thread that sleeps waits for."""
+    """Reasons for which a thread sleeps."""
 
     LOCK = enum.auto()  # another thread, or a collective
     TIMER = enum.auto()  # a time that it has chosen
@@ -31,10 +31,10 @@ class Sleep(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """What a process has used up to now.
+    """Processor time and memory that a process has used up to now.
 
     `busy_nanoseconds` is for each living thread the time in which it ran or was ready to run and waited for a
-    processor: on a crowded machine that is still work. `started` distinguishes two processes with one number.
+    processor: on a crowded machine that is still work. `started` distinguishes two processes with the same id.
     """
 
     started: int
@@ -51,7 +51,7 @@ class ProcessUse:
 
 
 def read_use(pid: int, proc: Path = PROC) -> ProcessUse | None:
-    """Return what the process has used, or None when it has ended."""
+    """Return the use of the process up to now, or None when it has ended."""
     try:
         # The command's name, in parentheses, may hold spaces and parentheses of its own.
         fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
@@ -78,7 +78,7 @@ def ancestors(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 
 
 def _thread_times(tasks: str) -> dict[str, int]:
-    """Return nanoseconds running or ready to run, by thread. Plain strings: a rank has dozens of threads."""
+    """Return nanoseconds running or ready to run, by thread. Plain strings, as a rank has dozens of threads."""
     busy: dict[str, int] = {}
     for thread in os.listdir(tasks):
         try:
@@ -105,7 +105,7 @@ def waits_on_lock(pid: int, proc: Path = PROC) -> bool:
 
 
 def sleeps_in(pid: int, proc: Path = PROC) -> Sleep | None:
-    """What the main thread, which sleeps, waits for; None where the kernel does not report it."""
+    """Return the reason for which the main thread sleeps; None where it runs or the kernel does not report it."""
     try:
         where = _read(f"{proc}/{pid}/wchan")
         if where not in {b"", b"0"}:
@@ -121,7 +121,7 @@ def sleeps_in(pid: int, proc: Path = PROC) -> Sleep | None:
 
 
 def _read(path: str) -> bytes:
-    """Plain strings and descriptors: a rank is looked at every second."""
+    """Return a file's first 4096 bytes, read by a plain descriptor, as each rank is read every second."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(handle, 4096)

@@ -1,7 +1,7 @@
 """The port between a vendor's driver and everything that watches GPUs.
 
 A reader owns one GPU. It is used by one thread at a time, may block as long as its driver does (the caller must
-tolerate that), and reports failures by one of two errors. Readers know nothing of jobs, files or networks.
+tolerate that), and reports failures by one of two errors. Readers do not depend on jobs, files or networks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class GpuLostError(GpuReadError):
 
 
 class Detail(enum.Enum):
-    """How much a reading includes; each level includes the previous one.
+    """Extent of a reading; each level includes the previous one.
 
-    `POWER` is what changes within milliseconds: power. `LOAD` adds what a driver renews a few times a second: utilization,
-    memory in use, clocks, temperatures. `FULL` is all that the exporter publishes, counters whose driver call is
-    slow among them (energy, PCIe, NVLink, ECC).
+    `POWER` is the power, which changes within milliseconds. `LOAD` adds what a driver renews a few times a second: utilization,
+    memory in use, clocks, temperatures. `FULL` is all that the exporter publishes, also counters whose driver call is
+    slow (energy, PCIe, NVLink, ECC).
     """
 
     POWER = 1
@@ -37,7 +37,7 @@ class Detail(enum.Enum):
 
 @dataclass(slots=True)
 class ReadTally:
-    """Counts of what a reader had to leave out: they show how reliable a recording is."""
+    """Counts of the values that a reader had to leave out: they show how reliable a recording is."""
 
     zero_power: int = 0
     """Readings in which the power sensor reported 0 W or less; some drivers do when polled too often."""
@@ -56,7 +56,7 @@ class ReaderOptions:
     xids: bool = False
     """Watch for Xid events, where the vendor has them; costs a thread that blocks in the driver."""
     sparing: bool = False
-    """Read what costs the driver long at some of the readings only, and repeat it at the others: for readings that never end."""
+    """Read values that take the driver long at some of the readings only, and repeat them at the others: for endless sampling."""
     tally: ReadTally = field(default_factory=ReadTally)
 
 

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 
 class Vendor(enum.StrEnum):
-    """The GPU's maker; `simulated` runs on processor time and says so on every label."""
+    """The GPU's maker; `simulated` runs on processor time, which every label shows."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -22,7 +22,7 @@ class Vendor(enum.StrEnum):
 
 
 class Throttle(enum.StrEnum):
-    """Why clocks are reduced: the vendors' many flags, mapped to common terms."""
+    """Reasons for which clocks are reduced: the vendors' many flags, mapped to common terms."""
 
     POWER_CAP = "power_cap"
     THERMAL = "thermal"
@@ -80,7 +80,7 @@ class XidCount:
 
 
 class SampleValues(TypedDict, total=False):
-    """The values of a `Sample` while a reader collects them: what it never sets stays absent."""
+    """The values of a `Sample` while a reader collects them: a value that it never sets stays absent."""
 
     driver_timestamp: float | None
     fresh: bool
@@ -110,10 +110,10 @@ class SampleValues(TypedDict, total=False):
 class Sample:
     """One reading of one GPU.
 
-    `timestamp` (Unix time) and `monotonic` mark the beginning of the reading, `duration_seconds` what it took.
+    `timestamp` (Unix time) and `monotonic` mark the beginning of the reading, `duration_seconds` is its duration.
     `driver_timestamp` is the driver's own time of the power value, where it gives one. `fresh` is False when the driver
-    handed out a power value that it had handed out before: it tells how often the sensor had something new from how often
-    it was asked.
+    repeated a power value that it had returned before: it distinguishes the sensor's update rate from the rate at which
+    it was read.
     """
 
     gpu_uuid: str
@@ -164,5 +164,5 @@ class Sample:
 
     @property
     def throttle_active(self) -> tuple[Throttle, ...]:
-        """The reasons that hold the clocks down right now."""
+        """The reasons for which the clocks are reduced now."""
         return tuple(reason for reason, active in self.throttle if active)

@@ -1,8 +1,8 @@
 """Reads GPUs again and again, each in a thread of its own, on deadlines that do not drift.
 
-A driver call can hang for minutes, and nothing can interrupt it. So each GPU has its thread; a caller that wants its latest
-sample looks at what that thread left behind and how old it is. A GPU that hangs goes stale, one that is lost is tried
-again with growing pauses, and no other GPU is touched by either. Threads are daemons: one that never comes back does not
+A driver call can hang for minutes, and nothing can interrupt it. So each GPU has its thread; a caller that needs its latest
+sample reads what that thread stored, and how old it is. A GPU that hangs becomes stale, one that is lost is tried
+again with growing pauses, and neither affects another GPU. Threads are daemons: one that never returns does not
 keep its process from ending.
 """
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from orchestrator.gpu.sample import GpuInfo, Sample
 
 SPREAD_SECONDS: Final = 0.0003
-"""Between the ticks of one GPU and the next of a group: about what a reading takes."""
+"""Time between the ticks of one GPU and the next of a group: about the duration of a reading."""
 _SHORT_SLEEP: Final = 0.05
-"""Below this a plain sleep is used: it wakes more exactly than an event, and `stop` can wait that long."""
+"""Below this a plain sleep is used: it wakes more exactly than a timed wait, and `stop` can wait that long."""
 
 
 class Health(enum.StrEnum):
@@ -39,17 +39,17 @@ class Health(enum.StrEnum):
     FAILING = "failing"
     """Its driver answers with errors."""
     LOST = "lost"
-    """Its driver says that it is gone."""
+    """Its driver reports that it is gone."""
     STARTING = "starting"
-    """It has not answered yet, and has not had the time to."""
+    """It has not answered yet, but has not been silent for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often a GPU is asked for what.
+    """Intervals at which a GPU's values are read.
 
-    Utilization, memory, clocks and temperatures at most every `load_seconds`: no driver renews them faster. Everything
-    else at most every `full_seconds`. A GPU that failed is tried again after `retry_seconds`; the last one repeats.
+    Utilization, memory, clocks and temperatures at most every `load_seconds`: no driver renews them faster. All
+    else except power at most every `full_seconds`. A failed GPU is tried again after `retry_seconds`; the last repeats.
     """
 
     load_seconds: float = 0.1
@@ -57,19 +57,19 @@ class Pace:
     retry_seconds: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
 
     def retry(self, failures: int) -> float:
-        """The pause after so many failures in a row before this one."""
+        """Return the pause after a failure, from the number of failures in a row before it."""
         return self.retry_seconds[min(failures, len(self.retry_seconds) - 1)]
 
 
 class Details:
-    """What the tick of each deadline asks for, by the pace; half a period early counts as due."""
+    """Chooses the values that each tick reads, by the pace; half a period early counts as due."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._next_load = self._next_full = -math.inf
 
     def at(self, deadline: float, period: float) -> Detail:
-        """The detail of the tick at `deadline`, one in each `period`."""
+        """Return the detail of the tick at `deadline`; there is one tick in each `period`."""
         detail = Detail.POWER
         if deadline >= self._next_load:
             detail, self._next_load = Detail.LOAD, deadline + self._pace.load_seconds - period / 2
@@ -89,7 +89,7 @@ class Ticker:
         self._tick = -1
 
     def next(self, now: float) -> tuple[int, float]:
-        """(number, deadline) of the first tick that is not a whole period late already."""
+        """Return (number, deadline) of the first tick that is not a whole period late already."""
         tick = self._tick + 1
         late = now - (self._start + tick * self.period)
         if late >= self.period:
@@ -102,7 +102,7 @@ class Ticker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One tick's outcome: the sample, how much of it was asked for, and how late the tick began (seconds)."""
+    """One tick's outcome: the sample, its detail, and how late the tick began (seconds)."""
 
     tick: int
     lateness: float
@@ -144,7 +144,7 @@ class Sampler:
         self._started = math.inf
         self._stopping = False
         self._until_stop = threading.Lock()
-        """Held until the thread is to stop: to wait for it costs less than for an event."""
+        """Held until the thread must stop: waiting for a lock costs less than waiting for an event."""
         self._until_stop.acquire()
         self._thread: threading.Thread | None = None
 
@@ -155,7 +155,7 @@ class Sampler:
         self._thread.start()
 
     def health(self, now: float | None = None) -> Health:
-        """How the GPU is at monotonic time `now`."""
+        """Return the GPU's health at monotonic time `now`."""
         now = time.monotonic() if now is None else now
         if self._lost:
             return Health.LOST
@@ -167,7 +167,7 @@ class Sampler:
         return Health.OK if self.latest is not None else Health.STARTING
 
     def trouble(self, now: float | None = None) -> str | None:
-        """What is wrong with the GPU at monotonic time `now` and what to do about it; None while it answers."""
+        """Return the GPU's error at monotonic time `now`, with what to do about it; None while it answers."""
         now = time.monotonic() if now is None else now
         if self.error is None and self.health(now) is Health.STALE:
             since = self._started if self.latest is None else self.latest.monotonic
@@ -178,17 +178,17 @@ class Sampler:
         return self.error
 
     def fresh(self, now: float | None = None) -> Sample | None:
-        """The latest complete sample of a GPU that answers; None for any other."""
+        """Return the latest complete sample of a GPU that answers; None for any other."""
         return self.latest if self.health(now) is Health.OK else None
 
     def request_stop(self) -> None:
-        """Ask the thread to end without waiting for it."""
+        """Signal the thread to end without waiting for it."""
         if not self._stopping:
             self._stopping = True
             self._until_stop.release()
 
     def join(self, timeout: float) -> bool:
-        """Wait for the thread; whether it has ended. A thread that hangs in its driver is left behind."""
+        """Wait for the thread; return whether it has ended. A thread that hangs in its driver is left running."""
         if self._thread is None:
             return True
         self._thread.join(timeout)
@@ -199,11 +199,11 @@ class Sampler:
         missed_before = 0
         details = Details(self._pace)
         try:
-            # Opening takes tens of milliseconds, which the first tick should not; if it fails, that tick says so.
+            # Opening takes tens of milliseconds, which must not delay the first tick. That tick reports a failure.
             with contextlib.suppress(Exception):  # any error of a driver's library: the first tick reports it
                 self._reader.reopen()
             while not self._stopping:
-                if ticker.period != 1.0 / self.rate:  # someone changed the rate
+                if ticker.period != 1.0 / self.rate:  # a caller changed the rate
                     missed_before += ticker.missed
                     ticker = Ticker(1.0 / self.rate, time.monotonic())
                 tick, deadline = ticker.next(time.monotonic())
@@ -216,7 +216,7 @@ class Sampler:
             self._reader.close()
 
     def _sleep_until(self, deadline: float) -> bool:
-        """Wait for a deadline; False when asked to stop meanwhile."""
+        """Wait for a deadline; return False when the thread must stop meanwhile."""
         delay = deadline - time.monotonic()
         if delay > _SHORT_SLEEP:
             self._wait(delay)
@@ -225,7 +225,7 @@ class Sampler:
         return not self._stopping
 
     def _wait(self, seconds: float) -> None:
-        """Wait that long, or until asked to stop."""
+        """Wait that long, or until the thread must stop."""
         if not self._stopping and self._until_stop.acquire(timeout=seconds):
             self._until_stop.release()
 
@@ -265,9 +265,9 @@ class SamplerGroup:
         self.samplers = tuple(samplers)
 
     def start(self, lead: float = 0.0) -> None:
-        """Start them all, the first tick in `lead` seconds: long enough, and every GPU is open by then.
+        """Start them all, the first tick in `lead` seconds; if that is long enough, every GPU is open by then.
 
-        Their ticks are a little apart: threads that wake in the same moment stand in each other's way.
+        Their ticks are a little apart, because threads that wake at the same moment delay each other.
         """
         at = time.monotonic() + lead
         for place, sampler in enumerate(self.samplers):

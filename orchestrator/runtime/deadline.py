@@ -1,4 +1,4 @@
-"""A deadline for an awaited call, and an end to it when something happens that leaves it without an answer.
+"""Limits an awaited call: by a deadline, or by an event after which no answer can come.
 
 ``asyncio.wait_for`` of Python 3.11 loses a cancellation that comes in the same turn of the event loop as the
 answer (python/cpython#86296): a background task that used it could not be stopped any more.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OvertakenError(Exception):
-    """What a call waited for cannot come any more."""
+    """The awaited answer cannot come any more."""
 
 
 async def within(seconds: float, call: Awaitable[T]) -> T:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from orchestrator.core.conformance import is_finite
 
 AGREE_SECONDS: Final = 2.0
-"""Clocks that differ by less are the same: a reply may take that long on a busy machine."""
+"""A smaller difference counts as none: a reply may take that long on a busy machine."""
 REPLIES: Final = 8
 _NAMES: Final = ("_at", "_since")
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class NodeClock:
-    """How far a node's clock is behind the daemon's, by the replies of a rank: the least of the last ones, since some are slow."""
+    """Measures how far a node's clock is behind the daemon's, by the fastest of a rank's last replies."""
 
     def __init__(self) -> None:
         self._differences: deque[float] = deque(maxlen=REPLIES)
@@ -29,7 +29,7 @@ class NodeClock:
         """Seconds, 0 where the two agree."""
 
     def heard(self, sent_at: float, received_at: float) -> float:
-        """Take note of a reply sent at ``sent_at`` by the node's clock, 0 where it does not say; return how far that is behind."""
+        """Record a reply sent at ``sent_at`` by the node's clock (0: unknown); return how far that is behind."""
         if not sent_at or not is_finite(sent_at):
             return self.behind
         self._differences.append(received_at - sent_at)
@@ -39,7 +39,7 @@ class NodeClock:
 
 
 def moved(record: R, seconds: float) -> R:
-    """Return a checked record of a node with its wall times, and those of records in it, by the daemon's clock."""
+    """Return a node's validated record with its wall times, also in nested records, moved by ``seconds``."""
     if not seconds:
         return record
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Runs a blocking call that may never return in its own thread; and a thread pool that knows which calls have not returned.
+"""Runs a blocking call that may never return in its own thread; has a thread pool that tracks calls in progress.
 
 A pool thread that blocks for ever is lost to the pool, and keeps the interpreter from exiting; a thread of its own does
 neither.
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class WatchedExecutor(ThreadPoolExecutor):
-    """A pool of threads for an event loop's ``to_thread`` that knows which calls have not returned."""
+    """A pool of threads for an event loop's ``to_thread`` that tracks which calls have not returned."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="to_thread")
         self._calls: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """See ThreadPoolExecutor. Called in the event loop's thread."""
+        """Submit a call as ThreadPoolExecutor does, and track it. Call in the event loop's thread."""
         future = super().submit(fn, *args, **kwargs)
         self._calls = {call for call in self._calls if not call.done()} | {future}
         return future

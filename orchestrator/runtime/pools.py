@@ -34,7 +34,7 @@ class Pool:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, args)
 
     def problem(self) -> str:
-        """Return why calls wait: every thread has been in the same call for long; empty otherwise."""
+        """Return why calls wait, once every thread has been in one call for STUCK_SECONDS; empty otherwise."""
         now = self._clock()
         seconds = sorted(now - began for began in list(self._running.values()))
         if len(seconds) < self._threads or seconds[0] < STUCK_SECONDS:
@@ -80,7 +80,7 @@ class Share:
         self._turns = turns
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """See Pool. The thread counts until the call ends, even when the caller's request has been cancelled."""
+        """Run the call in the pool. The thread counts until the call ends, even if the request is cancelled before."""
         await self._turns.acquire()
         call = asyncio.ensure_future(self._pool.run(function, *args))
         call.add_done_callback(self._ended)

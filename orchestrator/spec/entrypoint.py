@@ -65,9 +65,9 @@ class Entrypoint:
     argv: tuple[str, ...]
 
     def interpreter(self, usual: T) -> str | T:
-        """Return the interpreter's path if it is written in full, else `usual`: what `python` means to the submitter.
+        """Return the interpreter if it is written as an absolute path, else `usual`: the submitter's own `python`.
 
-        A job keeps the result of its submission, or the interpreter behind it where that is a version manager's script.
+        A job keeps the interpreter of its submission, or the one behind it where that is a version manager's script.
         """
         return self.python if self.python is not None and self.python.startswith("/") else usual
 
@@ -138,7 +138,7 @@ def _is_bare_script(words: tuple[str, ...]) -> bool:
 
 
 def recognize(words: tuple[str, ...]) -> Entrypoint:
-    """Return what the words start; raises EntrypointError where Python is given nothing to run."""
+    """Return the entry point that the words start; raises EntrypointError where Python is given nothing to run."""
     program = words[0].rsplit("/", 1)[-1]
     if not _PYTHON.fullmatch(program):
         return Entrypoint(kind="command", python=None, python_options=(), target=words[0], args=words[1:], argv=words)
@@ -167,7 +167,7 @@ def _refuse_launcher(entrypoint: Entrypoint) -> None:
 
 
 def without_launchers(entrypoint: Entrypoint) -> Translation | None:
-    """Translate nested launchers (`ray job submit -- torchrun ...`); None when there was none."""
+    """Translate nested launchers (`ray job submit -- torchrun ...`); return None when there is none."""
     found: Translation | None = None
     keys: dict[str, str] = {}
     options: tuple[tuple[str, str, str], ...] = ()
@@ -227,7 +227,7 @@ def _instead(message: str, translation: Translation) -> EntrypointError:
 
 
 def _runnable(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Turn a launcher's rest into an accepted command: it may lack its interpreter, or be invalid."""
+    """Turn the words after a launcher into an accepted command: they may lack the interpreter, or be invalid."""
     if _is_bare_script(words):
         return ("python", *words)
     try:
@@ -247,7 +247,7 @@ def yaml_line(key: str, text: str) -> str:
 
 
 def _yaml_string(text: str) -> str:
-    """Quote for YAML: as JSON does; invisible characters, and line breaks or invalid ones in YAML, as escapes."""
+    """Quote a text for YAML as JSON does; characters that are not printable become escapes."""
     return "".join(_visible(character) for character in json.dumps(text, ensure_ascii=False))
 
 
@@ -277,7 +277,7 @@ def _refuse_shell_syntax(text: str) -> None:
 
 
 def _launcher_in_shell(text: str, message: str) -> EntrypointError:
-    """Return the launcher between shell operators: `bash -c` would only hide it, so its own translation is the advice."""
+    """Return the error for a launcher between shell operators; the hint translates it, as `bash -c` would only hide it."""
     for part in _SEPARATOR.split(text):
         command = re.split(r"[0-9]*[<>&]", part)[0].strip()
         if not WORDS.search(command) or _shell_syntax(command) is not None:

@@ -24,14 +24,14 @@ _SPECIAL: Final = frozenset("*?[\\")
 
 
 class GlobError(ValueError):
-    """A pattern, or their number, is over the limit; shorten the list."""
+    """A pattern is too long, or there are too many patterns; shorten the list."""
 
 
 class Meter(Protocol):
     """Called for each compared segment: tests bound the work by it, not by a clock."""
 
     def __call__(self) -> None:
-        """Count one."""
+        """Count one compared segment."""
         ...
 
 
@@ -178,7 +178,7 @@ def parse(line: str) -> Glob | None:
 
 
 def _stripped(line: str) -> str:
-    """Return the line without its end and without trailing blanks, of which a backslash keeps one."""
+    """Return the line without its line break and trailing blanks; a backslash keeps one blank."""
     text = line.rstrip("\r\n")
     bare = text.rstrip(" \t")
     backslashes = len(bare) - len(bare.rstrip("\\"))

@@ -99,8 +99,8 @@ __all__ = [
 class JobFile:
     """The jobs of a job file: one, or with `matrix` one for each combination, in order.
 
-    `name` is that of the whole matrix. The specs are those of the single jobs: none has a matrix, or a placeholder.
-    `unset` are the entries of `env: {pass: [...]}` that found no variable.
+    `name` is the name of the whole matrix. The specs are those of the single jobs, without a matrix or placeholders.
+    `unset` are the entries of `env: {pass: [...]}` that match no variable.
     """
 
     name: str
@@ -125,7 +125,7 @@ def parse_job(
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
 
-    `rules` find other errors: those of packages that this one does not know. `refused` are the keys whose feature is not built yet.
+    `rules` find the errors that other packages define. `refused` are the keys whose feature is not built yet.
     `environ` has the variables that `env: {pass: [...]}` may take.
 
     Raises:
@@ -142,10 +142,10 @@ def parse_job(
 
 
 def passed_variables(text: str, *, source: str, overrides: Sequence[str], environ: Mapping[str, str]) -> Passed:
-    """Return what `env: {pass: [...]}` takes of an environment; nothing of a file that is wrong otherwise.
+    """Return the variables of an environment that `env: {pass: [...]}` takes; none for a file with other errors.
 
     Raises:
-        SpecError: it takes too much.
+        SpecError: there are too many variables, or they are too long.
 
     """
     problems: list[Problem] = []
@@ -170,7 +170,7 @@ def _passed(request: PassRequest, environ: Mapping[str, str], problems: list[Pro
 
 
 def _tree(text: str, source: str, overrides: Sequence[str], problems: list[Problem]) -> tuple[MapNode, PassRequest]:
-    """The file's tree with its overrides, and the variables that it asks for, which are no part of it."""
+    """Return the file's tree with its overrides, and its request for variables, which is not part of the tree."""
     root = _root(compose(text, source=source, problems=problems), source, overrides, problems)
     return split_request(apply_overrides(root, overrides, problems), problems)
 
@@ -195,7 +195,7 @@ def parse_jobs(
     values = _passed(request, environ or {}, problems).values
 
     def checked(tree: MapNode, found: list[Problem]) -> JobSpec:
-        # Placeholders in a passed value are plain text: it comes in after those of the file are filled.
+        # Placeholders in a passed value stay plain text: values are added after the file's placeholders are filled.
         return _checked(with_variables(tree, request, values), found, rules, refused)
 
     if is_null(root.get("matrix")) or root.get("matrix") is None:
@@ -243,7 +243,7 @@ def parse_trial(
     rules: Rules = (),
     environ: Mapping[str, str] | None = None,
 ) -> JobSpec:
-    """Read the job of a later trial of a search: of a file that `parse_jobs` accepted, with these values. Raises SpecError."""
+    """Read the job of a later trial of a search, with these values, from a file that `parse_jobs` accepted. Raises SpecError."""
     problems: list[Problem] = []
     root, request = _tree(text, source, overrides, problems)
     passed = _passed(request, environ or {}, problems).values
@@ -254,7 +254,7 @@ def parse_trial(
 
 
 def _matrix_of(root: MapNode, problems: list[Problem]) -> MatrixSpec | None:
-    """The file's matrix; what is wrong with it, and with the places of its values, is added to ``problems``."""
+    """Return the file's matrix; errors in it, and in the use of its values, are added to ``problems``."""
     alone = MapNode(entries=tuple((key, value) for key, value in root.entries if key.text == "matrix"), mark=root.mark)
     before = len(problems)
     stub = plain_node({"name": "job", "entrypoint": "true"}, root.mark.source)
@@ -279,7 +279,7 @@ def _matrix_findings(matrix: MatrixSpec) -> Iterator[Finding]:
 
 
 def _checked(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapping[str, str]) -> JobSpec:
-    """The spec of a tree; everything that is wrong with it is added to ``problems``."""
+    """Return the spec of a tree; every error in it is added to ``problems``."""
     before = len(problems)
     spec = read_spec(root, problems)
     findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults(), refused)]
@@ -294,7 +294,7 @@ def _checked(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapp
 
 
 def to_dict(spec: JobSpec) -> dict[str, JsonValue]:
-    """Return the canonical JSON form, with every key. `from_dict` of it is the same spec, in this and later versions."""
+    """Return the canonical JSON form, with every key. `from_dict` converts it back to the same spec, in this and later versions."""
     return write_spec(spec)
 
 
@@ -317,7 +317,7 @@ def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
 
 
 def change_spec(spec: JobSpec, overrides: Sequence[str], *, rules: Rules = ()) -> JobSpec:
-    """The spec with `--set` arguments over it. Raises SpecError with everything that is wrong with what was set."""
+    """Return the spec changed by `--set` arguments. Raises SpecError with every error in them."""
     problems: list[Problem] = []
     root = plain_node(to_dict(spec), "the job's spec")
     assert isinstance(root, MapNode)
@@ -339,7 +339,7 @@ def change_spec(spec: JobSpec, overrides: Sequence[str], *, rules: Rules = ()) -
 
 
 def spec_yaml(spec: Mapping[str, JsonValue]) -> str:
-    """A job.yaml that means what the canonical form ``spec`` says, every key written out."""
+    """Return a job.yaml that is equivalent to the canonical form ``spec``, with every key written out."""
     import yaml
 
     text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=110)
@@ -370,12 +370,12 @@ def _root(node: Node | None, source: str, overrides: Sequence[str], problems: li
 
 
 def _placed(finding: Finding, root: Node) -> Problem:
-    """Point at the value that a finding is about, or at the nearest one above that is written out."""
+    """Return a finding as a problem at its value, or at the nearest value above it that is written out."""
     return problem_at(BadValueError(finding.message, finding.hint), nearest_mark(root, finding.path), finding.path)
 
 
 def _spoiled(path: Path, seen: set[str]) -> bool:
-    """Whether the value, a part of it, or the list that holds it is already invalid: then a rule about it is void."""
+    """Whether the value, a part of it, or the list that holds it is already invalid: rules about it are skipped."""
     whole = next((path[:i] for i, step in enumerate(path) if isinstance(step, int)), path)
     name = dotted(whole)
     below = (f"{name}.", f"{name}[")

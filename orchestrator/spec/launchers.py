@@ -19,9 +19,9 @@ _ALL_GPUS = frozenset({"auto", "gpu"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What to write instead of a launch command: the words of one rank's command, and job.yaml keys with values.
+    """Replacement of a launch command: the words of one rank's command, and job.yaml keys with values.
 
-    ``options`` are those that became neither: launcher, name, value. ``counted``: an option said how many ranks there are.
+    ``options`` are those that became neither, as (launcher, name, value). ``counted``: an option gave the number of ranks.
     """
 
     launcher: str
@@ -33,7 +33,7 @@ class Translation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """How one launcher is called.
+    """Syntax of one launcher's command line.
 
     `workers`: groups of options; the first of each group that is given counts, and the product of the groups is the
     number of ranks. `flags` take no value; every other option takes one, unless what follows looks like the script.
@@ -139,14 +139,14 @@ def find_launcher(words: tuple[str, ...], *, python: str | None, module: str | N
     if module is not None:
         return (_MODULES[module], 1) if module in _MODULES else None
     for name, launcher in _COMMANDS.items():
-        # `python /venv/bin/torchrun` is the same launcher; other names may as well be a user's own script there.
+        # `python /venv/bin/torchrun` is the same launcher; other names after `python` may be a user's own script.
         if _names(words[: len(name)]) == name and (python is None or launcher in (_TORCHRUN, _ACCELERATE)):
             return launcher, len(name)
     return None
 
 
 def translate(launcher: Launcher, arguments: tuple[str, ...], *, python: str) -> Translation:
-    """Return what to write instead of the launcher called with these arguments."""
+    """Return the replacement of the launcher called with these arguments."""
     options, rest = _split(launcher, arguments)
     if launcher.runs_python and "no_python" not in options:
         module = ("-m",) if options.keys() & {"m", "module"} else ()
@@ -171,7 +171,7 @@ def _names(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _split(launcher: Launcher, arguments: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Part the launcher's own options from the command that follows them."""
+    """Separate the launcher's own options from the command that follows them."""
     options: dict[str, str] = {}
     position = 0
     while position < len(arguments):

@@ -1,7 +1,7 @@
 """Converts one job file to many jobs: the combinations of `matrix:`, and the file's tree with the values of one of them.
 
-`${matrix.NAME}` stands for a value. A value that is all of it keeps its type (`num_workers: ${matrix.gpus}`); in the entry point it
-becomes part of one word, quoted as a shell would need it, so that it never is a further argument; in the name it is written with
+`${matrix.NAME}` stands for a value. Where it is the whole text, the value keeps its type (`num_workers: ${matrix.gpus}`); in the entry point it
+becomes part of one word, quoted as a shell would need it, so that it is never a further argument; in the name it is written with
 letters, digits and hyphens. Pure; works on the tree before pydantic reads it, so that every error has its line and column.
 """
 
@@ -35,9 +35,9 @@ _CODE_OPTION = re.compile(r"-[A-Za-z]*[ce]")
 
 
 def combinations(matrix: MatrixSpec) -> tuple[Combination, ...]:
-    """Every combination of a checked matrix: the grid without what is excluded, the last parameter fastest, then `include`.
+    """Return every combination of a checked matrix: the grid without `exclude`, the last parameter fastest, then `include`.
 
-    Of a search, those of its first trials.
+    For a search, return the combinations of its first trials.
     """
     if matrix.strategy == "optuna":
         return first_trials(matrix)
@@ -48,7 +48,7 @@ def combinations(matrix: MatrixSpec) -> tuple[Combination, ...]:
 
 
 def matrix_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
-    """Return what is wrong with a matrix by itself: the place, the message, and what to do."""
+    """Yield the errors of a matrix by itself, each as its place, its message, and what to do."""
     if not matrix.parameters and not matrix.include and not matrix.ranges:
         yield ("matrix",), "a matrix without parameters makes no job", "write parameters: {lr: [0.1, 0.01]}"
         return
@@ -69,7 +69,7 @@ def _parameter_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
             if any(_same(value, other) for other in values[:place]):
                 yield (
                     (*path, place),
-                    f"{text_of(value)} stands twice",
+                    f"{text_of(value)} occurs twice",
                     "a parameter of its own repeats runs: seed: [1, 2]",
                 )
     jobs = prod(len(values) for values in matrix.parameters.values()) if matrix.parameters else 0
@@ -83,7 +83,7 @@ def _exclude_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
         path: Path = ("matrix", "exclude", place)
         unknown = sorted(out.keys() - matrix.parameters.keys())
         for name in unknown:
-            yield path, f"excludes by {quoted(name)}, which is no parameter", _listed(matrix.parameters)
+            yield path, f"excludes by {quoted(name)}, which is not a parameter", _listed(matrix.parameters)
         strange = [n for n, v in out.items() if n not in unknown and not any(_same(v, x) for x in matrix.parameters[n])]
         for name in strange:
             listed = ", ".join(map(text_of, matrix.parameters[name]))
@@ -111,7 +111,7 @@ def _include_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
         if missing or not values:
             yield path, f"has no value for {', '.join(missing) or 'any parameter'}", "give a value for each parameter"
         if more:
-            yield path, f"{', '.join(map(quoted, more))} is no parameter", _listed(names)
+            yield path, f"{', '.join(map(quoted, more))} is not a parameter", _listed(names)
         if not missing and not more and values and any(_fits(values, other) for other in known):
             yield path, "this combination is there already", "remove it"
         known.append(values)
@@ -126,28 +126,28 @@ def _fits(values: Mapping[str, MatrixValue], wanted: Mapping[str, MatrixValue]) 
 
 
 def _same(one: MatrixValue, other: MatrixValue) -> bool:
-    """Equal, and both or neither true/false: Python takes True for 1."""
+    """Whether the values are equal, and both or neither boolean: in Python, True equals 1."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
 def text_of(value: MatrixValue) -> str:
-    """A value as YAML writes it."""
+    """Return a value as YAML writes it."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
 def unit_name(template: str) -> str:
-    """The name of the whole matrix: that of its jobs without the values."""
+    """Return the name of the whole matrix: the name of its jobs without the values."""
     name = re.sub("-+", "-", _PLACEHOLDER.sub("", template)).strip("-")
     return name if re.fullmatch(NAME_PATTERN, name) else "matrix"
 
 
 def used_parameters(root: Node) -> set[str]:
-    """The parameters that the tree names anywhere."""
+    """Return the parameters that occur anywhere in the tree."""
     return {name for _, scalar in _scalars(root, ()) for name in _PLACEHOLDER.findall(scalar.text)}
 
 
 def template_faults(root: MapNode, parameters: Sequence[str]) -> Iterator[tuple[Path, ScalarNode, BadValueError]]:
-    """Placeholders that name no parameter, or stand where all jobs of a matrix have the same."""
+    """Yield placeholders that name no parameter or are in a key that all jobs share, and errors of the entry point."""
     for path, scalar in _scalars(root, ()):
         for name in _PLACEHOLDER.findall(scalar.text):
             if name not in parameters:
@@ -155,7 +155,7 @@ def template_faults(root: MapNode, parameters: Sequence[str]) -> Iterator[tuple[
                 hint = (
                     f"did you mean ${{matrix.{meant}}}?" if meant else f"parameters: {', '.join(parameters) or 'none'}"
                 )
-                yield path, scalar, BadValueError(f"{quoted(name)} is no parameter of the matrix", hint)
+                yield path, scalar, BadValueError(f"{quoted(name)} is not a parameter of the matrix", hint)
             elif path[0] in _FIXED:
                 hint = "use it in entrypoint, env, name, or another key"
                 yield path, scalar, BadValueError(f"{path[0]} is the same for all jobs of a matrix", hint)
@@ -177,7 +177,7 @@ def _scalars(node: Node, path: Path) -> Iterator[tuple[Path, ScalarNode]]:
 
 
 def _entrypoint_fault(text: str) -> BadValueError | None:
-    """Return why values cannot be put into this command: it is invalid by itself, or they would become code."""
+    """Return the error of a command that cannot take values: it is invalid by itself, or a value would become code."""
     try:
         words = parse_entrypoint(_PLACEHOLDER.sub("1", text)).argv
     except EntrypointError as error:
@@ -194,7 +194,7 @@ def _entrypoint_fault(text: str) -> BadValueError | None:
 
 
 def filled(root: MapNode, values: Mapping[str, MatrixValue]) -> MapNode:
-    """Return the tree of one job: every placeholder has its value, and there is no `matrix` any more."""
+    """Return the tree of one job: every placeholder is replaced by its value, and `matrix` is removed."""
     entries: list[tuple[ScalarNode, Node]] = []
     for key, node in root.entries:
         if key.text == "matrix":
@@ -217,7 +217,7 @@ def _filled(node: Node, values: Mapping[str, MatrixValue]) -> Node:
         case ScalarNode():
             whole = _PLACEHOLDER.fullmatch(node.text)
             if whole:
-                # As typed: where the key wants text, any value is one.
+                # As typed: where the key takes text, any value counts as text.
                 return replace(_scalar(values[whole[1]]), mark=node.mark, as_typed=True)
             return replace(node, text=_with_values(node.text, values)) if "${matrix." in node.text else node
 

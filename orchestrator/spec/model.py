@@ -1,6 +1,6 @@
 """The keys of job.yaml: one definition of each, with its type, its bounds, its default and what it means.
 
-Pydantic reads and writes these classes (`reader.reading`), and makes the JSON Schema; the documentation is held to them. Rules that
+Pydantic reads and writes these classes (`reader.reading`), and makes the JSON Schema; the documentation is checked against them. Rules that
 bind several keys are in `reader.checks`. Mappings are plain dictionaries underneath, typed read-only: nothing writes to a spec.
 """
 
@@ -102,7 +102,7 @@ _ENDS |= dict.fromkeys(("afterany", "always"), "any")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec(Record):
-    """How many ranks, what each needs, and how they spread over nodes."""
+    """Number of ranks, the resources of each, and their placement on nodes."""
 
     shorthand: ClassVar[str] = "write resources: {num_workers: 1}"
 
@@ -134,7 +134,7 @@ class ResourcesSpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeEnvSpec(Record):
-    """What Ray installs before a rank starts. Anything here means a cold start."""
+    """Packages and modules that Ray installs before a rank starts. Any of them means a cold start."""
 
     pip: Annotated[Items[Annotated[str, Text("a requirement")]], Doc("packages to install, as pip takes them")] = ()
     py_modules: Annotated[
@@ -194,7 +194,7 @@ class ExitCodes(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPolicy(Record):
-    """What to do with a job that failed and whose log has a line matching `pattern`, a regular expression."""
+    """Action for a failed job whose log has a line matching `pattern`, a regular expression."""
 
     pattern: Annotated[Pattern, Doc("a regular expression, searched for in the end of the failed attempt's log")]
     action: Annotated[
@@ -206,7 +206,7 @@ class LogPolicy(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySpec(Record):
-    """When a failed job is started again."""
+    """Conditions under which a failed job is started again."""
 
     shorthand: ClassVar[str] = "write retry: {max_restarts: {user: 1}}"
 
@@ -223,7 +223,7 @@ class RetrySpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSpec(Record):
-    """How to read progress from a log line: group 1 is the step, group 2, when there, the total."""
+    """Pattern that reads progress from a log line: group 1 is the step, group 2, when there, the total."""
 
     shorthand: ClassVar[str] = r"write progress: {pattern: 'step (\d+)'}"
 
@@ -234,7 +234,7 @@ class ProgressSpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSpec(Record):
-    """When a job counts as hung. `on_hang` None: restart if the script reports its steps, else notify."""
+    """Rules by which a job counts as hung. `on_hang` None: restart if the script reports its steps, else notify."""
 
     startup_timeout: Annotated[Time, Doc("from the start of an attempt to its first sign of progress")] = timedelta(
         minutes=10
@@ -255,7 +255,7 @@ class HealthSpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec(Record):
-    """Where checkpoints go and which are kept. `interval`: steps (int), time (timedelta), or chosen by orch.
+    """Location and retention of checkpoints. `interval`: steps (int), time (timedelta), or chosen by orch.
 
     `keep_best` None: as many as `keep`.
     """
@@ -294,12 +294,14 @@ class TelemetrySpec(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifySpec(Record):
-    """A web hook, and the states that it reports; FINDING reports what diagnosis finds wrong with the job."""
+    """A web hook, and the states that it reports; FINDING reports the findings of the diagnosis of the job."""
 
     shorthand: ClassVar[str] = "write {url: https://host/path}"
 
     url: Annotated[str, Text("a web address", check=web_address), Doc("where to send an HTTP POST")]
-    on: Annotated[Distinct[Annotated[NotifyState, Choice()]], Doc("states whose entry is told")] = ("FAILED",)
+    on: Annotated[
+        Distinct[Annotated[NotifyState, Choice()]], Doc("states that are reported when the job enters them")
+    ] = ("FAILED",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +328,7 @@ class JobSpec(Record):
     secrets: Annotated[
         Distinct[Variable],
         Doc(
-            "names of variables taken from who submits; kept in a file of mode 0600, deleted at the job's end, masked in logs"
+            "names of variables taken from the submitter's environment; kept in a file of mode 0600, deleted at the job's end, masked in logs"
         ),
     ] = ()
     runtime_env: Annotated[RuntimeEnvSpec, Doc("what Ray installs first; such a job starts cold")] = field(
@@ -371,5 +373,5 @@ class JobSpec(Record):
     labels: Annotated[
         Mapping[LabelKey, Annotated[str, Text("a value", empty=True, max_length=255)]],
         Keyed(64),
-        Doc("words of your own, to find jobs by"),
+        Doc("keys and values of your own, to select jobs by"),
     ] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """Every file name under `ORCH_HOME`, in one class; no other module joins paths below it.
 
-    home/store.sqlite3          the record
-    home/page.key, page.port    the page's cookies are signed with it; the port that it had last
-    home/reserve                space kept free for the record of running jobs when the disk is full
-    home/blobs/sha256/ab/abcd…  snapshots of working directories, by digest
-    home/estimates.jsonl        what was estimated of jobs' time left, and when they ended
+    home/store.sqlite3          the store
+    home/page.key, page.port    the key that signs the page's cookies; the port that the page had last
+    home/reserve                space reserved for the records of running jobs when the disk is full
+    home/blobs/sha256/ab/abcd…  working directory archives, by digest
+    home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
     home/searches/ID/           plan.json study.json secrets of a search (daemon/search/book.py has its names)
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
@@ -27,26 +27,26 @@ _DIGEST = re.compile(r"[0-9a-f]{8,128}")
 
 
 def exit_record_name(rank: int) -> str:
-    """The file name of a rank's exit record."""
+    """Return the file name of a rank's exit record."""
     return f"rank-{rank}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFiles:
-    """What the page keeps: `key` signs its cookies (without it, browsers sign in again); `port` is the one it had last."""
+    """Files of the page: `key` signs its cookies (without it, browsers sign in again); `port` has the port it had last."""
 
     key: Path
     port: Path
 
     @classmethod
     def of(cls, home: Path) -> PageFiles:
-        """The files of this home."""
+        """Return the files of this home."""
         return cls(key=home / "page.key", port=home / "page.port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where everything lies. `socket` may be outside `home`, because a socket's path is at most 107 bytes."""
+    """Places of all files. `socket` may be outside `home`, because a socket's path is at most 107 bytes."""
 
     home: Path
     socket: Path
@@ -63,11 +63,11 @@ class Paths:
 
     @property
     def blobs(self) -> Path:
-        """The directory of content-addressed snapshots."""
+        """The directory of content-addressed archives."""
         return self.home / "blobs"
 
     def blob(self, digest: str) -> Path:
-        """One snapshot, by its SHA-256 in hexadecimal digits.
+        """Return the path of one archive, by its SHA-256 in hexadecimal digits.
 
         Raises:
             ValueError: not hexadecimal digits.
@@ -79,22 +79,22 @@ class Paths:
 
     @property
     def run(self) -> Path:
-        """The directory of what lives only while the daemon does."""
+        """The directory of the daemon's own files, such as its socket, lock, state and log."""
         return self.home / "run"
 
     @property
     def daemon_lock(self) -> Path:
-        """Held by the one daemon of this home."""
+        """The lock file that the one daemon of this home holds."""
         return self.run / "daemon.lock"
 
     @property
     def daemon_state(self) -> Path:
-        """What the daemon says of itself: process id, version, ports, Ray's address."""
+        """The daemon's description of itself: process id, version, ports, Ray's address."""
         return self.run / "daemon.json"
 
     @property
     def daemon_failure(self) -> Path:
-        """Why the newest daemon ended by an error: its process id and a problem document."""
+        """The error that ended the newest daemon: its process id and a problem document."""
         return self.run / "failure.json"
 
     @property
@@ -118,7 +118,7 @@ class Paths:
         return self.home / "jobs"
 
     def job(self, job_id: str) -> Path:
-        """One job's directory.
+        """Return one job's directory.
 
         Raises:
             ValueError: not a job's id. Ids come over the network, and this one must not lead out of the home.
@@ -129,45 +129,45 @@ class Paths:
         return self.jobs / job_id
 
     def work(self, job_id: str) -> Path:
-        """The job's writable copy of its working directory, shared by its attempts."""
+        """Return the directory of the job's writable copy of its working directory, shared by its attempts."""
         return self.job(job_id) / "work"
 
     def modules(self, job_id: str) -> Path:
-        """The job's copies of what `runtime_env.py_modules` names."""
+        """Return the directory of the job's copies of what `runtime_env.py_modules` names."""
         return self.job(job_id) / "modules"
 
     def logs(self, job_id: str) -> Path:
-        """The directory of the job's logs."""
+        """Return the directory of the job's logs."""
         return self.job(job_id) / "logs"
 
     def rank_log(self, job_id: str, attempt: int, rank: int) -> Path:
-        """The log of one rank in one attempt; rotated ones end in .1, .2, ..."""
+        """Return the log of one rank in one attempt; rotated ones end in .1, .2, ..."""
         return self.logs(job_id) / f"attempt-{attempt}" / f"rank-{rank}.log"
 
     def checkpoints(self, job_id: str) -> Path:
-        """The directory of the job's checkpoints, where its file names no other."""
+        """Return the directory of the job's checkpoints, which is used where the job file names no other."""
         return self.job(job_id) / "checkpoints"
 
     def outputs(self, job_id: str) -> Path:
-        """Where the files that the job's `outputs` name are brought."""
+        """Return the directory into which the files that the job's `outputs` name are copied."""
         return self.job(job_id) / "outputs"
 
     def exits(self, job_id: str) -> Path:
-        """The directory of the job's exit records."""
+        """Return the directory of the job's exit records."""
         return self.job(job_id) / "exits"
 
     def exit_record(self, job_id: str, attempt: int, rank: int) -> Path:
-        """How one rank of one attempt ended, written by its keeper."""
+        """Return the exit record of one rank of one attempt, written by the rank's keeper."""
         return self.attempt_exits(job_id, attempt) / exit_record_name(rank)
 
     def attempt_exits(self, job_id: str, attempt: int) -> Path:
-        """The exit records of one attempt."""
+        """Return the directory of the exit records of one attempt."""
         return self.exits(job_id) / f"attempt-{attempt}"
 
     def metrics(self, job_id: str) -> Path:
-        """The job's reported metrics, a JSON object a line, appended."""
+        """Return the file to which the job's reported metrics are appended, one JSON object a line."""
         return self.job(job_id) / "metrics.jsonl"
 
     def secrets(self, job_id: str) -> Path:
-        """The values of the job's secrets, mode 0600, removed at its end."""
+        """Return the file with the values of the job's secrets, mode 0600, removed at the job's end."""
         return self.job(job_id) / "secrets"

@@ -1,6 +1,6 @@
-"""Errors in a text from outside: the place, the message, what to write instead.
+"""Errors in a text from outside, each with its place, its message and what to write instead.
 
-Owns the package's exceptions and what they hold. Must stay light (standard library only, nothing slow at import):
+Defines the package's exceptions and their data. Must stay light (standard library only, nothing slow at import):
 the command line imports it.
 """
 
@@ -65,7 +65,7 @@ class Finding:
 
 
 class BadValueError(ValueError):
-    """An error of one value, raised by code that does not know the value's place in the file."""
+    """An error of one value, raised by code that does not have the value's place in the file."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.message = message
@@ -95,7 +95,7 @@ def shown(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """The same as `shown`, in quotation marks."""
+    """Return the result of `shown` in quotation marks."""
     return f'"{shown(text)}"'
 
 

@@ -27,9 +27,9 @@ _NUMBER = re.compile(r"[0-9]{1,7}(?:\.[0-9]{1,6})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSpec:
-    """A queue. ``guaranteed`` GPUs are served before others borrow; ``maximum`` is never exceeded, None is no maximum.
+    """A queue. Its ``guaranteed`` GPUs are served before others borrow; ``maximum`` is never exceeded, None: no limit.
 
-    What is free beyond the guarantees is shared between queues of one ``parent`` ("" for the uppermost ones) by ``weight``.
+    Free GPUs beyond the guarantees are shared between queues of one ``parent`` ("" for top-level queues) by ``weight``.
     """
 
     name: str
@@ -73,7 +73,7 @@ def _parse_one(words: list[str], problems: list[str]) -> QueueSpec | None:
 
 
 def queue_problems(queues: Sequence[QueueSpec]) -> list[str]:
-    """Return what is wrong with a table, one text each; nothing when it is valid."""
+    """Return the errors of a table, one text each; none when it is valid."""
     problems = [f"more than {MOST_QUEUES} queues"] if len(queues) > MOST_QUEUES else []
     known: dict[str, QueueSpec] = {}
     for queue in queues:

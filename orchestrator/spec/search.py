@@ -1,4 +1,4 @@
-"""The search of `matrix: {strategy: optuna}`: its parameters, its first trials, and what is wrong with its keys. Pure.
+"""The search of `matrix: {strategy: optuna}`: its parameters, its first trials, and the errors in its keys. Pure.
 
 Later trials are suggested while the search runs (`analysis.search`); the values of the first are fixed here, so that a submission
 needs no Optuna to be accepted, and has jobs.
@@ -33,13 +33,13 @@ class Combination:
 
 
 def parameter_names(matrix: MatrixSpec) -> tuple[str, ...]:
-    """The parameters of a matrix, in order."""
+    """Return the parameters of a matrix, in order."""
     named = (*matrix.parameters, *matrix.ranges)
     return named or (tuple(matrix.include[0]) if matrix.include else ())
 
 
 def first_trials(matrix: MatrixSpec) -> tuple[Combination, ...]:
-    """The trials that a search begins with: `include`, or the middle of every range with the first of every list."""
+    """Return the first trials of a search: `include`, or the middle of every range with the first of every list."""
     begun = matrix.include or (
         {
             **{name: values[0] for name, values in matrix.parameters.items()},
@@ -50,7 +50,7 @@ def first_trials(matrix: MatrixSpec) -> tuple[Combination, ...]:
 
 
 def trials_to_check(matrix: MatrixSpec) -> tuple[Mapping[str, MatrixValue], ...]:
-    """Values that no first trial has and any later one may: both bounds of every range, and every value of every list."""
+    """Return values that only later trials may have: both bounds of every range, and every value of every list."""
     longest = max((len(values) for values in matrix.parameters.values()), default=0)
     return tuple(
         {
@@ -75,7 +75,7 @@ def is_whole(bounds: RangeSpec) -> bool:
 
 
 def search_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
-    """Return what is wrong with the keys of a search, and which of them a grid has without effect."""
+    """Yield the errors in the keys of a search; for a grid, yield the keys of a search, which have no effect."""
     if matrix.strategy == "grid":
         yield from _grid_faults(matrix)
         return
@@ -124,7 +124,7 @@ def _first_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
         if names and (missing := sorted(names - values.keys())):
             yield path, f"has no value for {', '.join(missing)}", "give a value for each parameter"
         if more := sorted(values.keys() - names):
-            yield path, f"{', '.join(map(quoted, more))} is no parameter", f"parameters: {', '.join(sorted(names))}"
+            yield path, f"{', '.join(map(quoted, more))} is not a parameter", f"parameters: {', '.join(sorted(names))}"
         for name, value in values.items():
             if name in matrix.parameters and not any(
                 value == x and type(value) is type(x) for x in matrix.parameters[name]
@@ -156,12 +156,12 @@ def _pruner_faults(matrix: MatrixSpec) -> Iterator[tuple[Path, str, str]]:
 
 
 def objectives_of(matrix: MatrixSpec, checkpoint: CheckpointSpec) -> Mapping[str, str]:
-    """What the search seeks, by name: `min` or `max`. Empty where neither the matrix nor the checkpoints say."""
+    """Return the objectives of the search by name: `min` or `max`. Empty where matrix and checkpoints define none."""
     if matrix.objectives or checkpoint.score_attribute is None or checkpoint.score_order is None:
         return matrix.objectives
     return {checkpoint.score_attribute: checkpoint.score_order}
 
 
 def prunes(matrix: MatrixSpec, objectives: Mapping[str, str]) -> bool:
-    """Whether trials of the search are pruned: by the one metric that it seeks."""
+    """Whether trials of the search are pruned, which requires a single objective that the script reports."""
     return matrix.pruner != "none" and len(objectives) == 1 and not any(name in MEASURED for name in objectives)

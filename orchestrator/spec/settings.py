@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     _Read = Callable[[str, Mapping[str, str]], Any]
-    """Reads one variable's text; the whole environment comes along for `~`."""
+    """Reads one variable's text; takes the whole environment to expand `~`."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
@@ -39,43 +39,43 @@ class SettingsError(ValueError):
 class Settings:
     """Everything that can be set outside a job file.
 
-    home: `ORCH_HOME`, default ~/.orch, absolute. All state; one daemon a home.
+    home: `ORCH_HOME`, default ~/.orch, absolute. The directory of all state; one daemon for each home.
     runtime_dir: `XDG_RUNTIME_DIR`, default none. Holds the socket when its path under `home` is too long.
-    metrics_address: `ORCH_METRICS_ADDRESS`, default 127.0.0.1. Who may scrape is decided by a person, not by a default.
-    metrics_port: `ORCH_METRICS_PORT`, default 9476, 0 for any free one. Fixed, so that a Prometheus can be pointed at
-        it; beside the exporters' usual 94xx, and taken by none that is widespread.
-    exporter_address: `ORCH_EXPORTER_ADDRESS`, default 127.0.0.1. Where GPU exporters listen on each node; `node` means the
-        node's own address in its Ray cluster, so that a Prometheus elsewhere gets there. Needs a token then.
+    metrics_address: `ORCH_METRICS_ADDRESS`, default 127.0.0.1. A person decides, not a default, which hosts may scrape.
+    metrics_port: `ORCH_METRICS_PORT`, default 9476, 0 for any free one. Fixed, so that Prometheus can be pointed at
+        it; near the 94xx that exporters usually have, and used by no widespread exporter.
+    exporter_address: `ORCH_EXPORTER_ADDRESS`, default 127.0.0.1. Address of the GPU exporters on each node; `node` means the
+        node's own address in its Ray cluster, so that a Prometheus elsewhere can reach them, and requires a token.
     exporter_ports: `ORCH_EXPORTER_PORTS`, default 9477-9599, one for each GPU of a node: a range that a firewall or a
         network policy can name. 0 for any free ones.
-    exporter_processes: `ORCH_EXPORTER_PROCESSES`, default no. Whether exporters show every process on a GPU: a series
-        for each process that ever was is more than most want to keep.
-    log_max_bytes: `ORCH_LOG_MAX_BYTES`, default 32 MiB. One file of a rank's log before it is rotated: an hour of a
-        chatty script, and an editor still opens it.
+    exporter_processes: `ORCH_EXPORTER_PROCESSES`, default no. Whether exporters show every process on a GPU: that adds
+        a series to Prometheus for each process that ever ran.
+    log_max_bytes: `ORCH_LOG_MAX_BYTES`, default 32 MiB. Size at which a file of a rank's log is rotated: an hour of a
+        verbose script, and small enough for an editor.
     log_keep_files: `ORCH_LOG_KEEP_FILES`, default 3. Rotated files kept beside the current one, so that a rank
         takes at most 128 MiB and the first error of a long log is still there.
     snapshot_max_bytes: `ORCH_SNAPSHOT_MAX_BYTES`, default 500 MB. Largest working directory: code, not data; copying
         it takes a second or two.
-    outputs_max_bytes: `ORCH_OUTPUTS_MAX_BYTES`, default 10 GB. What one gang's `outputs` may hold; the rest stays where it
-        is, and the job's events say so.
-    reserve_bytes: `ORCH_RESERVE_BYTES`, default 16 MiB. Disk space held back for the record of running jobs; each
+    outputs_max_bytes: `ORCH_OUTPUTS_MAX_BYTES`, default 10 GB. Maximum size of one gang's `outputs`; the rest stays where it
+        is, and the job's events report that.
+    reserve_bytes: `ORCH_RESERVE_BYTES`, default 16 MiB. Disk space reserved for the records of running jobs; each
         transition takes about 4 kB.
     queues: `ORCH_QUEUES`, default none: every job is in one queue, whatever it names. A table, one queue after the other:
-        `lab guaranteed=8 maximum=16; vision parent=lab weight=2`; what `orch queue set` changes counts instead.
-    use_half_life: `ORCH_USE_HALF_LIFE`, default 7d. After so long, half of what a user or a queue has used is forgotten.
-    ageing: `ORCH_AGEING`, default 24h. A job that has waited so long while no job like it started goes before all others.
-    gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. What a GPU hour costs, in any currency: for the cost in `orch usage`.
-    user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. So many jobs of one user run at once; others wait.
-    user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. So many GPUs one user's jobs hold at once.
-    docs_url: `ORCH_DOCS_URL`, default none. Where docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
+        `lab guaranteed=8 maximum=16; vision parent=lab weight=2`; changes by `orch queue set` override it.
+    use_half_life: `ORCH_USE_HALF_LIFE`, default 7d. Time after which the counted use of a user or a queue has halved.
+    ageing: `ORCH_AGEING`, default 24h. A job that has waited this long, while no job like it started, goes before all others.
+    gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. Price of a GPU hour, in any currency, for the cost in `orch usage`.
+    user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. Most jobs of one user that run at once; others wait.
+    user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. Most GPUs that one user's jobs hold at once.
+    docs_url: `ORCH_DOCS_URL`, default none. Address at which docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
     time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
-        one that is expected to need less time, when it would repeat no more than that.
-    reclaim_idle: `ORCH_RECLAIM_IDLE`, default none: idle GPUs stay with their job. With a duration, a running job whose GPUs were all idle for so long
-        stops when another one needs them; a job's own `reclaim_idle` goes before it.
-    consolidate: `ORCH_CONSOLIDATE`, default no. With yes, running jobs move to other nodes for one that fits only then, where they lose less GPU time
-        than it gains.
-    log_level: `ORCH_LOG_LEVEL`, default info. Of the daemon's own log.
-    log_format: `ORCH_LOG_FORMAT`, default auto: for people on a terminal, else JSON.
+        one that is expected to need less time, if the stopped job then repeats no more than that duration of work.
+    reclaim_idle: `ORCH_RECLAIM_IDLE`, default none: idle GPUs stay with their job. With a duration, a running job whose GPUs were all idle for that long
+        stops when another job needs them; a job's own `reclaim_idle` overrides it.
+    consolidate: `ORCH_CONSOLIDATE`, default no. With yes, running jobs move to other nodes to make room for a waiting job, if they lose less GPU time
+        than the waiting job gains.
+    log_level: `ORCH_LOG_LEVEL`, default info. Level of the daemon's own log.
+    log_format: `ORCH_LOG_FORMAT`, default auto: readable text on a terminal, else JSON.
     """
 
     home: Path
@@ -172,7 +172,7 @@ def _directory(text: str, environ: Mapping[str, str]) -> Path:
 
 
 def _runtime_directory(text: str, environ: Mapping[str, str]) -> Path | None:
-    # Not ours, and by its standard to be ignored when it is not absolute.
+    # Not a variable of orch: its standard requires that a path that is not absolute is ignored.
     return _directory(text, environ) if text.startswith("/") else None
 
 

@@ -11,7 +11,7 @@ import stat
 from orchestrator.spec.problems import Problem, SpecError
 
 MAX_JOB_BYTES = 1 << 20
-"""Largest job file, in bytes (1 MiB). A long one has two thousand; what is larger is not a job file."""
+"""Largest job file, in bytes (1 MiB). A long one has two thousand; a larger file is not a job file."""
 
 
 def read_job_file(path: str | os.PathLike[str]) -> str:

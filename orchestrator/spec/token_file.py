@@ -30,10 +30,10 @@ class TokenExposedError(TokenFileError):
 
 
 def read(path: str | Path) -> str:
-    """The token in a regular file of this user or of root that other users can neither read nor write.
+    """Return the token in a regular file of this user or of root that other users can neither read nor write.
 
-    For a process that is not root's, a file of root's that its group may read is as good: so Kubernetes mounts a secret into
-    a pod with a group of its own. Raises TokenFileError.
+    A process that does not run as root also accepts a file of root that its own group can read: Kubernetes mounts a secret into
+    a pod that has a group of its own in this way. Raises TokenFileError.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

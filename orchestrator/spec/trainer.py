@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class TrainingMode(enum.StrEnum):
-    """How the ranks share the work."""
+    """Ways in which the ranks share the work."""
 
     DATA_PARALLEL = "data_parallel"
     """One process, one thread for each GPU (torch.nn.DataParallel): for trying things out on one machine."""
@@ -68,12 +68,12 @@ class _Indices(Kind):
         parts = text.strip("[]").split(",")
         if not all(part.strip().isdecimal() for part in parts):
             raise BadValueError(
-                f"{quoted(text)} is no list of GPU indices", "write [0, 1], or numbers with commas: 0,1"
+                f"{quoted(text)} is not a list of GPU indices", "write [0, 1], or numbers with commas: 0,1"
             )
         return [ScalarNode(text=part.strip(), kind="integer", mark=node.mark) for part in parts]
 
     def write(self, value: Sequence[int]) -> list[int]:
-        """Give a list."""
+        """Return a list."""
         return list(value)
 
     def describe(self) -> Schema:
@@ -99,7 +99,7 @@ class TrainingSettings(Record):
     training_mode: Annotated[
         TrainingMode,
         Choice(words=tuple(mode.value for mode in TrainingMode)),
-        Doc("how ranks share the work: one process per GPU unless said else", "name"),
+        Doc("how ranks share the work: one process per GPU by default", "name"),
     ] = TrainingMode.DISTRIBUTED_DATA_PARALLEL
     device_ids: Annotated[
         _Maybe[Annotated[tuple[int, ...], _Indices()]],
@@ -133,7 +133,10 @@ class TrainingSettings(Record):
     ] = None
     precision: Annotated[
         _Maybe[Annotated[Precision, Choice(words=("auto", "fp32", "bf16", "fp16", "fp8"))]],
-        Doc("auto: bf16 where the device computes it, else fp16 with gradient scaling; fp8 needs to be named", "name"),
+        Doc(
+            "auto: bf16 where the device computes it, else fp16 with gradient scaling; fp8 must be set explicitly",
+            "name",
+        ),
     ] = None
     gradient_accumulation_steps: Annotated[_Count, Doc("forward passes per optimizer step", "batches")] = 1
     max_grad_norm: Annotated[
@@ -158,7 +161,7 @@ class TrainingSettings(Record):
     )
     use_fp16_allreduce: Annotated[_Maybe[_YesNo], Doc("the same as fp16_compression", "yes/no")] = None
     use_gradient_as_bucket_view: Annotated[
-        _YesNo, Doc("gradients live in the buffers that are sent: one copy and its memory less", "yes/no")
+        _YesNo, Doc("gradients are views of the communication buffers, which saves a copy and its memory", "yes/no")
     ] = True
     bucket_cap_mb: Annotated[
         _Maybe[_Positive], Doc("gradients are sent in pieces of about this size; default 25", "MiB")
@@ -167,7 +170,7 @@ class TrainingSettings(Record):
     static_graph: Annotated[_YesNo, Doc("every step uses the same parameters in the same order", "yes/no")] = False
 
     pin_memory: Annotated[
-        _Maybe[_YesNo], Doc("batches in page-locked memory, copied to the GPU meanwhile", "yes/no")
+        _Maybe[_YesNo], Doc("batches in page-locked memory, copied to the GPU asynchronously", "yes/no")
     ] = None
     num_workers: Annotated[
         _Natural, Doc("processes per rank that load data; 0: the training process does", "processes")

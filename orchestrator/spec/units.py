@@ -1,7 +1,7 @@
 """Durations and amounts of memory, as people write them and as programs hold them.
 
 Durations: `1h30m`, `90s`, `500ms`; a number without a unit is refused. Memory: KB, MB, GB, TB, PB (or K, M, G, T, P) are powers
-of 1000; KiB ... PiB (or Ki ... Pi) are powers of 1024; a bare number is bytes. Pure; knows no key.
+of 1000; KiB ... PiB (or Ki ... Pi) are powers of 1024; a bare number is bytes. Pure; names no key.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _UNIT_SECONDS = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
-# Largest unit first, each at most once: `30m1h` is more likely a mistake than intended. Also the schema's pattern, hence
-# nothing that only Python's `re` knows.
+# Largest unit first, each at most once: `30m1h` is more likely a mistake than intended. Also the schema's pattern, so
+# it uses nothing that only Python's `re` supports.
 DURATION_PATTERN = (
     r"^(?:" + "".join(f"(?:{_NUMBER}{unit} ?)?" for unit in ("w", "d", "h", "m", "s")) + f"(?:{_NUMBER}ms)?)$"
 )

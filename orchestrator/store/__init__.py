@@ -1,1 +1,1 @@
-"""The durable record: SQLite; the only place with SQL."""
+"""The store, in SQLite: the only package with SQL."""

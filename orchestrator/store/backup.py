@@ -42,7 +42,7 @@ def write(source: sqlite3.Connection, target: Path) -> None:
 
 
 def check_backup(backup: Path) -> list[str]:
-    """Return what is wrong with a backup, one sentence each; the backup is not changed.
+    """Return the errors found in a backup, one sentence each; the backup is not changed.
 
     Raises StoreUnreadableError and StoreTooNewError when this version cannot read it at all.
     """
@@ -54,7 +54,7 @@ def check_backup(backup: Path) -> list[str]:
 
 
 def restore(backup: Path, path: Path) -> None:
-    """Restore a checked copy of ``backup`` to ``path``, where no store exists and no daemon waits.
+    """Restore a checked copy of ``backup`` to ``path``, where no store exists and no daemon holds the lock.
 
     Raises StoreUnreadableError, StoreTooNewError, StoreInUseError and BackupExistsError, having changed nothing.
     """

@@ -47,7 +47,7 @@ class JobChanges:
         return self.after.state.is_terminal and not self.before.state.is_terminal
 
     def notices(self) -> list[Notice]:
-        """The notices for web hooks."""
+        """Return the notices for web hooks."""
         return [n for c in self.changes for n in notices_of(c.before, c.after, c.event.at)]
 
 
@@ -83,7 +83,7 @@ def same_submission(job: Job, event: ev.JobSubmitted) -> bool:
 
 
 def _cell(matrix: ev.MatrixCell | None) -> tuple[object, ...] | None:
-    """Return the part of a cell that a repeated request repeats: a matrix gets its id when it is accepted."""
+    """Return the part of a cell that is the same in a repeated request: a matrix gets its id when it is accepted."""
     return None if matrix is None else (matrix.name, matrix.index, matrix.count, tuple(matrix.values.items()))
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 RESERVE_BYTES = 4 * 1024 * 1024  # some hundred transitions, or thousands when they are committed in groups
 _PAGE_BYTES = 4096
-_PIECE_BYTES = 64 * 1024  # of the reserve is free at a time during a move: the most that another process can take
-_OPENING_BYTES = 256 * 1024  # freed at a time until a store can be opened: its index of the log, and some pages
+_PIECE_BYTES = 64 * 1024  # freed at a time when the reserve is moved: the most that another process can take
+_OPENING_BYTES = 256 * 1024  # freed at a time until a store opens: space for its index of the log, and some pages
 _LOG_BYTES = 4 * 1024 * 1024  # size of the log at which its content is moved into the file
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
 class Disk:
-    """Free space and the reserve. ``reserve`` None means none. Used by the writer's thread, and ``status``."""
+    """Free space and the reserve; ``reserve`` None means no reserve. Used by the writer's thread, and by ``status``."""
 
     def __init__(self, path: Path, *, reserve: Path | None, reserve_bytes: int, min_free_bytes: int) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Disk:
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
         self._drop_second_name()
-        # An earlier daemon may have used it on a disk that is still full.
+        # An earlier daemon may have used the reserve on a disk that is still full.
         self._spent = not self.restore()
 
     def free_bytes(self) -> int:
@@ -52,7 +52,7 @@ class Disk:
         )
 
     def restore(self) -> bool:
-        """Create the reserve if it is missing and space is ample; return whether it exists (or none is wanted)."""
+        """Create the reserve if it is missing and space is ample; return whether it exists (or none is configured)."""
         with self._lock:
             return self._reserve is None or self._restore(self._reserve)
 
@@ -87,14 +87,14 @@ class Disk:
         return True
 
     def keep_blocks(self, path: Path, log: Path, used_bytes: int) -> None:
-        """Before the store is closed: make a reserve for the next daemon of the held blocks, where there is no complete one.
+        """Turn the held blocks into a reserve for the next daemon, if it is not complete; called before the store closes.
 
         Closing truncates the file to the ``used_bytes`` and removes the log; blocks that are free in between could be
         taken. So the log takes over all blocks, and gets a second name.
         """
         if not self._spent or self._reserve is None or _size(log) < 0:
             return
-        with contextlib.suppress(OSError):  # blocks that cannot be kept become the reserve again later
+        with contextlib.suppress(OSError):  # a reserve that cannot be kept is created again later
             if _size(self._reserve) >= 0:
                 self._move(self._reserve, log, down_to=0)
                 self._reserve.unlink()
@@ -119,7 +119,7 @@ class Disk:
     def hand_over(self, path: Path, log: Path) -> bool:
         """Move the reserve's blocks to the file and its log, piece by piece; False when no reserve is left.
 
-        The log gets its share, less its present size, as it restarts in its own blocks; the file, which grows, the rest.
+        The log gets its share, less its present size, as it restarts in its own blocks; the file, which grows, gets the rest.
         """
         if self._reserve is None or _size(self._reserve) < 0:
             return False
@@ -143,7 +143,7 @@ class Disk:
         return self._spent
 
     def hold(self, path: Path, size_bytes: int) -> None:
-        """While the reserve is used: keep up to ``size_bytes`` of free blocks behind the end of the file or its log.
+        """Hold up to ``size_bytes`` of free blocks behind the end of the file or its log, while the reserve is used.
 
         SQLite ignores zeros there: a file may be longer than its header says, and no frame of a log has a salt of
         zeros. A checkpoint truncates them off the file, so they are held anew after each.
@@ -153,7 +153,7 @@ class Disk:
         size = min(size_bytes, self.free_bytes()) // _PAGE_BYTES * _PAGE_BYTES
         if size <= 0:
             return
-        with contextlib.suppress(OSError):  # another process was faster; the next write fails then
+        with contextlib.suppress(OSError):  # another process took the blocks; the next write then fails
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.posix_fallocate(fd, os.fstat(fd).st_size, size)

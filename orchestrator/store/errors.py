@@ -49,12 +49,12 @@ class StoreClosedError(StoreError):
 
 
 class DiskFullError(StoreError):
-    """The disk under the store is full; nothing of the request was stored. Free space (`orch prune`), ask again."""
+    """The disk under the store is full; nothing of the request was stored. Free space (`orch prune`) and try again."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         super().__init__(
-            f"the disk under {path.parent} is full, {what}: free space (`orch prune` removes old jobs), then ask again"
+            f"the disk under {path.parent} is full, {what}: free space (`orch prune` removes old jobs), then try again"
         )
 
 
@@ -80,7 +80,7 @@ class JobExistsError(StoreError):
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        super().__init__(f"the id {job_id} is taken: draw another one and submit again")
+        super().__init__(f"the id {job_id} is taken: generate another one and submit again")
 
 
 class IdempotencyConflictError(StoreError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StoreLock:
-    """Held from construction until ``release`` or the end of the process.
+    """Exclusive use of a store, held from construction until ``release`` or the end of the process.
 
     Raises StoreInUseError, StoreUnreadableError and DiskFullError. The file stays: removing it would let two processes
     hold two files of the same name.
@@ -60,7 +60,7 @@ class StoreLock:
 
     @staticmethod
     def holder(store_path: Path) -> int | None:
-        """Return the process that holds the store at ``store_path``, by its own note; None without one."""
+        """Return the process id in the lock file of the store at ``store_path``; None if no process holds the lock."""
         if not StoreLock.is_held(store_path):
             return None
         try:
@@ -76,7 +76,7 @@ class StoreLock:
         return _noted(self._fd)
 
     def _write_owner(self) -> None:
-        # In place and padded, so that a full disk does not keep a daemon from starting: the block exists after the first
+        # Written in place and padded, so that a full disk does not prevent a daemon's start: the block exists after the first
         # time. Only people read it.
         try:
             os.pwrite(self._fd, f"{os.getpid()}\n".encode().ljust(32), 0)

@@ -220,7 +220,7 @@ class MemoryStore(MemoryMatrices):
         return [job_id for ended_at, _, job_id in sorted(ended) if ended_at < older_than]
 
     async def prune(self, older_than: float, keep: Collection[JobId] = frozenset()) -> list[JobId]:
-        """Delete terminal jobs that ended before ``older_than``, except those in ``keep``; their ids."""
+        """Delete terminal jobs that ended before ``older_than``, except those in ``keep``; return their ids."""
         forgotten = await self.ended_before(older_than, keep)
         for job_id in forgotten:
             del self._jobs[job_id], self._events[job_id]
@@ -228,7 +228,7 @@ class MemoryStore(MemoryMatrices):
         return forgotten
 
     async def verify(self) -> list[str]:
-        """Records that differ from the fold of their events."""
+        """Return a sentence for each record that differs from the fold of its events."""
         self._check_open()
         wrong = {i: difference(j, replay(self._events[i], j.submission.sequence)) for i, j in self._jobs.items()}
         return [f"job {i}: its row differs from the fold of its events in {text}" for i, text in wrong.items() if text]

@@ -1,7 +1,7 @@
-"""The port of the durable record: the requests to a store, and its guarantees.
+"""The port of the store: its requests and its guarantees.
 
 Two implementations: ``sqlite.SqliteStore``, and ``memory.MemoryStore`` for tests and simulation; one contract suite
-runs against both. A store decides and folds nothing: the daemon's loop folds, the store checks versions and keeps. All
+runs against both. A store decides and folds nothing: the daemon's loop folds, the store checks versions and writes. All
 methods except opening and closing are asynchronous; one process at a time holds a store.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs: all conditions hold. Empty ``states`` means every state; ``since`` is a wall time of submission.
+    """Conditions that all hold for a job. Empty ``states`` means every state; ``since`` is a wall time of submission.
 
     ``before`` is a sequence: only jobs that arrived earlier, for reading page by page.
     """
@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCount:
-    """How many jobs of a queue ended in a state with a failure class ("" for none). Never decreases."""
+    """Number of jobs of a queue that ended in a state with a failure class ("" for none). Never decreases."""
 
     queue: str
     state: JobState
@@ -100,9 +100,9 @@ class DiskStatus:
 
 
 class Store(Protocol):
-    """The durable record of jobs. What a call returned is on disk; a call that raised stored nothing.
+    """The durable record of jobs. A call that returned has its changes on disk; a call that raised stored nothing.
 
-    A caller that is cancelled while it waits does not know whether its write was done: it repeats the call, which is
+    A caller that is cancelled while it waits cannot see whether its write was done: it repeats the call, which is
     safe because both writing calls are idempotent.
     """
 
@@ -119,7 +119,7 @@ class Store(Protocol):
         """Accept the jobs of one submission, all or none; return their records and whether they are new.
 
         Each event has its own key. Where the user has submitted all of them, the first jobs are returned. Raises what ``submit``
-        raises, IdempotencyConflictError also where only some of the keys are known.
+        raises, IdempotencyConflictError also where only some of the keys were used before.
         """
         ...
 
@@ -226,7 +226,7 @@ class Store(Protocol):
         ...
 
     async def verify(self) -> list[str]:
-        """Return what is wrong with the record, one sentence each: damage, or rows that differ from the fold of their events."""
+        """Return the errors found in the store, one sentence each: damage, or rows that differ from the fold of their events."""
         ...
 
     async def answers(self) -> None:

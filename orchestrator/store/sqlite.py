@@ -1,4 +1,4 @@
-"""The durable record in SQLite: write-ahead log, full durability, one writing thread, one reading thread.
+"""The store in SQLite: write-ahead log, full durability, one writing thread, one reading thread.
 
 Owns the store's file, its lock and its reserve. It decides and folds nothing: it stores the given records after
 checking their versions. The rows of a job and of its events change in one transaction.
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE_BYTES = 4096
-_LOG_PAGES = 1000  # content of the log that is moved into the file, at most; less with a small reserve
+_LOG_PAGES = 1000  # size of the log at which its content is moved into the file; less with a small reserve
 _LOG_LIMIT_BYTES = 64 * 1024 * 1024  # the write-ahead log is truncated to this after a checkpoint; below, it is reused
 
 
 class SqliteStore(MatrixReads):
-    """``port.Store`` in one SQLite file. Made by ``open``."""
+    """``port.Store`` in one SQLite file. Created by ``open``."""
 
     def __init__(self, path: Path, lock: StoreLock, disk: Disk, writing: sqlite3.Connection) -> None:
         self._path = path
@@ -202,11 +202,11 @@ class SqliteStore(MatrixReads):
                 return forgotten
 
     async def verify(self) -> list[str]:
-        """Return what is wrong with the record, one sentence each."""
+        """Return the errors found in the store, one sentence each."""
         return await self._aside(verification.problems)
 
     async def backup(self, target: Path) -> None:
-        """Write a copy of the present store to ``target``. Raises BackupExistsError."""
+        """Write a copy of the store's current content to ``target``. Raises BackupExistsError."""
         await self._aside(lambda c: backup.write(c, target))
 
     async def answers(self) -> None:
@@ -247,7 +247,7 @@ class SqliteStore(MatrixReads):
         except sqlite3.Error as error:
             if is_damage(error):
                 raise StoreUnreadableError(self._path, str(error)) from error
-            raise StoreError(f"{self._path} could not be read ({error}): ask again, or run `orch doctor`") from error
+            raise StoreError(f"{self._path} could not be read ({error}): try again, or run `orch doctor`") from error
 
 
 def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.Connection:

@@ -53,7 +53,7 @@ def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
 
 
 def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
-    """Yield what is wrong, one sentence each; reads one consistent view: every page, and jobs that came ``after``."""
+    """Return the errors, one sentence each; reads one consistent view: every page, and jobs that came ``after``."""
     connection.execute("BEGIN")
     try:
         found = [text for (text,) in connection.execute("PRAGMA integrity_check(20)") if text != "ok"]
@@ -73,7 +73,7 @@ def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
 
 
 def difference(row: Job, replayed: Job) -> str:
-    """Return which fields of a stored record differ from the replayed one; "" when none does."""
+    """Return the names of the fields of a stored record that differ from the replayed one; "" when none does."""
     stored, expected = job_to_dict(row), job_to_dict(replayed)
     return ", ".join(name for name, value in expected.items() if stored[name] != value)
 

@@ -1,4 +1,4 @@
-"""The one thread that writes, with group commit: requests that arrive during a commit share the next one.
+"""The only thread that writes, with group commit: requests that arrive during a commit share the next one.
 
 Each request runs in a savepoint of its group's transaction, so a failed one does not affect the others. A request is
 answered after the commit that holds it. The thread handles transactions and full disks; the requests define their own
@@ -31,9 +31,9 @@ class Work(Protocol):
     """The work of a request inside the transaction, and what follows when the transaction is on disk."""
 
     essential: bool
-    """Whether it may use the reserve: a transition of an accepted job."""
+    """Whether the request may use the reserve, as a transition of an accepted job may."""
     shrinks: bool
-    """Whether it leaves free space in the file, which is returned to the disk."""
+    """Whether the request leaves free space in the file, which is returned to the disk."""
 
     def __call__(self, connection: sqlite3.Connection) -> Any:
         """Do the work; the result answers the request. It is called again after a rollback of its transaction."""
@@ -105,7 +105,7 @@ class Writer:
                 return
 
     def _commit(self, group: list[_Request]) -> None:
-        """Commit a group; on a full disk without deferrable requests; then with the reserve."""
+        """Commit a group; on a full disk, refuse the requests that are not essential, then use the reserve."""
         try:
             if self._committed(group):
                 return
@@ -124,7 +124,7 @@ class Writer:
                 request.error = self._translated(error)
 
     def _make_room(self, group: list[_Request]) -> bool:
-        """Commit into the log's own blocks, once its content is in the file; with the reserve if necessary."""
+        """Commit into the log's own blocks after moving its content into the file; use the reserve if necessary."""
         if self._checkpoint("PASSIVE") and self._committed(group):
             return True
         return self._use_reserve() and self._committed(group)
@@ -151,7 +151,7 @@ class Writer:
         return not busy
 
     def _hold(self) -> None:
-        """Without a reserve: hold free blocks for the next transitions."""
+        """Hold free blocks for the next transitions, if the reserve was used."""
         if self._disk.is_spent:
             self._disk.hold_again(self._path, self._log, self._used_bytes())
 
@@ -194,7 +194,7 @@ class Writer:
             found: StoreError = StoreUnreadableError(self._path, str(error))
         elif isinstance(error, sqlite3.Error):
             found = StoreError(
-                f"{self._path} could not be written ({error}); nothing of the request was stored: ask again"
+                f"{self._path} could not be written ({error}); nothing of the request was stored: try again"
             )
         else:
             return error

@@ -1,4 +1,4 @@
-"""Which of a job's events are annotations on its charts: `orch_job_event_timestamp_seconds{event}`."""
+"""Selects a job's events that are annotations on its charts: `orch_job_event_timestamp_seconds{event}`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ after, so their number follows the running jobs and not all past ones; names tha
 (states, classes, phases) are exported with their zeros, since `increase()` misses the first event of a series that
 begins with 1.
 
-This module must not look at the daemon, the store or a clock.
+This module must not access the daemon, the store or a clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 
 LINGER_SECONDS: Final = 900.0
-"""How long a job keeps its series after its last attempt: alerts and users need its end, not more."""
+"""Time for which a job keeps its series after its last attempt, so that alerts and users see its end."""
 MAX_JOBS: Final = 2000
 """At most this many jobs have series; live ones come first, then those that ended last."""
 MAX_METRICS: Final = 64
@@ -47,7 +47,7 @@ class DaemonCollector(Collector):
         self._take = take
 
     def collect(self) -> Iterator[Family]:
-        """One family for each metric of the catalogue that the daemon owns."""
+        """Yield one family for each metric of the catalogue that the daemon owns."""
         snapshot = self._take()
         yield from _job_families(chosen(snapshot))
         yield from _total_families(snapshot)
@@ -190,7 +190,7 @@ def _total_families(snapshot: Snapshot) -> Iterator[Family]:
 
 
 def _endings(queue: str, snapshot: Snapshot) -> list[tuple[str, str, str]]:
-    """Return how a job of the queue can end; counts of another version's states are kept."""
+    """Return the labels of all ways in which a job of the queue can end; those of another version's states are kept."""
     known = [(queue, JobState.SUCCEEDED.value, ""), (queue, JobState.CANCELLED.value, "")]
     known += [(queue, JobState.FAILED.value, kind.value) for kind in FailureClass]
     return known + sorted(key for key in snapshot.finished if key[0] == queue and key not in known)

@@ -91,7 +91,7 @@ class _Grafana:
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GrafanaError(f"{url!r} is no address of a Grafana", hint="write it like http://127.0.0.1:3000")
+            raise GrafanaError(f"{url!r} is not an address of a Grafana", hint="write it like http://127.0.0.1:3000")
         if parts.username or parts.password:
             raise GrafanaError("the address holds a password", hint="make a service account and pass its token")
         self._url = url.rstrip("/")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """A histogram at a moment: (upper bound, how many were at or below it), `+Inf` last, and the sum of all values."""
+    """A histogram at a moment: (upper bound, number of values up to it), `+Inf` last, and the sum of all values."""
 
     buckets: tuple[tuple[str, int], ...]
     total: float

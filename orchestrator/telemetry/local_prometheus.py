@@ -39,7 +39,7 @@ class LocalPrometheusError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binaries:
-    """Absolute paths; `alertmanager` None where there is none: alerts are then only shown, not sent."""
+    """Absolute paths of the programs; `alertmanager` None where there is none: alerts are then only shown, not sent."""
 
     prometheus: str
     alertmanager: str | None = None
@@ -47,7 +47,7 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStack:
-    """What `prepare` wrote. `commands` start the processes, in this order; they stay in the foreground and log to stderr."""
+    """Result of `prepare`. `commands` start the processes, in this order; they stay in the foreground and log to stderr."""
 
     folder: Path
     prometheus_url: str
@@ -130,16 +130,16 @@ SAID_BY_FINDINGS: Final = (
     ),
     ("storage_full|saves_failing|saves_rare", "OrchJobNeverSaved", ("job_id",)),
 )
-"""Findings that repeat an older alert with more detail: which, and what both must be about."""
+"""Findings that repeat an older alert with more detail: (kinds of finding, alert, labels that must agree)."""
 
 
 def _urgent() -> Document:
-    """Within each group: urgent alerts are sent at once and again every hour; the parent defines the grouping."""
+    """Return the route that sends urgent alerts of a group at once and again every hour; the parent groups them."""
     return {"matchers": ['severity="critical"'], "group_wait": "10s", "repeat_interval": "1h"}
 
 
 def inhibit_rules() -> list[Document]:
-    """Return which alert silences which: a cause its effects, and only where the labels in `equal` agree."""
+    """Return the rules by which an alert for a cause silences those for effects where the labels in `equal` agree."""
 
     def rule(source: str, target: str, *equal: str) -> Document:
         return {"source_matchers": [source], "target_matchers": [target], "equal": list(equal)}

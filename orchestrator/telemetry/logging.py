@@ -95,7 +95,7 @@ def get_logger(name: str) -> FilteringBoundLogger:
 def log_context(
     *, job: str | None = None, attempt: int | None = None, rank: int | None = None, cause: str | None = None
 ) -> Iterator[None]:
-    """Within it, every line carries the given values (None: unchanged), in this task or thread and those it starts."""
+    """Add the given values (None: unchanged) to every line that this task or thread, and those it starts, log in it."""
     given = {"job": job, "attempt": attempt, "rank": rank, "cause": cause}
     with contextvars.bound_contextvars(**{key: value for key, value in given.items() if value is not None}):
         yield

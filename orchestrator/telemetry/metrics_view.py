@@ -1,7 +1,7 @@
 """The source of the daemon's metrics: one frozen view of everything, taken at each scrape.
 
-Plain values in base units, so that a test can construct a view. Nothing here knows the metric format or reads the
-daemon: the daemon fills it in. None, or a missing key, means unknown, and leads to no series, never to a 0.
+Plain values in base units, so that a test can construct a view. Nothing here depends on the metric format or reads the
+daemon: the daemon fills the view in. None, or a missing key, means unknown, and leads to no series, never to a 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeries:
-    """One job.
+    """Values of one job.
 
     `live` says that it has a live attempt (or holds a gang that is being released); `ended_at` is when its last attempt
     ended. `seats` are (gpu_uuid, rank) of the GPUs that it holds now, empty once it holds none: a GPU that was given to
-    another job must not be counted for this one. `findings` are (kind, rank, gpu_uuid, node) of those that are open. `gpus` is how many it holds; 0 leaves the series out as `seats` does.
+    another job must not be counted for this one. `findings` are (kind, rank, gpu_uuid, node) of those that are open. `gpus` is the number of GPUs that it holds; 0 yields no series, like empty `seats`.
     """
 
     job_id: str
@@ -65,7 +65,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonFacts:
-    """The daemon about itself. `commit_failures` counts since it started."""
+    """Values of the daemon itself. `commit_failures` is counted since its start."""
 
     version: str
     node: str
@@ -77,9 +77,9 @@ class DaemonFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything at wall time `at`.
+    """All values at wall time `at`.
 
-    `queues` names every queue there is, so that empty ones show 0. Keys: `jobs` (queue, state), `finished` (queue, state,
+    `queues` names all queues, so that empty ones show 0. Keys: `jobs` (queue, state), `finished` (queue, state,
     failure class or ""), `gpus` (node, state), `gpu_seconds` (queue, phase). `jobs` counts jobs that have not ended.
     """
 

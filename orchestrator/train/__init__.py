@@ -1,4 +1,4 @@
-"""What runs inside the training process.
+"""The API for code inside the training process.
 
     from orchestrator.train import context
 

@@ -51,7 +51,7 @@ class RecoveryTimeoutError(TrainError, RuntimeError):
 
 
 class StopTraining(SystemExit):
-    """The job was told to stop and its state is saved. Ends the process with 143, as SIGTERM would have."""
+    """The job received a stop request and its state is saved. Ends the process with 143, as SIGTERM would have."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -66,7 +66,7 @@ def only_on_main(error: TrainError, *, rank: int, under_orch: bool = False) -> T
     if rank == 0:
         return error
     if under_orch:
-        print(f"rank {rank} ends with the others: Rank 0 is gone, its error says why", file=sys.stderr, flush=True)
+        print(f"rank {rank} ends too: rank 0 has failed, see its error", file=sys.stderr, flush=True)
     return quiet(error)
 
 

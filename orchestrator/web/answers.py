@@ -46,7 +46,7 @@ def markup(parts: Mapping[str, str]) -> dict[str, Markup]:
 
 
 def caller_of(request: Request) -> Caller:
-    """Return the caller. Raises UnauthenticatedError where the guard did not set it."""
+    """Return the caller. Raises UnauthenticatedError if the guard did not set it."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, Caller):
         raise UnauthenticatedError("this browser is not signed in", hint=REMEDY)
@@ -62,7 +62,7 @@ def owner_of_daemon(request: Request, what: str) -> Caller:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form; of a repeated one the last. Raises BadRequestError."""
+    """Return the fields of a form; the last value of a repeated field. Raises BadRequestError."""
     body = (await request.body()).decode("utf-8", "replace")
     try:
         found = parse_qs(body, keep_blank_values=True, max_num_fields=MOST_FIELDS)

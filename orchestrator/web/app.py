@@ -1,4 +1,4 @@
-"""The page's application: routes, each a few lines between the guard and the service.
+"""Application of the page: routes, each a few lines between the guard and the service.
 
 A route reads the address, calls the service, renders. The API's own functions decide what a user may do.
 """
@@ -111,13 +111,13 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
 
 
 class Doors:
-    """Signing in and out."""
+    """Routes for signing in and out."""
 
     def __init__(self, sign_in: SignIn) -> None:
         self._sign_in = sign_in
 
     async def enter(self, request: Request) -> Response:
-        """Exchange a one-time link for a cookie; the address then holds no secret any more. Without a link: the form."""
+        """Exchange a one-time link for a cookie and redirect to the overview; without a link, show the form."""
         link = request.query_params.get("link")
         if link is None and self._sign_in.takes_token:
             return page(request, "sign_in.html", title="Sign in", caller=None, problem=None)
@@ -155,7 +155,7 @@ class Doors:
 
 
 class PageViews:
-    """The pages, and the streams that keep them current. ``now`` gives Unix time."""
+    """Routes of the pages, and of the streams that keep them current. ``now`` returns Unix time."""
 
     def __init__(self, service: JobService, closing: asyncio.Event, now: Callable[[], float] = time.time) -> None:
         self._service = service
@@ -170,7 +170,7 @@ class PageViews:
         draw: Callable[[], Awaitable[Mapping[str, str]]],
         jobs: frozenset[JobId] = frozenset(),
     ) -> AsyncGenerator[bytes, None]:
-        """Return server-sent events with what ``draw`` returns, after changes of ``jobs`` (none: of any)."""
+        """Return server-sent events with the parts that ``draw`` returns, after changes of ``jobs`` (none: of any)."""
 
         def make() -> Channel:
             return self._channel(draw, jobs)
@@ -178,14 +178,14 @@ class PageViews:
         return stream(self._channels.channel(key, make), self._closing)
 
     async def overview(self, request: Request) -> Response:
-        """What is wrong, what runs, what waits, every GPU."""
+        """Show findings, running and waiting jobs, and every GPU."""
         shown = _shown(request)
         parts = await overview_parts(self._service, self._now(), shown)
         live = f"/live/overview?gpus={shown}"
         return page(request, "overview.html", title="Overview", here="/", live=live, parts=markup(parts))
 
     async def live_overview(self, request: Request) -> Response:
-        """The overview's stream."""
+        """Stream the overview."""
         shown = _shown(request)
 
         return event_stream(
@@ -193,7 +193,7 @@ class PageViews:
         )
 
     async def jobs(self, request: Request) -> Response:
-        """All jobs, newest first, by state and user."""
+        """List jobs, newest first, by state and user."""
         query = request.query_params
         state, user = query.get("state", "").upper(), query.get("user", "")
         if state and state not in JobState.__members__:
@@ -217,7 +217,7 @@ class PageViews:
         )
 
     async def job(self, request: Request) -> Response:
-        """One job and its log. A prefix or a name redirects to the job's permanent address."""
+        """Show one job and its log; redirect a prefix or a name to the job's permanent address."""
         job_id = await self._service.resolve(request.path_params["ref"])
         if job_id != request.path_params["ref"]:
             return RedirectResponse(job_address(job_id), status_code=HTTPStatus.SEE_OTHER)
@@ -241,7 +241,7 @@ class PageViews:
         )
 
     async def report(self, request: Request) -> Response:
-        """The page that was written when the job ended: one file, which may neither run scripts nor load anything."""
+        """Show the report that was written at the job's end: one file, which may not run scripts or load others."""
         job = await self._service.job(await self._service.resolve(request.path_params["ref"]))
         try:
             data = await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES) if job.report else b""
@@ -252,7 +252,7 @@ class PageViews:
         return HTMLResponse(data, headers={"content-security-policy": REPORT_POLICY})
 
     async def live_job(self, request: Request) -> Response:
-        """A job's stream; users who may act on it see other parts than others."""
+        """Stream a job; users who may act on it get other parts than others."""
         job_id = await self._service.resolve(request.path_params["ref"])
         may_act, window = await self._may_act(request, job_id), window_of(request.query_params)
         return event_stream(
@@ -264,12 +264,12 @@ class PageViews:
         )
 
     async def live_log(self, request: Request) -> Response:
-        """The lines of a job's log, as they are written."""
+        """Stream the lines of a job's log as they are written."""
         job_id = await self._service.resolve(request.path_params["ref"])
         return event_stream(follow(follow_log(self._service, job_id, _log_question(request)), self._closing))
 
     async def confirm(self, request: Request) -> Response:
-        """What an action does, and the button that does it."""
+        """Show the effect of an action, and the button that runs it."""
         verb = _verb(request)
         job_id = await own_job(self._service, request.path_params["ref"], caller_of(request), verb)
         job = await self._service.job(job_id)
@@ -307,7 +307,7 @@ class PageViews:
 
 
 async def static(request: Request) -> Response:
-    """A static file; its address changes with its content, so that browsers can cache it for ever."""
+    """Return a static file; its address changes with its content, so that browsers can cache it for ever."""
     found = static_files().get(request.path_params["name"])
     if found is None or found.path != request.url.path:
         raise NotFoundError(f"there is no page {request.url.path}")
@@ -333,7 +333,7 @@ async def _stopping(request: Request, _: Exception) -> Response:
 
 
 async def _internal(request: Request, _: Exception) -> Response:
-    return await _ours(request, InternalError(FAILED))  # Starlette raises it on to the guard, which logs it
+    return await _ours(request, InternalError(FAILED))  # Starlette raises it again for the guard, which logs it
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""A cache of drawn charts: however many browsers show one, its records are read once in some seconds."""
+"""Cache of drawn charts: its records are read once in some seconds, independent of the number of browsers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_KEPT: Final = 32
 
 
 class ChartShelf:
-    """``clock`` returns seconds. Charts of an ended job are kept until others replace them."""
+    """Cache of charts as HTML. ``clock`` returns seconds. Charts of an ended job are kept until others replace them."""
 
     def __init__(self, service: JobService, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
@@ -45,7 +45,7 @@ class ChartShelf:
         return await self._kept(self._jobs, (job_id, window, job.ended_at), draw, lasts=job.is_terminal)
 
     async def of_gpus(self, node: str, uuids: Sequence[str], chosen: str, window: Window) -> tuple[GpuHistoryView, str]:
-        """Return what GPUs of a node did, and its charts; ``chosen`` is the GPU that the address names, if any."""
+        """Return the history of GPUs of a node, and its charts; ``chosen`` is the GPU named by the address, if any."""
 
         async def draw() -> tuple[GpuHistoryView, str]:
             view = await self._service.gpu_history(uuids, CurveQuery(since=window.since, until=window.until))

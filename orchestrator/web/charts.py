@@ -1,6 +1,6 @@
-"""Draws recorded values as SVG without own styles or scripts: lines, bands, and the values for the page's script.
+"""Draws recorded values as SVG without inline styles or scripts: lines, bands, and the values for the page's script.
 
-A drawing is as wide as its place and not scaled evenly, so texts are HTML beside it. Colours are classes; lines beyond
+A drawing is stretched to the width of its place, so texts are HTML beside it. Colours are classes; lines after
 the eighth are dashed, and each value is also given in words.
 """
 
@@ -26,7 +26,7 @@ WIDTH: Final = 1000
 HEIGHT: Final = 100
 COLOURS: Final = 8
 GAP_FACTOR: Final = 6.0
-"""A line is interrupted where nothing was recorded for this many times the usual distance of its points."""
+"""A line is interrupted at a gap of this many times the usual distance of its points."""
 
 LEAST_SPAN: Final = 2.0
 FROM_ZERO: Final = ("GPU", "step time")
@@ -38,20 +38,20 @@ FARTHEST: Final = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The visible part of an axis; None: all of it."""
+    """Visible part of an axis; None: up to its end."""
 
     since: float | None = None
     until: float | None = None
 
     @property
     def query(self) -> dict[str, str]:
-        """Return it as in the address."""
+        """Query of the address that names the window."""
         ends = {"from": self.since, "to": self.until}
         return {name: f"{value:.3f}".rstrip("0").rstrip(".") for name, value in ends.items() if value is not None}
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing was chosen."""
+        """Whether the whole axis is visible."""
         return self.since is None and self.until is None
 
 
@@ -64,13 +64,13 @@ class Axis:
     kind: str = "time"
 
     def text_at(self, x: float) -> str:
-        """Return a position on it, in words."""
+        """Return a position on the axis as text."""
         if self.kind == "time":
             return words.moment(x)
         return words.number(round(x)) if self.kind == "step" else words.span(x)
 
     def place(self, x: float) -> int:
-        """Return where ``x`` is drawn."""
+        """Return the horizontal coordinate of ``x`` in the drawing."""
         return round(WIDTH * min(1.0, max(0.0, (x - self.begin) / max(self.end - self.begin, 1e-9))))
 
 
@@ -143,7 +143,7 @@ def charts_html(
     kind: str = "time",
     more: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the charts with their controls. ``address`` with ``more`` as its query is where they are shown."""
+    """Return the charts with their controls. They are shown at ``address`` with the query ``more``."""
     axis = axis_of(*ends, window, kind)
     return render(
         "charts.html",
@@ -161,7 +161,7 @@ def charts_html(
 def zoom_links(
     ends: tuple[float, float], window: Window, address: str, more: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return names and addresses of other parts."""
+    """Return names and addresses of other windows."""
     axis = axis_of(*ends, window, "time")
     length = axis.end - axis.begin
     whole = max(ends[1] - ends[0], 0.0)
@@ -209,7 +209,7 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
 
 
 def _in_sizes(chart: ChartView) -> ChartView:
-    """A metric that counts bytes, by its name, in the unit of its largest value; every other chart as it is."""
+    """Return a metric that counts bytes, by its name, in the unit of its largest value; other charts unchanged."""
     if chart.unit or not chart.name.lower().endswith("_bytes"):
         return chart
     known = [abs(value) for curve in chart.curves for value in (*curve.values, *curve.highs) if value is not None]
@@ -239,7 +239,7 @@ def _scale(chart: ChartView) -> tuple[float, float]:
 
 
 def nice_scale(low: float, high: float) -> tuple[float, float]:
-    """Return ends that are round numbers, as is the middle."""
+    """Return two ends that are round numbers, with a round middle."""
     size = 10.0 ** floor(log10((high - low) / 2))
     for step in (size * factor for factor in (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0)):
         begin = floor(low / step + 1e-9) * step

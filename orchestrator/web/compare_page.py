@@ -1,4 +1,4 @@
-"""Several jobs side by side: their curves by step or by time, and their differences."""
+"""Page with several jobs side by side: their curves by step or by time, and their differences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Difference:
 
 
 class CompareViews:
-    """Asks the service for each job."""
+    """Route that compares jobs."""
 
     def __init__(self, service: JobService) -> None:
         self._service = service
@@ -97,7 +97,7 @@ class CompareViews:
 
 
 def together(views: Sequence[tuple[str, CurvesView]], *, from_begin: bool) -> list[ChartView]:
-    """Merge charts of the same name, with a line for each job; ``from_begin``: times count from its first record."""
+    """Merge charts of one name, with a line for each job; ``from_begin``: times count from the job's first record."""
     found: dict[tuple[str, str], list[CurveView]] = {}
     for label, view in views:
         for chart in view.charts:

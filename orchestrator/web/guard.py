@@ -63,7 +63,7 @@ class Guard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answer refusals itself."""
+        """Serve one request; send the answer if it is refused."""
         if scope["type"] != "http":
             return
         started = finished = False

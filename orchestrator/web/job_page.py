@@ -1,4 +1,4 @@
-"""The page of one job: findings, progress, attempts on a time line, ranks, events, checkpoints, and its log."""
+"""Page of one job: findings, progress, attempts on a time line, ranks, events, checkpoints, and its log."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SEARCHED_LINES: Final = 100_000
 """Maximum number of newest lines that a search reads."""
 
 MOST_RELATED: Final = 7
-"""A comparison takes eight jobs."""
+"""Most jobs of each kind in ``Related``: a comparison takes eight jobs."""
 SEARCHED_JOBS: Final = 200
-"""How many earlier jobs are searched for ones of the same name."""
+"""Number of earlier jobs that are searched for jobs of the same name."""
 
 EFFECTS: Final = {
     Verb.CANCEL: "It is asked to stop, has its stop_duration to save, and ends as CANCELLED. It does not start again.",
@@ -45,14 +45,14 @@ EFFECTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogQuestion:
-    """The lines of the log to show: of one rank or all, of one attempt or the newest, with a text or any."""
+    """Selection of the lines of the log to show: one rank or all, one attempt or the newest, with a text or any."""
 
     rank: int | None = None
     attempt: int | None = None
     text: str = ""
 
     def query(self, *, follow: bool) -> LogQuery:
-        """Return the same for the service."""
+        """Return the service's query for these lines."""
         tail = SEARCHED_LINES if self.text else LOG_LINES
         return LogQuery(rank=self.rank, attempt=self.attempt, tail=tail, follow=follow, contains=self.text)
 
@@ -74,7 +74,7 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
     events = await service.events(job_id, 0, tail=EVENTS)
     try:
         checkpoints = await service.checkpoints(job_id, verify=False)
-    except OrchError:  # all else is shown even if the storage does not answer
+    except OrchError:  # the rest is shown even if the storage does not answer
         checkpoints = ()
     outlook = await outlook_of(service, job)
     return render_parts(
@@ -95,12 +95,12 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
 
 
 async def outlook_of(service: JobService, job: JobView) -> OutlookView:
-    """Return what lies before a waiting job; nothing for others."""
+    """Return the outlook of a waiting job; an empty one for others."""
     if job.state != "PENDING":
         return OutlookView()
     try:
         return await service.outlook(JobId(job.id))
-    except OrchError:  # it has just started
+    except OrchError:  # the job has just started
         return OutlookView()
 
 
@@ -113,11 +113,11 @@ class Related:
 
 
 async def related_jobs(service: JobService, job: JobView) -> Related:
-    """Return the jobs that a comparison with ``job`` suggests itself for; none where they cannot be read."""
+    """Return the jobs that ``job`` is likely to be compared with; none if they cannot be read."""
     try:
         rows = () if job.matrix is None else (await service.matrix(job.matrix.id)).jobs
         earlier = await service.jobs(JobFilter(before=JobId(job.id), limit=SEARCHED_JOBS))
-    except OrchError:  # all else is shown
+    except OrchError:  # the rest is shown
         return Related()
     place = 0 if job.matrix is None else job.matrix.index
     near = sorted((row for row in rows if row.job_id != job.id), key=lambda row: (abs(row.index - place), row.index))
@@ -128,7 +128,7 @@ async def related_jobs(service: JobService, job: JobView) -> Related:
 
 
 def is_silent(job: JobView, now: float) -> bool:
-    """Whether a job has run for a while, and reported nothing."""
+    """Return whether a job has run for ``SILENT_SECONDS`` and has reported no progress."""
     began = job.started_at
     return job.state == "RUNNING" and job.progress is None and began is not None and now - began >= SILENT_SECONDS
 
@@ -145,7 +145,7 @@ async def log_lines(service: JobService, job_id: JobId, question: LogQuestion) -
 async def follow_log(
     service: JobService, job_id: JobId, question: LogQuestion
 ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-    """Yield the same lines, and new ones until the job has ended."""
+    """Yield the newest lines of the log that match, and new ones until the job has ended."""
     async with aclosing(service.logs(job_id, question.query(follow=True))) as batches:
         async for batch in batches:
             if batch:

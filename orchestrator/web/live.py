@@ -1,8 +1,8 @@
 """Keeps open pages current: parts of a page as HTML, rendered once for all browsers that show them.
 
-A channel renders only while it has viewers: after a change, at most once in ``pace_seconds``, and in any case after
-``idle_seconds`` (ages grow, GPUs work). A viewer gets whole parts, those that differ from its last ones; a slow one
-gets the newest of each and never a backlog.
+A channel renders only while it has viewers: after a change, at most once in ``pace_seconds``, and at the latest after
+``idle_seconds``, because ages and loads of GPUs change. A viewer gets whole parts, those that have changed; a slow
+viewer gets the newest of each part and never a backlog.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEARTBEAT: Final = b": \n\n"
 
 
 class Viewer:
-    """The parts that one browser has not received yet."""
+    """Parts that one browser has not received yet."""
 
     def __init__(self) -> None:
         self.pending: dict[str, str] = {}
@@ -48,8 +48,8 @@ class Viewer:
 class Channel:
     """One rendering and its viewers.
 
-    ``version`` is the change counter, ``wait`` returns when it differs from its argument by a change of what is shown, or
-    after so many seconds.
+    ``version`` returns the change counter. ``wait`` returns once the counter differs from its first argument by a
+    change of what is shown, or after the seconds of its second.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Channel:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a browser shows it."""
+        """Whether the channel has a viewer."""
         return bool(self._viewers)
 
     def join(self) -> Viewer:
@@ -117,7 +117,7 @@ class Channel:
 
 
 class Channels:
-    """The channels by content; those without a browser are dropped."""
+    """Channels by content; those without viewers are dropped."""
 
     def __init__(self) -> None:
         self._channels: dict[tuple[object, ...], Channel] = {}
@@ -157,7 +157,7 @@ async def follow(
     closing: asyncio.Event,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events of a log: ``begin``, then ``lines``, and ``end`` where it is complete."""
+    """Yield server-sent events of a log: ``begin``, then ``lines``, and ``end`` if it is complete."""
     stopped: asyncio.Future[Any] = asyncio.ensure_future(closing.wait())
     following: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))
     try:
@@ -181,5 +181,5 @@ async def follow(
 
 
 def event(kind: str, value: object) -> bytes:
-    """One server-sent event; JSON holds no line break."""
+    """Return one server-sent event; JSON has no line break."""
     return f"event: {kind}\ndata: {json.dumps(value, ensure_ascii=False)}\n\n".encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The page of one node: its state, its GPUs, their history by job, and its actions with a confirmation."""
+"""Page of one node: its state, its GPUs, their history by job, and its actions with a confirmation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EFFECTS: Final = {
 
 
 class NodeViews:
-    """``streamed`` returns the answer that keeps a page current, by its key and its rendering."""
+    """Routes of a node. ``streamed`` returns the events that keep a page current, from its key and its rendering."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class NodeViews:
         self._streamed = streamed
 
     async def node(self, request: Request) -> Response:
-        """One node, or one GPU of it (``gpu``)."""
+        """Show one node, or one GPU of it (``gpu``)."""
         name, chosen, window = _asked(request)
         node = await self._find(name)
         if node.name != name:
@@ -60,7 +60,7 @@ class NodeViews:
         return page(request, "node.html", title=name, live=live, parts=markup(parts), node=node)
 
     async def live(self, request: Request) -> Response:
-        """The node's stream."""
+        """Stream the node."""
         name, chosen, window = _asked(request)
         may_act = caller_of(request).is_owner
         await self._find(name)
@@ -71,7 +71,7 @@ class NodeViews:
         return event_stream(self._streamed(("node", name, chosen, window, may_act), draw))
 
     async def confirm(self, request: Request) -> Response:
-        """What an action does, and the button that does it."""
+        """Show the effect of an action, and the button that runs it."""
         verb = _verb(request)
         owner_of_daemon(request, f"{verb} a node")
         node = await self._find(request.path_params["name"])
@@ -79,7 +79,7 @@ class NodeViews:
         return page(request, "confirm_node.html", title=title, verb=verb, node=node, effect=EFFECTS[verb])
 
     async def act(self, request: Request) -> Response:
-        """Cordon, drain or uncordon."""
+        """Cordon, drain or uncordon the node."""
         verb = _verb(request)
         caller = owner_of_daemon(request, f"{verb} a node")
         node = await self._find(request.path_params["name"])

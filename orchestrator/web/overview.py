@@ -1,4 +1,4 @@
-"""The overview: findings, running jobs, waiting jobs with reasons, and every GPU."""
+"""Page with an overview: findings, running jobs, waiting jobs with reasons, and every GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ WAITING: Final = frozenset({"PENDING", "SUSPENDED"})
 RUNNING: Final = frozenset({"STARTING", "RUNNING", "RECOVERING", "DRAINING"})
 ENDED: Final = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 MOST_ROWS: Final = 100
-"""Rows of each table; the counts are of all, and a link leads to the rest."""
+"""Most rows of each table; the counts include all jobs, and a link leads to the rest."""
 
 GPU_AGE_SECONDS: Final = 10.0
-"""Maximum age of the values of a GPU that no job holds; those of others are some two seconds old."""
+"""Maximum age of the values of a GPU that no job holds; those of other GPUs are about two seconds old."""
 
 MOST_JOBS: Final = 5000
 ENDED_ROWS: Final = 10
@@ -35,7 +35,7 @@ SHOWN: Final = ("load", "memory", "job")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCell:
-    """One GPU of the heat map: ``level`` is its colour, ``text`` and ``below`` give the same in words."""
+    """One GPU of the heat map: ``level`` is its colour, ``text`` and ``below`` say the same as text."""
 
     level: int | None
     text: str
@@ -46,7 +46,7 @@ class GpuCell:
 
 
 async def overview_parts(service: JobService, now: float, shown: str) -> Mapping[str, str]:
-    """Return the parts of the overview as HTML; ``shown`` is what the colours of GPUs mean: load, memory or job."""
+    """Return the parts of the overview as HTML; ``shown`` is the meaning of the GPUs' colours: load, memory or job."""
     health = await service.health()
     live = await service.jobs(JobFilter(states=RUNNING | WAITING, limit=MOST_JOBS))
     ended = await service.jobs(JobFilter(states=ENDED, limit=ENDED_ROWS))
@@ -76,7 +76,7 @@ async def overview_parts(service: JobService, now: float, shown: str) -> Mapping
 
 
 def _place(job: JobView, order: Mapping[str, int]) -> tuple[bool, int, float]:
-    """Sort key by the scheduler's order; paused and just submitted jobs come after it."""
+    """Return a sort key by the scheduler's order; jobs without a place in it, then paused jobs, follow."""
     return job.state == "SUSPENDED", order.get(job.id, len(order)), job.submitted_at
 
 

@@ -21,7 +21,7 @@ STATIC: Final = ("page.css", "page.js", "icon.svg")
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page: its bytes, its media type, and the address that changes with its content."""
+    """One file of the page: its bytes, its media type, and its address, which changes with its content."""
 
     body: bytes
     media_type: str
@@ -30,7 +30,7 @@ class StaticFile:
 
 @lru_cache(maxsize=1)
 def static_files() -> dict[str, StaticFile]:
-    """The static files by name."""
+    """Return the static files by name."""
     found = {}
     for name in STATIC:
         body = files("orchestrator.web").joinpath("static", name).read_bytes()
@@ -41,7 +41,7 @@ def static_files() -> dict[str, StaticFile]:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The templates' environment."""
+    """Return the templates' environment."""
     made = Environment(
         loader=PackageLoader("orchestrator.web"),
         autoescape=True,
@@ -73,7 +73,7 @@ def environment() -> Environment:
 
 
 def _finalized(value: Any) -> Any:
-    """Remove terminal control and bidirectional characters from plain text; None is shown as nothing."""
+    """Remove terminal control and bidirectional characters from plain text; return an empty text for None."""
     if value is None:
         return ""
     return words.clean(value) if type(value) is str else value

@@ -1,4 +1,4 @@
-"""The daemon's interface to the page: an application that is created for the first browser, and links to it."""
+"""Interface of the daemon to the page: an application that is created for the first browser, and links to it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LazyPage:
 
 
 def sign_in_of(files: PageFiles, *, token: str = "", reach: Reach | None = None) -> SignIn:
-    """Return sign-in with the key of this home, which is created the first time. Raises NotPrivateError, OSError."""
+    """Return the sign-in with the key of ORCH_HOME, which is created on first use. Raises NotPrivateError, OSError."""
     handle = open_private(files.key, os.O_RDWR | os.O_CREAT)
     try:
         key = os.read(handle, KEY_BYTES)
@@ -75,9 +75,9 @@ def sign_in_of(files: PageFiles, *, token: str = "", reach: Reach | None = None)
 
 
 def bind_page(options: ServeOptions, files: PageFiles) -> socket.socket:
-    """Bind a socket for the page. Port 0 is the last used port if free, else any: addresses are stable.
+    """Bind a socket for the page. Port 0 is the last used port if free, else any, so that addresses are stable.
 
-    Raises what ``page_place`` raises, and RefusedError for a port that is in use.
+    Raises the errors of ``page_place``, and RefusedError for a port that is in use.
     """
     host, port = page_place(options)
     if port:
@@ -90,7 +90,7 @@ def bind_page(options: ServeOptions, files: PageFiles) -> socket.socket:
 def page_place(options: ServeOptions) -> tuple[str, int]:
     """Return host and port of the page's address.
 
-    Raises BadRequestError, and RefusedError for one that other machines reach without encryption or token.
+    Raises BadRequestError, and RefusedError for one that other machines could reach without encryption or token.
     """
     host, _, text = options.page_listen.rpartition(":")
     if not (host and text.isascii() and text.isdecimal() and int(text) < 2**16):
@@ -119,7 +119,7 @@ def _check_open(host: str, options: ServeOptions) -> None:
 
 
 def page_tls(options: ServeOptions) -> ssl.SSLContext | None:
-    """Return the page's TLS with its certificate; None without one. Raises RefusedError for files that cannot be used."""
+    """Return the TLS context with the page's certificate; None without one. Raises RefusedError for unusable files."""
     if not options.page_cert:
         return None
     import ssl
@@ -132,7 +132,7 @@ def page_tls(options: ServeOptions) -> ssl.SSLContext | None:
                 f"--page-key {options.page_key}: every user can read the key", hint=f"chmod 0600 {options.page_key}"
             )
         context.load_cert_chain(options.page_cert, options.page_key)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         what = getattr(error, "reason", None) or error.strerror or str(error)
         raise RefusedError(
             f"--page-cert {options.page_cert} with --page-key {options.page_key}: {what}",
@@ -147,7 +147,7 @@ def reach_of(options: ServeOptions) -> Reach:
 
 
 def shown_address(sock: socket.socket, options: ServeOptions) -> str:
-    """Return the page's URL: of a listener on every address, by this machine's name."""
+    """Return the page's URL; for a listener on every address, with this machine's name."""
     host, _, port = address_of(sock).rpartition(":")
     name = socket.getfqdn() if host in {"0.0.0.0", "[::]"} else host  # noqa: S104 - compared, not bound
     return f"http{'s' if options.page_cert else ''}://{name}:{port}/"

@@ -1,7 +1,7 @@
 """Sign-in: exchanges a one-time link, or the daemon's token, for a cookie. The cookie is signed, so that it survives a restart of the daemon.
 
 A cookie names a user and a time; its MAC uses a key that only the daemon's owner can read. Links are kept in memory, as
-digests: a used, old or earlier daemon's one is refused.
+digests: a link that was used, has expired or is of an earlier daemon is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_LINKS: Final = 256
 
 TRY_SECONDS: Final = 60.0
 MOST_TRIES: Final = 5
-"""Wrong tokens from one address within that time."""
+"""Most wrong tokens from one address within ``TRY_SECONDS``."""
 MOST_TRIES_IN_ALL: Final = 50
 
 REMEDY: Final = "`orch ui` opens the page with a new link, `orch ui --print` prints one"
@@ -33,14 +33,14 @@ REMEDY: Final = "`orch ui` opens the page with a new link, `orch ui --print` pri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How browsers reach the page: with ``tls``, and from other machines (``network``)."""
+    """Access of browsers to the page: with ``tls``, and from other machines (``network``)."""
 
     tls: bool = False
     network: bool = False
 
 
 class SignIn:
-    """Links and cookies of one daemon. ``now`` gives Unix time. ``token`` signs ``owner_uid`` in; empty: links alone do."""
+    """Links and cookies of a daemon. ``now`` returns Unix time. ``token`` signs ``owner_uid`` in; empty: only links."""
 
     def __init__(
         self, key: bytes, now: Callable[[], float], *, token: str = "", owner_uid: int = 0, reach: Reach | None = None
@@ -58,12 +58,12 @@ class SignIn:
 
     @property
     def cookie_name(self) -> str:
-        """Return the cookie's name: daemons of one machine share the host name, and so a browser's cookies, and need different names."""
+        """Name of the cookie, unique to the daemon: daemons on one machine share the host name, and so the cookies."""
         name = f"orch_{sha256(b'name' + self._key).hexdigest()[:8]}"
         return f"__Host-{name}" if self.reach.tls else name
 
     def new_link(self, uid: int) -> str:
-        """Return a secret that signs ``uid`` in once. Raises RefusedError where too many are unused."""
+        """Return a secret that signs ``uid`` in once. Raises RefusedError if too many are unused."""
         now = self._now()
         self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
         if len(self._links) >= MOST_LINKS:
@@ -73,7 +73,7 @@ class SignIn:
         return secret
 
     def redeem(self, secret: str) -> str:
-        """Return the cookie for the link with this secret. Raises UnauthenticatedError: used, too old, or not of this daemon."""
+        """Return the cookie for the link with this secret. Raises UnauthenticatedError if used, expired or unknown."""
         uid, until = self._links.pop(_digest(secret), (0, 0.0))
         if until <= self._now():
             raise UnauthenticatedError("this link was used already, or is too old", hint=REMEDY)
@@ -82,7 +82,7 @@ class SignIn:
     def redeem_token(self, token: str, address: str) -> str:
         """Return the cookie of the daemon's owner for its token, sent from ``address``.
 
-        Raises UnauthenticatedError, and TooManyTriesError after some wrong ones, also for the right one.
+        Raises UnauthenticatedError, and TooManyTriesError after several wrong tokens, even for the right one.
         """
         now = self._now()
         while self._tries and self._tries[0][1] <= now - TRY_SECONDS:

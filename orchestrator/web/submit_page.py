@@ -38,7 +38,7 @@ resources:
 """
 MOST_KEY: Final = 64
 BESIDE: Final = 3
-"""How many lines before and after an invalid one are shown with it."""
+"""Number of lines shown before and after an invalid one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Row:
 
 
 class SubmitViews:
-    """``environ`` is the daemon's: it defines ``python`` for a job that is submitted here."""
+    """Routes of submission. ``environ`` is the daemon's: it defines ``python`` for a job that is submitted here."""
 
     def __init__(self, service: JobService, environ: Mapping[str, str] = os.environ) -> None:
         self._service = service
         self._environ = environ
 
     async def form(self, request: Request) -> Response:
-        """The form; ``from`` names a job whose job.yaml it begins with."""
+        """Show the form, with a default text or the job.yaml of the job that ``from`` names."""
         query = request.query_params
         text, directory = FIRST, self._environ.get("HOME", "/")
         masked: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class SubmitViews:
         return _shown(request, {"yaml": text, "cwd": directory, "key": secrets.token_hex(16)}, masked=masked)
 
     async def send(self, request: Request) -> Response:
-        """Check, or submit; errors are shown beside the text."""
+        """Check or submit the job; show errors beside the text."""
         form = await form_of(request)
         try:
             asked = self._request(form)
@@ -139,7 +139,7 @@ def _shown(
 
 
 def numbered(text: str, problems: Sequence[Problem]) -> list[Row]:
-    """Return lines with problems and those beside them, each with its number; other lines are left out."""
+    """Return the lines with problems and their neighbours, each with its number; other lines are left out."""
     wrong = {one.line for one in problems if one.line is not None}
     return [
         Row(number, line, [one for one in problems if one.line == number])

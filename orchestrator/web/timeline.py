@@ -1,4 +1,4 @@
-"""A job's attempts on a time line, as SVG without own styles or scripts."""
+"""Draws a job's attempts on a time line, as SVG without inline styles or scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """An attempt's place on the line."""
+    """An attempt's place on the time line."""
 
     x: float
     width: float
@@ -27,7 +27,7 @@ class Bar:
 
 
 def timeline(job: JobView, now: float) -> str:
-    """Return the time line of the view's attempts; a table beside it shows the same. Empty without an attempt."""
+    """Return the time line of the view's attempts; a table beside it shows the same. Empty without attempts."""
     if not job.attempts:
         return ""
     began = min(job.submitted_at, job.attempts[0].started_at) if len(job.attempts) == job.attempt else 0.0

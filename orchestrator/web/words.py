@@ -1,4 +1,4 @@
-"""Numbers, times and untrusted text as the page shows them. Pure; the input may be anything that a job wrote."""
+"""Formats numbers, times and untrusted text for the page. Pure; the input may be anything that a job wrote."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STATE_SYMBOLS: Final = {
     "QUARANTINED": "✕",
     "UNREACHABLE": "✕",
 }
-"""Shown beside the word, never instead of it: shape and text identify a state as well as colour."""
+"""Shapes shown beside the word, never instead of it, so that a state is not identified by colour alone."""
 
 LOAD_LEVELS: Final = 8
 
 
 def clean(value: object) -> str:
-    """One line without control characters, and without those that turn the direction of text."""
+    """Return one line without control characters and without characters that change the direction of text."""
     text = str(value)
     if text.isprintable():
         return text
@@ -51,7 +51,7 @@ class Verbatim(str):
 
 
 def span(seconds: float | None) -> str:
-    """A duration in at most two units, as in ``2h08m``; empty for None."""
+    """Format a duration in at most two units, as in ``2h08m``; empty for None."""
     if seconds is None or not isfinite(seconds):
         return ""
     seconds = max(0.0, seconds)
@@ -68,7 +68,7 @@ def span(seconds: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """A rough span in one unit, as in ``5m``: it changes seldom, and with it what is sent to browsers."""
+    """Format a rough duration in one unit, as in ``5m``: it changes seldom, so that little is sent to browsers."""
     seconds = max(0.0, seconds)
     for limit, unit, name in ((60, 1, "s"), (3600, 60, "m"), (172800, 3600, "h")):
         if seconds < limit:
@@ -78,7 +78,7 @@ def age(seconds: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """A size in powers of 1024; empty for None."""
+    """Format a size in powers of 1024; empty for None."""
     if count is None:
         return ""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -89,7 +89,7 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Up to four significant digits, or all before the point; empty for None."""
+    """Format a number with up to four significant digits, or all before the point; empty for None."""
     if value is None:
         return ""
     whole = abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value))
@@ -97,17 +97,17 @@ def number(value: float | None) -> str:
 
 
 def metric(value: float | None, name: str) -> str:
-    """A metric that a script reports: of one that counts bytes by its name a size, else a number; empty for None."""
+    """Format a metric that a script reports: a size if its name ends with ``_bytes``, else a number; empty for None."""
     return size(value) if name.lower().endswith("_bytes") else number(value)
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio in per cent; empty for None."""
+    """Format a ratio in per cent; empty for None."""
     return "" if ratio is None else f"{100 * ratio:.0f}%"
 
 
 def moment(at: float | None) -> str:
-    """A time of day of the daemon's machine, with the date unless it is today; empty for None."""
+    """Format a time of day on the daemon's machine, with the date unless it is today; empty for None."""
     if at is None or not isfinite(at):
         return ""
     then = time.localtime(at)
@@ -116,22 +116,22 @@ def moment(at: float | None) -> str:
 
 
 def stamp(at: float) -> str:
-    """The time for machines, as ``<time>`` wants it."""
+    """Format a time for the ``datetime`` attribute of ``<time>``."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
 def symbol(state: str) -> str:
-    """The shape beside a state's name."""
+    """Return the shape beside a state's name."""
     return STATE_SYMBOLS.get(state, "·")
 
 
 def level(ratio: float | None) -> int | None:
-    """The step, from 0 to ``LOAD_LEVELS``, of a ratio on the scale of colours; None for None."""
+    """Return the step of a ratio on the scale of colours, from 0 to ``LOAD_LEVELS``; None for None."""
     return None if ratio is None else round(min(max(ratio, 0.0), 1.0) * LOAD_LEVELS)
 
 
 def balance_text(balance: Mapping[str, Any] | None) -> str:
-    """How evenly the GPUs of a job work: the band, and the worse of utilization and power; empty where it has none."""
+    """Return the balance of a job's GPUs: the band, and the worse of utilization and power; empty without figures."""
     if not balance:
         return ""
     known = balance.get("quantities") or {}
@@ -145,5 +145,5 @@ def balance_text(balance: Mapping[str, Any] | None) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """A short duration in milliseconds; empty for None."""
+    """Format a short duration in milliseconds; empty for None."""
     return "" if seconds is None else f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

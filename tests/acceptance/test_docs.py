@@ -1,4 +1,4 @@
-"""What README and docs show works: scripts and commands are run, links lead somewhere."""
+"""The examples of README and docs work: scripts and commands run, and links lead to files."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)[^)]*\)")
+ANCHOR = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*\.md|)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def _blocks(page: Path, language: str, flag: str = "") -> list[str]:
@@ -32,6 +34,18 @@ def _blocks(page: Path, language: str, flag: str = "") -> list[str]:
 def test_every_link_leads_to_a_file(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
+    links = ANCHOR.findall(page.read_text())
+    assert [f"{name}#{at}" for name, at in links if at not in anchors(page.parent / name if name else page)] == []
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -73,7 +87,7 @@ def test_the_scripts_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monke
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-            },  # two threads that wait for each other beside other work take minutes
+            },  # two threads that wait for each other take minutes on a busy machine
             cwd=path.parent,
             check=False,
             capture_output=True,
@@ -100,7 +114,7 @@ def test_every_command_of_the_tour_runs(tmp_path: Path) -> None:
     job = directory / "job.yaml"
     job.write_text(job.read_text().replace("--epochs 60", "--epochs 3"))
     begun, script = tmp_path / "begun", directory / "train.py"
-    # The second job is there to be cancelled: it must not end before, however long the commands between take.
+    # The tour cancels the second job: it must not end before, however long the commands in between take.
     first = "from __future__ import annotations\n"
     script.write_text(script.read_text().replace(first, SECOND_JOB_WAITS.format(begun=str(begun)), 1))
     stack = Stack()

@@ -141,7 +141,7 @@ def test_the_table_of_parts_is_that_of_the_distribution() -> None:
 
 
 def _plain(names: list[str]) -> str:
-    """The distribution that brings a module; mlflow-skinny brings mlflow's, the whole one is good as well."""
+    """Return the distribution of a module; mlflow-skinny provides mlflow's, and the whole mlflow is accepted too."""
     name = "mlflow-skinny" if "mlflow-skinny" in names else names[0]
     return name.lower().replace("-", "_")
 

@@ -1,4 +1,4 @@
-"""An installed wheel, away from the repository, carries everything that the documentation shows."""
+"""An installed wheel, away from the repository, contains everything that the documentation shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel's content in a directory of its own, far from the repository."""
+    """Unpack the wheel into a directory outside of the repository; return its path."""
     directory = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
@@ -47,7 +47,7 @@ def _run(site: Path, *arguments: str, cwd: Path, seconds: float = PATIENCE_SECON
 
 
 def _running(site: Path) -> list[psutil.Process]:
-    """What was started from the wheel and still runs."""
+    """Return the processes that were started from the wheel and still run."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""How the suite's files are spread: a process goes on with the daemon that it has, and long files come first."""
+"""Distribution of the suite's files: a process continues with the daemon that it has, and long files come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known travels as facts: no record of the core holds a sentence of ours, and patterns are for sensors."""
+"""Records of the core hold facts and no sentences of orch, and only sensors search texts by patterns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.trees import tree_of
 CORE = Path(__file__).parents[2] / "orchestrator" / "core"
 SENTENCES = {"advice", "detail", "message", "reason", "sentence", "text", "why"}
 SENSORS = {"diagnosis/signatures.py", "lifecycle/failure.py", "lifecycle/memory_failure.py"}
-"""These look at what scripts and their libraries wrote."""
+"""These read the output of scripts and their libraries."""
 RECORDS = {
     *FACTS.values(),
     Job,

@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts of pyproject.toml, and what a process of each kind really loads."""
+"""Allowed imports: the contracts of pyproject.toml, and the modules that a process of each kind really loads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(json.dumps(sorted({name.split(".")[0] for name, module in sys.modules.item
 
 
 def loaded_with(*names: str, absent: tuple[str, ...] = ()) -> set[str]:
-    """Top-level names of what a fresh process has loaded after it imported ``names``, modules below them included."""
+    """Return the top-level modules that a new process has loaded after importing ``names`` and modules below them."""
     command = [sys.executable, "-c", _LOADED, json.dumps(names), json.dumps(absent)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -52,7 +52,7 @@ def test_the_store_needs_neither_ray_nor_torch() -> None:
 
 
 def test_a_bare_gpu_machine_needs_no_ray() -> None:
-    """Each module of each package can be imported where there is no Ray: the one that cannot is in the traceback."""
+    """Each module of each package can be imported without Ray: a module that cannot is in the traceback."""
     packages = ("gpu", "train", "checkpoint", "analysis", "bench", "spec", "catalogue")
     assert "ray" not in loaded_with(*(f"orchestrator.{package}" for package in packages), absent=("ray",))
 

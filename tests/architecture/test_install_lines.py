@@ -1,4 +1,4 @@
-"""No document and no error installs `orch` by its bare name: on PyPI that is another project's."""
+"""No document and no error installs `orch` by its bare name: on PyPI that is another project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of the repository: which folders there are, and how large and how finished a file may be."""
+"""The shape of the repository: its folders, and the limits for the size and the unfinished parts of a file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
 
 
 def faults_of(path: Path) -> Iterator[str]:
-    """What a module lacks, and what of it is too large."""
+    """Yield the faults of a module: a missing docstring, a file or a function that is too long."""
     text = path.read_text()
     tree = tree_of(text)
     if not ast.get_docstring(tree):
@@ -124,7 +124,7 @@ def test_sql_lives_in_sql_files() -> None:
 
 
 def tracked() -> list[Path]:
-    """Files that git knows; every file beside none of git, as in an unpacked archive."""
+    """Return the files that git tracks; without git, as in an unpacked archive, every file."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode != 0:
         return [p for folder in ("orchestrator", "tests", "docs") for p in (ROOT / folder).rglob("*") if p.is_file()]
@@ -137,7 +137,7 @@ def test_nothing_waits_in_a_way_that_can_lose_a_cancellation() -> None:
 
 
 def test_unit_tests_lie_where_the_package_does() -> None:
-    """``tests/unit`` has the package's folders; what tests other trees (benchmarks, dashboards) has those."""
+    """``tests/unit`` has the package's folders; tests of other trees (benchmarks, dashboards) have those."""
     unit = ROOT / "tests" / "unit"
     folders = {p.relative_to(unit) for p in unit.rglob("*") if p.is_dir() and p.name != "__pycache__"}
     roots = (PACKAGE, ROOT)

@@ -1,6 +1,6 @@
-"""Objects stay small: how many methods and attributes a class has, how long a file is, how many modules a folder holds.
+"""Objects stay small: limits for the methods and attributes of a class, the lines of a file, the modules of a folder.
 
-What is larger today is listed with its size. A listed size may only shrink, and an entry goes when it is not needed.
+Larger ones are listed with their sizes. A listed size may only shrink, and an entry is removed when it is not needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LINES: dict[str, int] = {
 
 
 def classes(path: Path) -> Iterator[tuple[str, ast.ClassDef]]:
-    """Every class that is no port: what a port asks for, its users have chosen."""
+    """Yield every class that is not a port: the methods of a port follow from its users."""
     for node in ast.walk(tree_of(path.read_text())):
         if isinstance(node, ast.ClassDef) and "Protocol" not in {b.id for b in node.bases if isinstance(b, ast.Name)}:
             yield f"{path.relative_to(PACKAGE)}:{node.name}", node
@@ -77,7 +77,7 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """The names that ``__init__`` assigns to ``self``."""
+    """Return the names that ``__init__`` assigns to ``self``."""
     return {
         target.attr
         for method in methods(node)
@@ -91,14 +91,14 @@ def attributes(node: ast.ClassDef) -> set[str]:
 
 
 def unlisted(sizes: dict[str, int], most: int, listed: dict[str, int]) -> dict[str, int]:
-    """What is larger than it may be, and entries of the list that are no longer needed."""
+    """Return the sizes above the limit, and the entries of the list that are no longer needed."""
     grown = {name: size for name, size in sizes.items() if size > max(most, listed.get(name, 0))}
     return grown | {name: sizes.get(name, 0) for name in listed if sizes.get(name, 0) <= most}
 
 
 @functools.cache
 def measured() -> dict[str, tuple[int, int]]:
-    """How many methods and attributes each class has."""
+    """Return the numbers of methods and attributes of each class."""
     return {name: (len(methods(node)), len(attributes(node))) for path in MODULES for name, node in classes(path)}
 
 

@@ -1,4 +1,4 @@
-"""What runs the parts of the suite: groups in their order, each part whatever failed before, and a list at the end."""
+"""The program that runs the parts of the suite: groups in order, every part despite failures, and a list at the end."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ def test_an_interruption_reaches_what_runs_beside_the_last_part(environ: dict[st
     ) as parts:
         wait_until("it runs", (tmp_path / "begun").exists)
         parts.send_signal(signal.SIGTERM)
-        (tmp_path / "second").touch()  # the shell hears of a signal when the part that it waits for has ended
+        (tmp_path / "second").touch()  # the shell handles a signal when the part that it waits for has ended
         assert parts.wait(timeout=PATIENCE_SECONDS) == 128 + signal.SIGTERM
     assert (tmp_path / "ended").exists()

@@ -1,4 +1,4 @@
-"""A suite that is ended from outside has said what it waited for."""
+"""A suite that is killed has already reported the tests that it waited for."""
 
 from __future__ import annotations
 

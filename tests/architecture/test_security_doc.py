@@ -1,4 +1,4 @@
-"""docs/security.md names a test for each attack: each of them is there, and each row has one."""
+"""docs/security.md names a test for each attack: each named test exists, and each row has one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [line for line in TEXT.splitlines() if line.startswith("| ") and not line
 
 @functools.cache
 def names_in(path: str) -> set[str]:
-    """The names of the test functions of a file."""
+    """Return the names of the test functions of a file."""
     tree = tree_of((ROOT / path).read_text())
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return {function.name for function in functions if function.name.startswith("test_")}

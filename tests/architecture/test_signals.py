@@ -1,4 +1,4 @@
-"""What no test can signal: those who run it."""
+"""No test can send a signal to the suite or to the programs that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite itself: it judges no time, and sees what a session leaves behind."""
+"""The suite itself: it asserts no durations, and detects what a session leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_clock(node: ast.AST) -> bool:
 
 
 def operands(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts of a compared value, but for what it hands to functions."""
+    """Yield the parts of a compared value, except the arguments of calls."""
     yield node
     if not isinstance(node, ast.Call):
         for part in ast.iter_child_nodes(node):
@@ -34,7 +34,7 @@ def operands(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_duration(node: ast.AST, names: Collection[str] = ()) -> bool:
-    """Whether a value is made by subtracting something from now, or has the name of one that was."""
+    """Whether a value is computed by subtracting something from now, or is a variable in ``names``."""
     return any(
         (isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) and is_clock(part.left))
         or (isinstance(part, ast.Name) and part.id in names)
@@ -53,7 +53,7 @@ def is_told_duration(node: ast.AST) -> bool:
 
 
 def has_upper_bound(compare: ast.Compare) -> bool:
-    """Whether it says that a told duration is less than a number."""
+    """Whether the comparison requires that a report's duration is less than a number."""
     sides = [compare.left, *compare.comparators]
     for left, operator, right in zip(sides, compare.ops, sides[1:], strict=False):
         less, more = (right, left) if isinstance(operator, ast.Gt | ast.GtE) else (left, right)
@@ -64,7 +64,7 @@ def has_upper_bound(compare: ast.Compare) -> bool:
 
 
 def judged(tree: ast.AST) -> Iterator[int]:
-    """Lines that assert something of how long something took, at once or by a name."""
+    """Yield the lines that assert a duration, directly or through a variable."""
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
         names = {
             target.id

@@ -1,4 +1,4 @@
-"""What the tests themselves may not do: change a module's constants, or sleep and then look."""
+"""Rules for the tests themselves: they must not change a module's constants, nor sleep instead of polling."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.trees import tree_of
 TESTS = Path(__file__).parents[1]
 FILES = sorted(TESTS.rglob("*.py"))
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*[A-Z0-9]")
-FOR_EVER_SECONDS = 60  # what sleeps longer is there to be ended, not to be waited for
+FOR_EVER_SECONDS = 60  # a longer sleep is meant to be interrupted, not waited for
 
 
 def programs(tree: ast.AST) -> Iterator[ast.AST]:
-    """The file, and the Python programs that it holds as texts."""
+    """Yield the file, and the Python programs that it contains as texts."""
     yield tree
     for node in ast.walk(tree):
         if (
@@ -38,7 +38,7 @@ def is_constant(name: object) -> bool:
 
 
 def changed_constants(tree: ast.AST) -> Iterator[int]:
-    """Lines that give another value to a constant of something else: by ``setattr``, by a patch, or by assignment."""
+    """Yield the lines that change a constant of another object: by ``setattr``, by a patch, or by assignment."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
@@ -62,7 +62,7 @@ def is_short_sleep(node: ast.AST) -> bool:
 
 
 def hopeful_sleeps(tree: ast.AST, *, polls: bool = False) -> Iterator[int]:
-    """Lines of tests that sleep, but for the pauses of a ``while`` that polls for its condition."""
+    """Yield the lines of tests that sleep, except the pauses of a ``while`` that polls for its condition."""
     for node in ast.iter_child_nodes(tree):
         if is_short_sleep(node) and not polls:
             yield node.lineno  # type: ignore[attr-defined]  # a call has a line

@@ -1,4 +1,4 @@
-"""The words of docs/glossary.md: names of classes and modules, and the English of what people read."""
+"""The words of docs/glossary.md: names of classes and modules, and the words of documents and docstrings."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PACKAGE = ROOT / "orchestrator"
 
 
 def listed(introduction: str) -> set[str]:
-    """The words in backquotes of the paragraph that begins so."""
+    """Return the words in backquotes of the paragraph with this beginning."""
     (paragraph,) = [part for part in GLOSSARY.read_text().split("\n\n") if part.startswith(introduction)]
     return set(re.findall(r"`([a-z]+)`", paragraph))
 
 
 def words_of(name: str) -> set[str]:
-    """The parts of a name, CamelCase or with underscores."""
+    """Return the parts of a name, in CamelCase or with underscores."""
     return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
@@ -43,7 +43,7 @@ def test_no_class_or_module_has_a_word_that_the_glossary_replaces() -> None:
 
 
 def readable() -> list[Path]:
-    """What people read: documents, the package with its docstrings and messages, deployment files, boards."""
+    """Return the files that people read: documents, the package, deployment files, boards."""
     listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     kinds = {".py", ".md", ".yml", ".yaml", ".sh", ".sql", ".service"}
     places = ("orchestrator", "docs", "deploy", "dashboards", "benchmarks", "examples")
@@ -69,4 +69,24 @@ def test_the_subject_is_a_program_a_file_or_a_person() -> None:
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if pattern.search(line)
     ]
+    assert found == []
+
+
+def test_a_docstring_says_what_the_thing_does() -> None:
+    """Check that no first line of a docstring is a clause without a subject, such as "Who waits for whom"."""
+    banned = listed("No docstring begins with")
+    assert banned
+    checked = 0
+    found = []
+    for folder in (PACKAGE, ROOT / "benchmarks", ROOT / "tests"):
+        for path in folder.rglob("*.py"):
+            for node in ast.walk(tree_of(path.read_text())):
+                if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                text = ast.get_docstring(node)
+                if text:
+                    checked += 1
+                    if re.split(r"\W", text, maxsplit=1)[0].lower() in banned:
+                        found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert checked > 5000
     assert found == []

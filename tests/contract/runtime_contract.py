@@ -1,6 +1,6 @@
-"""What every runtime does with jobs' records: the same tests for Ray and for the one in memory.
+"""Contract of every runtime with jobs' records: the same tests for Ray and for the runtime in memory.
 
-A subclass of ``RuntimeContract`` names its arm in a fixture; the tests say what holds, the arm how to get there.
+A subclass of ``RuntimeContract`` provides its arm in a fixture; the tests check what holds, the arm runs the runtime.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 
 
 class Does(enum.Enum):
-    """What the ranks of a job do."""
+    """Behaviour of a job's ranks."""
 
     WAIT = "wait"  # until SIGTERM, then end with 0
     ENDURE = "endure"  # as WAIT, but SIGTERM is ignored
@@ -41,7 +41,7 @@ class Does(enum.Enum):
 
 
 class Arm(ABC):
-    """A runtime with two nodes of ``GPUS`` GPUs, what it has posted, and jobs' records as that leaves them."""
+    """A runtime with two nodes of ``GPUS`` GPUs, the facts that it has posted, and the records folded from them."""
 
     def __init__(self) -> None:
         self.facts: list[ev.Event] = []
@@ -49,18 +49,18 @@ class Arm(ABC):
         self.gangs: GangRuntime
 
     def post(self, events: Sequence[ev.Event]) -> None:
-        """Where the runtime posts to."""
+        """Record facts that the runtime posts, and fold them."""
         for event in events:
             self.facts.append(event)
             if event.job_id in self.records:
                 self.records[event.job_id] = fold(self.records[event.job_id], event)
 
     def of(self, job: Job, kind: type[ev.Event]) -> list[Any]:
-        """What was posted of a kind, about a job."""
+        """Return the posted facts of a kind about a job."""
         return [fact for fact in self.facts if fact.job_id == job.id and isinstance(fact, kind)]
 
     def job(self, does: Does, *, workers: int = 1, gpu: float = 1, nodes: Sequence[str] | None = None) -> Job:
-        """The record of a new job whose first attempt was ordered, on the first node unless told."""
+        """Return the record of a new job with a started first attempt, on the first node unless ``nodes`` are given."""
         name = f"contract-{does.value}-{next(_numbers):06}"
         spec = make_spec(
             workers=workers,
@@ -76,11 +76,11 @@ class Arm(ABC):
         return self.records[job.id]
 
     def record(self, job: Job) -> Job:
-        """The job's record as it is now."""
+        """Return the job's present record."""
         return self.records[job.id]
 
     def ensure(self, job: Job) -> None:
-        """Order the attempt that the record is in."""
+        """Order the record's present attempt."""
         job = self.record(job)
         self.gangs.apply(job, Ensure(job.id, job.attempt_number, job.gang))
 
@@ -90,7 +90,7 @@ class Arm(ABC):
         self.gangs.apply(job, StopRanks(job.id, job.attempt_number, job.gang, self.now() + seconds))
 
     def kill(self, job: Job) -> None:
-        """Order the ranks' death."""
+        """Order the ranks to be killed."""
         job = self.record(job)
         self.gangs.apply(job, KillRanks(job.id, job.attempt_number, job.gang))
 
@@ -118,23 +118,23 @@ class Arm(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Wall time."""
+        """Return the wall time."""
 
     @abstractmethod
     def node_ids(self) -> list[str]:
-        """The nodes, in a fixed order."""
+        """Return the nodes' ids, in a fixed order."""
 
     @abstractmethod
     async def nodes(self) -> dict[str, Node]:
-        """The nodes, as the runtime sees them now."""
+        """Return the nodes, as the runtime sees them now."""
 
     @abstractmethod
     def entrypoint(self, does: Does) -> str:
-        """What a job's entry point is that does so."""
+        """Return the entry point of a job with this behaviour."""
 
     @abstractmethod
     def submission(self, name: str) -> dict[str, Any]:
-        """What else a submission here needs."""
+        """Return further fields of a submission to this runtime."""
 
     @abstractmethod
     async def until(self, what: str, condition: Callable[[], object]) -> None:
@@ -142,27 +142,27 @@ class Arm(ABC):
 
     @abstractmethod
     async def restart(self) -> None:
-        """The daemon is killed, and another begins."""
+        """Replace the daemon, as after a kill."""
 
     @abstractmethod
     def starts(self, job: Job) -> int:
-        """How many processes of ranks were ever started for a job."""
+        """Return the number of processes of ranks that were ever started for a job."""
 
     @abstractmethod
     def alive(self, job: Job) -> int:
-        """How many processes of ranks a job has now."""
+        """Return the number of processes of ranks that a job has now."""
 
     @abstractmethod
     def kill_rank(self, job: Job, rank: int) -> None:
-        """SIGKILL to a rank's process."""
+        """Send SIGKILL to a rank's process."""
 
     @abstractmethod
     def kill_actor(self, job: Job, rank: int) -> None:
-        """SIGKILL to a rank's actor."""
+        """Send SIGKILL to a rank's actor."""
 
     @abstractmethod
     async def lose_node(self, node_id: str) -> None:
-        """Kill a node; return when the runtime knows that it is dead."""
+        """Kill a node; return when the runtime reports it dead."""
 
 
 class RuntimeContract:

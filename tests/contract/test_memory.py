@@ -1,4 +1,4 @@
-"""The contract of runtimes, held by the one in memory."""
+"""The contract of runtimes, for the runtime in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def script_of(job_id: JobId) -> Script:
 
 
 class MemoryArm(Arm):
-    """Time passes as fast as it can."""
+    """Runs the in-memory runtime on a simulated clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,4 +93,4 @@ def arm() -> MemoryArm:
 
 
 class TestMemory(RuntimeContract):
-    """All of it."""
+    """Runs the whole contract."""

@@ -1,4 +1,4 @@
-"""The contract of runtimes, held by the one on Ray: two raylets on this machine, real processes. One Ray for the session."""
+"""The contract of runtimes, for the runtime on Ray: two raylets on this machine, real processes. One Ray for the session."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Raylets:
         return self.home / f"{does.value}.py"
 
     async def ready(self) -> None:
-        """Both nodes are there and known."""
+        """Wait until both nodes exist and are schedulable."""
         self.raylets.keep(2)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -93,7 +93,7 @@ class Raylets:
 
 
 class RayArm(Arm):
-    """Time passes by itself."""
+    """Runs the runtime on Ray, in real time."""
 
     def __init__(self, raylets: Raylets) -> None:
         super().__init__()
@@ -207,4 +207,4 @@ def arm(raylets: Raylets) -> RayArm:
 
 
 class TestRay(RuntimeContract):
-    """All of it."""
+    """Runs the whole contract."""

@@ -1,4 +1,4 @@
-"""What the fault tests share: a ledger for each test, and a seed that is told."""
+"""Fixtures of the fault tests: a ledger for each test, and a random generator whose seed is printed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.ledger import Ledger
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
-    """An empty ledger."""
+    """Return an empty ledger."""
     return Ledger(tmp_path / "ledger")
 
 
 @pytest.fixture
 def dice() -> random.Random:
-    """Random moments and victims; pytest-randomly prints the seed that repeats them."""
+    """Return a generator of random moments and victims; pytest-randomly prints the seed that repeats them."""
     return random.Random(random.getrandbits(64))

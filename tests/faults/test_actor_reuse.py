@@ -1,4 +1,4 @@
-"""A job takes over the actors of one that ended well, and nothing else of it; whatever ends meanwhile, every job still runs once."""
+"""A job reuses the actors of a job that succeeded, and nothing else of it; whichever process dies, every job still runs once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.processes import actor_pids, all_gone
 from tests.support.stack import Stack, wait_until
 
-MOST_PAIRS = 40  # each takes a second, and one in some suffices also on a busy machine
+MOST_PAIRS = 40  # each takes a second; on a busy machine too, one in a few reuses the actors
 TELL = """import json, os, sys
 fds = sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}"))
 print(json.dumps({"env": dict(os.environ), "files": fds, "cwd": os.getcwd()}))
@@ -44,12 +44,12 @@ def run(stack: Stack, directory: Path, name: str, script: str, **keys: Any) -> s
 
 
 def is_released(stack: Stack, job_id: str) -> bool:
-    """The job's gang serves it no more: another can have it now."""
+    """Return whether the gang no longer serves the job: another job can use it."""
     return any(event.kind == "gang_released" for event in stack.client.events(job_id))
 
 
 def told(log: str) -> Any:
-    """What the script of ``TELL`` printed."""
+    """Return what the script ``TELL`` printed, parsed as JSON."""
     return json.loads(log[log.index("{") : log.rindex("}") + 1])
 
 
@@ -59,7 +59,7 @@ def links(stack: Stack) -> list[str]:
 
 
 def follow_until_taken(stack: Stack, folder: Path) -> tuple[str, str]:
-    """Run pairs of jobs until the second has the actors of the first: a gang whose ends are not all confirmed in time is not kept."""
+    """Run pairs of jobs until the second reuses the actors of the first: a gang is kept only if its ends are all confirmed soon."""
     for number in range(MOST_PAIRS):
         first = run(stack, folder, f"first{number}", TELL, ranks=2, env={"FIRST": "its own"})
         second = run(stack, folder, f"second{number}", TELL, ranks=2, env={"SECOND": "its own"})
@@ -69,7 +69,7 @@ def follow_until_taken(stack: Stack, folder: Path) -> tuple[str, str]:
 
 
 def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]:
-    """Run pairs of jobs as above; the second runs until the file that is returned exists, and is running now."""
+    """Run pairs of jobs as above, but return while the second runs: both jobs, and the file that ends the second."""
     for number in range(MOST_PAIRS):
         first = run(stack, folder, f"first{number}", "pass")
         end = folder / f"end{number}"
@@ -85,7 +85,7 @@ def waiting_on_taken_actors(stack: Stack, folder: Path) -> tuple[str, str, Path]
 
 
 def run_until_parked(stack: Stack, folder: Path, *, ranks: int = 1) -> str:
-    """Run jobs until the gang of one is parked, and return that job; none takes over what another test has parked."""
+    """Run jobs until the gang of one is parked, and return that job; first wait until earlier gangs are removed."""
     wait_until("what was parked is removed", lambda: not links(stack))
     for number in range(MOST_PAIRS):
         job_id = run(stack, folder, f"first{number}", "pass", ranks=ranks)

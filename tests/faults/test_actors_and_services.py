@@ -1,4 +1,4 @@
-"""What stands around a rank dies: its actor, its keeper, the node agent, the fork server, the template of workers."""
+"""Processes that a rank depends on die: its actor, its keeper, the node agent, the fork server, the worker template."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHILDREN = [
 
 
 def running(stack: Stack, ledger: Ledger, directory: Path, *, ranks: int = 2, until: Path | None = None) -> str:
-    """A job that steps until ``until`` exists."""
+    """Submit a job that steps until ``until`` exists, and wait until every rank steps."""
     budget = {"retry": {"backoff": {"initial": "100ms", "max": "200ms"}}}
     spec = job_spec(ledger, ranks=ranks, until=str(until or directory / "done"), children=CHILDREN, spec=budget)
     job_id = stack.submit(spec, directory / "work", train=SCRIPT)
@@ -42,7 +42,7 @@ def running(stack: Stack, ledger: Ledger, directory: Path, *, ranks: int = 2, un
 
 
 def finish(stack: Stack, ledger: Ledger, job_id: str, directory: Path, attempts: int) -> None:
-    """The job steps on in its newest attempt, ends well, and leaves nothing."""
+    """Wait until the attempt steps, end the job, and check that it succeeded and left no process."""
     wait_until(
         f"attempt {attempts} steps",
         lambda: any(line.attempt == attempts and line.what == "step" for line in ledger.lines(job_id)),
@@ -58,7 +58,7 @@ def finish(stack: Stack, ledger: Ledger, job_id: str, directory: Path, attempts:
 def test_an_actor_or_a_keeper_takes_its_whole_tree_along_and_the_job_recovers(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """One after the other of one job; then every actor at once: one loss, one restart."""
+    """Actors and keepers of one job are killed one by one, then all its actors at once: each loss costs one restart."""
     job_id = running(stack, ledger, tmp_path)
     victims = [("actor", 0), ("keeper", 1), ("actor", 1), ("keeper", 0)]
     for attempt, (what, rank) in enumerate(victims, 1):
@@ -121,7 +121,7 @@ def test_a_fork_server_that_dies_while_jobs_start_costs_them_nothing(
 
 
 def fork_servers(stack: Stack) -> list[int]:
-    """The home's fork servers."""
+    """Return the process ids of the home's fork servers."""
     marker = str(stack.node_root)
     return [
         p.pid
@@ -162,7 +162,7 @@ def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: 
     raylet = stack.head_pids()["raylet"]
     for end in (template.suspend, template.kill):
         end()
-        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))  # of a parked gang
+        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))  # of parked gangs, too
         kill_each(*(worker.pid for worker in workers))
         (tmp_path / "done").unlink(missing_ok=True)
         job_id = running(stack, ledger, tmp_path)
@@ -170,7 +170,7 @@ def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: 
         finish(stack, ledger, job_id, tmp_path, 1)
     assert stack.head_pids()["raylet"] == raylet
     forks = [process.pid for process in of_session(raylet)]
-    os.kill(raylet, signal.SIGKILL)  # all that it had has a template again
+    os.kill(raylet, signal.SIGKILL)  # the head that replaces it has a new template
     all_gone("the head that is ended", forks)
     head_file = stack.settings.paths.ray / "head.json"
     wait_until("there is another head", lambda: head_file.exists() and stack.head_pids()["raylet"] != raylet)

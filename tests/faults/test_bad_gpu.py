@@ -1,4 +1,4 @@
-"""A GPU that keeps failing is handed out no more, and the job goes on with another."""
+"""A GPU that keeps failing is quarantined, and the job continues on another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon is killed, in every state, and whatever happens while it is away: jobs step on, and nothing is done twice."""
+"""The daemon is killed with jobs in every state, and faults occur while it is down: jobs step on, nothing runs twice."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_daemon_that_dies_between_the_end_of_a_job_and_its_tidying_leaves_noth
 def test_down_with_stop_jobs_ends_soon_and_the_next_daemon_goes_on_and_knows_everything(
     breakable: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """With what a job that has ended reported last, and a node that is cordoned, on another head of Ray."""
+    """On another head of Ray, the last report of an ended job and the cordon of a node are kept."""
     stack, done = breakable, tmp_path / "done"
     ended_before = submit(stack, ledger, tmp_path, name="ended", steps=10)
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
@@ -195,7 +195,7 @@ def test_whatever_happens_while_the_daemon_is_away(breakable: Stack, ledger: Led
 
 
 def test_a_half_started_ray_is_not_left_behind_and_two_who_start_the_daemon_at_once_get_one() -> None:
-    """The daemon dies before it could note which Ray it has begun to start; then two users run ``orch up``."""
+    """The daemon dies before it records which Ray it has begun to start; then two users run ``orch up``."""
     stack = Stack()
 
     def started(name: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""Eight times the daemon is killed at a random moment, while users submit, pause, resume and cancel; ``make soak`` does it 1000 times."""
+"""The daemon is killed at eight random moments while users submit, pause, resume and cancel; ``make soak`` does it 1000 times."""
 
 from __future__ import annotations
 

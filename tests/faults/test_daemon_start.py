@@ -1,4 +1,4 @@
-"""A daemon that does not come up says why and leaves nothing; one that is stopped is told; one that goes is gone."""
+"""A failed start says why and leaves no process; commands report a stopped daemon; one that ends leaves no process."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def stack() -> Iterator[Stack]:
-    """A home without a daemon."""
+    """Yield a home without a daemon."""
     made = Stack(simulate_gpus=1)
     yield made
     made.close()
 
 
 def left_of(stack: Stack) -> list[int]:
-    """Every live process of the home: its daemon, its Ray, its fork servers."""
+    """Return the live processes of the home: its daemon, its Ray, its fork servers."""
     marks = (f"ORCH_HOME={stack.home}", str(stack.home), str(stack.node_root))
     found = []
     for process in psutil.process_iter():
@@ -49,12 +49,12 @@ def left_of(stack: Stack) -> list[int]:
 
 
 def test_a_daemon_that_is_stopped_a_port_that_is_taken_and_several_who_end_it(stack: Stack) -> None:
-    """In this order, for one start and its repetition."""
+    """These cases are tested in this order, with two starts of the daemon."""
     pid = stack.up()["pid"]
     os.kill(pid, signal.SIGSTOP)
     wait_until("it is stopped", lambda: is_stopped(pid))
     commands = (["up"], ["status"], ["down"], ["submit", "-"])
-    with ThreadPoolExecutor(len(commands)) as pool:  # each is patient for some seconds
+    with ThreadPoolExecutor(len(commands)) as pool:  # each waits for some seconds
         answers = list(pool.map(lambda command: stack.orch(*command), commands))
     for command, done in zip(commands, answers, strict=True):
         assert done.returncode == 4, (command, done.stderr)
@@ -71,7 +71,7 @@ def test_a_daemon_that_is_stopped_a_port_that_is_taken_and_several_who_end_it(st
 
 
 def up_where_the_port_for_metrics_is_taken(stack: Stack) -> None:
-    """A second daemon on the machine takes a free one."""
+    """Start the daemon while the port for metrics is taken: it uses a free one."""
     with contextlib.closing(socket.socket()) as other:
         with contextlib.suppress(OSError):  # another daemon is there already
             other.bind(("127.0.0.1", 9476))
@@ -214,7 +214,7 @@ print(by_ray, disarmed, restored, len(seen))
 def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack, claimed: str, arms: str) -> None:
     """Ray arms an alarm that aborts the process 3 s after SIGTERM, unless its handler was there before it connected.
 
-    The second case tells when Ray does not any more; the first when it installs its handler in another way.
+    The second case fails when Ray no longer does so; the first when Ray installs its handler in another way.
     """
     token = breakable.settings.paths.ray / "token"
     address = json.loads((breakable.settings.paths.ray / "head.json").read_text())["gcs_address"]
@@ -230,7 +230,7 @@ def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack, cla
 
 
 def left_without_commands(stack: Stack) -> list[int]:
-    """The same without the commands that this test runs at the moment."""
+    """Return the live processes of the home without the commands that this test runs."""
     found = []
     for pid in left_of(stack):
         with contextlib.suppress(psutil.Error):

@@ -21,7 +21,7 @@ from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
 
 @pytest.fixture
 def job_id(breakable: Stack, ledger: Ledger, tmp_path: Path) -> str:
-    """A job of two ranks that runs until it is cancelled, past its first two checkpoints."""
+    """Return a running job of two ranks, past its first two checkpoints, that runs until the file ``over`` exists."""
     spec = job_spec(ledger, name="drilled", ranks=2, until=str(tmp_path / "over"))
     job_id = breakable.submit(spec, tmp_path / "work", train=SCRIPT)
     breakable.wait_step(job_id, 12)
@@ -37,7 +37,7 @@ def drill(stack: Stack, job_id: str, *options: str) -> dict[str, Any]:
 
 
 def test_ranks_that_are_killed_or_stopped_actors_and_a_torn_checkpoint(breakable: Stack, job_id: str) -> None:
-    """One drill after the other on the same job: each makes it try again."""
+    """Drills run one after the other on the same job: each makes it start another attempt."""
     rank = drill(breakable, job_id, "--kill", "rank", "--rank", "1")
     assert (rank["attempt_before"], rank["attempt_after"]) == (1, 2)
     assert 0 <= rank["detection_seconds"] <= rank["recovery_seconds"]
@@ -66,7 +66,7 @@ def test_ranks_that_are_killed_or_stopped_actors_and_a_torn_checkpoint(breakable
 def test_what_is_refused_and_what_costs_a_running_job_nothing(breakable: Stack, job_id: str) -> None:
     for options, words in (
         (("--kill", "rank"), "not confirmed (no terminal)"),
-        (("--fill-disk", "--yes"), "which others need"),
+        (("--fill-disk", "--yes"), "which other programs need"),
         (("--kill", "rank", "--rank", "9", "--yes"), "has ranks 0 to 1"),
     ):
         done = breakable.orch("drill", job_id, *options)
@@ -94,12 +94,12 @@ def test_rays_head_is_killed_and_the_job_resumes(breakable: Stack, job_id: str) 
 
 
 KILLS = 4
-"""With one to let the room that a recovery takes be taken, and one more to find that it was given back."""
+"""Number of kills: enough that one recovery uses the reserved disk space, and a later one finds it reserved again."""
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
+    """Yield a file system of 16 MiB."""
     with disks.small_disk(tmp_path, 16) as where:
         yield where
 
@@ -126,7 +126,7 @@ def test_a_full_disk_costs_saves_and_nothing_else(
 def test_a_job_recovers_again_and_again_though_the_disk_is_full(
     breakable: Stack, ledger: Ledger, tmp_path: Path, kind: str
 ) -> None:
-    """What the ranks write to agree on a checkpoint always has its room, and the checkpoint is in memory."""
+    """Space for the files by which ranks agree on a checkpoint is reserved, and the snapshot is in memory."""
     with disks.small_disk(tmp_path, 16, kind=kind) as disk:
         keys = {"checkpoint": {"storage_path": str(disk)}, "retry": {"max_restarts": {"infra": KILLS}}}
         spec = job_spec(ledger, name="full", ranks=2, until=str(tmp_path / "over"), spec=keys)
@@ -140,7 +140,7 @@ def test_a_job_recovers_again_and_again_though_the_disk_is_full(
 
 
 def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(ledger: Ledger, tmp_path: Path) -> None:
-    """Transitions, exit records and what the next attempt needs: every time, with a daemon that is killed half-way."""
+    """Transitions, exit records and the next attempt's files are always written; the daemon is killed half-way."""
     with disks.small_disk(tmp_path, 400, kind="ext4") as disk:
         stack = Stack(home=disk / "home")
         stack.home.mkdir(mode=0o700)
@@ -165,7 +165,7 @@ def test_jobs_recover_again_and_again_though_the_disk_under_the_home_is_full(led
 
 
 def new_jobs_alone_are_refused(stack: Stack, ledger: Ledger, directory: Path, running: str) -> None:
-    """While the disk is full; what happens to the running job is still written."""
+    """Check that a full disk refuses new jobs only: what happens to the running job is still written."""
     work, spec = directory / "work", job_spec(ledger, name="new", steps=1)
 
     def accepted() -> str | None:

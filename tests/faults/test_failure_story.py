@@ -1,4 +1,4 @@
-"""A failure as people meet it: its sentence, the log's last lines and advice, told to a web hook, with the policies obeyed."""
+"""A failure as users see it: its sentence, the log's last lines and advice, sent to a web hook, with log policies applied."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ raise ValueError("flaky network")
 
 
 class Hook(ThreadingHTTPServer):
-    """Refuses the first message, takes the others."""
+    """Web hook that refuses the first message and accepts the others."""
 
     daemon_threads = True
 
@@ -44,7 +44,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A daemon that serves a group: members get in, see every job and act on their own; other users do not get in."""
+"""A daemon that serves a group: members can connect, see every job and act on their own; other users cannot connect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 
 def as_user(uid: int, action: Callable[[], object], *, member: bool = True) -> str:
-    """What ``action`` returned, as text, or the name and message of what it raised, in a process of user ``uid``."""
+    """Run ``action`` in a process of user ``uid``; return its result, or the name and message of its error, as text."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -57,7 +57,7 @@ def as_user(uid: int, action: Callable[[], object], *, member: bool = True) -> s
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """A daemon that serves the group, in a home that was its owner's alone and has files that any user could read."""
+    """Yield a daemon that serves the group, in a home of mode 0700 with files that have modes readable by any user."""
     home = Path(tempfile.mkdtemp(prefix="orch-t-", dir="/var/lib"))
     made = Stack(home=home, extra=("--group", GROUP))
     assert stat.S_IMODE(home.stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""Hangs on a real daemon: ranks that are stopped or deadlocked are found, told, and the job goes on; pauses are left alone."""
+"""Hangs on a real daemon: stopped or deadlocked ranks are found and reported, and the job continues; pauses are left alone."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def kinds(stack: Stack, job_id: str) -> list[str]:
 
 
 def named(stack: Stack, job_id: str, kind: str) -> FindingView | None:
-    """The job's open finding of this kind."""
+    """Return the job's open finding of this kind; None if there is none."""
     return next((found for found in stack.job(job_id).findings if found.kind == kind), None)
 
 
 def test_stopped_and_deadlocked_ranks_are_found_and_pauses_are_not(stack: Stack, tmp_path: Path) -> None:
-    """Three jobs at once: their waits overlap."""
+    """Three jobs run at once, so that their waits overlap."""
     stopped, locked = submit(stack, tmp_path, "steps"), submit(stack, tmp_path, "lock")
     paused = submit(stack, tmp_path, "pauses")
     stack.wait_step(stopped, 30)

@@ -1,4 +1,4 @@
-"""A job that writes what it likes where the daemon reads: its neighbour runs, everybody is answered, the daemon starts again."""
+"""A job writes arbitrary data where the daemon reads: other jobs run, all commands are answered, the daemon starts again."""
 
 from __future__ import annotations
 

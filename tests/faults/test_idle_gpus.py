@@ -1,4 +1,4 @@
-"""A job whose GPUs do nothing gives them to one that needs them, and continues from its last save when they are free again."""
+"""A job whose GPUs are idle gives them to one that needs them, and resumes from its last checkpoint when they are free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that needs more memory than it asked for ends alone: its job says what happened, the others and orch run on."""
+"""A rank that exceeds its memory limit is killed: the job's failure says what happened, and the node agent runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch prune` removes what orch keeps of ended jobs, and nothing that is somebody's own."""
+"""`orch prune` removes what orch keeps of ended jobs, but no checkpoints in a directory that the job's owner chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host of one rank against bad timing: orders that come early, late or twice, answers that are lost, askers that die."""
+"""The supervisor of one rank under bad timing: requests that come early, late or twice, lost replies, callers that die."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_plan(server: RunningServer, tmp_path: Path, script: str = SLEEPER, atte
 
 
 async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
-    """The attempt's events up to its last."""
+    """Return the attempt's events up to its last, ``gone``."""
     events: list[RankEvent] = []
     cursor = PollCursor()
     async with asyncio.timeout(300):
@@ -224,7 +224,7 @@ def test_a_new_attempt_starts_with_a_blank_page(server: RunningServer, tmp_path:
 
 
 class LossyServer:
-    """Stands before a fork server, and loses its first answers: the process is there, but nobody is told."""
+    """Proxy of a fork server that loses its first replies: the process is started, but the client is not told."""
 
     def __init__(self, server: RunningServer, path: Path, losses: int) -> None:
         self.losses = losses
@@ -264,7 +264,7 @@ class LossyServer:
 
 
 def test_a_lost_answer_never_makes_two_process_trees(server: RunningServer, tmp_path: Path) -> None:
-    # It writes all the time that it lives, so two at a time would mix their lines.
+    # It writes for as long as it lives, so the lines of two at a time would be mixed.
     script = """
 import os, time
 handle = os.open("times", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -313,7 +313,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stores(server: RunningServer) -> set[int]:
-    """The rendezvous stores that the server's keepers keep."""
+    """Return the process ids of the rendezvous stores below the server."""
     processes = psutil.Process(server.started.pid).children(recursive=True)
     return {process.pid for process in processes if command_line(process) == ["orch-store"]}
 
@@ -366,7 +366,7 @@ NEVER = 3600.0
 
 
 def openings(path: Path) -> int:
-    """How often this process has the file open."""
+    """Return how many descriptors of the file this process has."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -375,7 +375,7 @@ def openings(path: Path) -> int:
 
 
 async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
-    """Somebody who waits for what is new of attempt 1, and has come to waiting."""
+    """Return a task that polls for new events of attempt 1, once it waits."""
     waiting = asyncio.create_task(host.feed.poll(1, PollCursor(), NEVER))
     await asyncio.sleep(0)
     assert not host._log._news.is_set()
@@ -385,12 +385,12 @@ async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
 @pytest.mark.parametrize("ordered", [True, False])
 def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Path, ordered: bool) -> None:
     async def case() -> None:
-        host = make_host(tmp_path, sent_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else makes a reply
+        host = make_host(tmp_path, sent_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else causes a reply
         await host.prepare(1, None)
         host._fence.called_off = 1 if ordered else 0
         waiting = await told_of(host)
         host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=None, signal=9))
-        for _ in range(10):  # turns of the loop: whoever is woken has gone on by then
+        for _ in range(10):  # turns of the loop: a task that is woken has continued by then
             await asyncio.sleep(0)
         assert waiting.done() is not ordered
         host._log.add(kind="gone", at=time.time())
@@ -403,7 +403,7 @@ def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_o
     tmp_path: Path,
 ) -> None:
     async def case() -> None:
-        host = make_host(tmp_path, progress_seconds=NEVER)  # or that would make a reply of it
+        host = make_host(tmp_path, progress_seconds=NEVER)  # else progress would cause a reply
         await host.prepare(1, None)
         host._fence.called_off = 1
         waiting = await told_of(host)

@@ -1,4 +1,4 @@
-"""What a rank leaves when its keeper, its fork server, or both are killed or stopped: nothing, before the next attempt starts."""
+"""A rank whose keeper, fork server, or both are killed or stopped leaves nothing behind when the next attempt starts."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_nothing_outlives_a_keeper_and_its_fork_server(tmp_path: Path, order: st
 
 
 def leave_group(pids: list[int]) -> None:
-    """As if there had been no group: its processes are moved to the one above it."""
+    """Move the processes to the control group above theirs, as if theirs had never existed."""
     place = cgroups.find_place()
     if place is not None:
         for pid in pids:
@@ -137,7 +137,7 @@ pathlib.Path("found").write_text(state)
         await started(host, marked_plan(server, tmp_path, BALLAST))
         await asyncio.to_thread(wait_until, "2 GiB are held", (tmp_path / "ready").exists)
         os.kill(keeper_of(tmp_path), signal.SIGKILL)
-        # An actor that knows nothing of the process, as after the loss of a gang.
+        # An actor that has no record of the process, as after the loss of a gang.
         other = make_host(tmp_path)
         await started(other, marked_plan(server, tmp_path, script, attempt=2))
         await story(other, 2)

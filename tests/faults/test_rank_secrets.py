@@ -1,4 +1,4 @@
-"""A job's secrets in everything that a rank can say: nothing that leaves the processes beside it repeats them."""
+"""A job's secrets in all that a rank can output: its events, logs, exit record and stacks do not repeat them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray's head dies, or everything does: it is started again, and every accepted job runs on from its checkpoint."""
+"""Ray's head or every process dies: after a new start, every accepted job continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_dead_head_is_started_again_and_jobs_resume(
 
 
 def test_a_raylet_that_is_stopped_for_good_is_replaced(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    """Ray's control store gives its node up after some seconds, and never takes it back; every process of the head still exists."""
+    """Ray's control store declares the node dead after some seconds, for good; every process of the head still exists."""
     stack, done = breakable, tmp_path / "done"
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
     wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
@@ -100,13 +100,13 @@ def test_a_raylet_that_is_stopped_for_good_is_replaced(breakable: Stack, ledger:
 def test_a_daemon_that_starts_beside_a_control_plane_that_only_seems_to_live(
     breakable: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """After SIGTERM it closes its port and never exits: the daemon waited for it for minutes, and then gave up."""
+    """After SIGTERM Ray's control store closes its port and never exits; the daemon must not wait for it."""
     stack, done = breakable, tmp_path / "done"
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
     wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)
     head = stack.head_pids()
     daemon = stack.daemon_pid()
-    os.kill(daemon, signal.SIGSTOP)  # it would see the end of the head first
+    os.kill(daemon, signal.SIGSTOP)  # else it would see the head's end first
     os.kill(head["gcs_server"], signal.SIGTERM)
     address = json.loads((stack.settings.paths.ray / "head.json").read_text())["gcs_address"]
     wait_until("its port is closed", lambda: not _listens(address))
@@ -157,7 +157,7 @@ def test_a_head_that_dies_again_while_it_comes_back(breakable: Stack, ledger: Le
 
 
 def test_a_server_of_others_at_the_dead_heads_port(breakable: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    """The daemon's calls to the dead head are answered with an error by whatever listens at its port from then on."""
+    """Another server takes the port of the dead head, and answers the daemon's calls with an error."""
     stack, done = breakable, tmp_path / "done"
     job_id = submit(stack, ledger, tmp_path, ranks=2, until=str(done))
     wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)

@@ -1,4 +1,4 @@
-"""What stands around a rank is stopped (SIGSTOP), or killed together with what would clear up after it."""
+"""Processes that a rank depends on are stopped (SIGSTOP), or killed together with those that clean up after them."""
 
 from __future__ import annotations
 

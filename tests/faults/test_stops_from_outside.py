@@ -1,4 +1,4 @@
-"""SIGTERM that orch did not send: whatever it reaches, and however the script then ends, the job runs to its real end."""
+"""SIGTERM that orch did not send: whichever process gets it, however the script ends, the job runs to its real end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stack import Stack, process_gone, wait_until
 STEPS = 60
 BUDGET = {"retry": {"max_restarts": {"user": 0, "infra": 3}}}
 
-# No word of orch in it: it keeps its step in a file of its own, and treats SIGTERM as its argument says.
+# A script that does not use orch: it keeps its step in a file of its own, and treats SIGTERM as its argument says.
 PLAIN = """
 import json, os, signal, sys, time
 style, steps, file = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -58,7 +58,7 @@ while style == "late" and not stopping:
 
 
 def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
-    """The failure of each failed attempt, as the record has it."""
+    """Return the failure of each failed attempt, as its event records it."""
     return [e.body["failure"] for e in stack.client.events(job_id) if e.kind == "attempt_failed"]
 
 
@@ -74,7 +74,7 @@ def submit(stack: Stack, ledger: Ledger, directory: Path, **options: object) -> 
 
 
 def ranks_at(ledger: Ledger, job_id: str, step: int, attempt: int = 1, ranks: int = 1) -> list[int]:
-    """The process ids of the ranks, once each has done that step."""
+    """Return the process ids of the ranks, once each has done that step."""
 
     def there() -> bool:
         lines = [line for line in ledger.lines(job_id) if line.attempt == attempt and line.what == "step"]
@@ -151,7 +151,7 @@ def plain(style: str, file: Path, *, entrypoint: str = "", **spec: object) -> st
 
 
 def starts(file: Path) -> list[tuple[int, int]]:
-    """Process id and first step of each start of the plain script."""
+    """Return process id and first step of each start of the plain script."""
     with contextlib.suppress(FileNotFoundError):
         lines = Path(f"{file}.starts").read_text().splitlines()
         return [(int(pid), int(step)) for pid, step in (line.split() for line in lines)]
@@ -159,7 +159,7 @@ def starts(file: Path) -> list[tuple[int, int]]:
 
 
 def at_step(file: Path, step: int) -> int:
-    """The process id of the plain script, once it has done that step."""
+    """Return the process id of the plain script, once it has done that step."""
     wait_until("it has done some steps", lambda: file.exists() and int(file.read_text()) >= step)
     return starts(file)[-1][0]
 
@@ -167,7 +167,7 @@ def at_step(file: Path, step: int) -> int:
 def test_a_rank_that_is_killed_after_its_keeper_was_terminated_has_failed(
     stack: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """No request to stop has reached the other rank: it is not given the five minutes of a stop to save."""
+    """No request to stop has reached the other rank, so it does not get the five minutes of a stop to save."""
     job_id = submit(stack, ledger, tmp_path, ranks=2)
     wait_until("it steps", lambda: ledger.last_step(job_id) >= 5)
     pid = ledger.pids(job_id, 1)[1]
@@ -199,7 +199,7 @@ def test_a_script_that_had_printed_its_last_step_has_finished(stack: Stack, tmp_
     health = {"health": {"progress": {"pattern": r"step (\d+)/(\d+)"}}} if progress else {}
     job_id = stack.submit(plain("late", file, **health), tmp_path / "work", train=PLAIN)
     terminate(at_step(file, STEPS))
-    if not progress:  # what it did is not known, so it gets to do it again
+    if not progress:  # its progress is unknown, so it is started again
         wait_until("it is started again", lambda: len(starts(file)) == 2)
         stack.client.cancel(job_id)
         assert stack.wait(job_id).state == "CANCELLED"
@@ -223,7 +223,7 @@ def test_a_shell_script_whose_child_died_of_it_is_resumed(stack: Stack, tmp_path
 
 
 def test_a_shell_script_that_ends_with_0_while_its_node_shuts_down_is_resumed(stack: Stack, tmp_path: Path) -> None:
-    """Nothing sees a signal arrive in a program that the keeper executes, but the keeper gets it as well."""
+    """orch cannot see a signal arrive in a program that the keeper executes, but the keeper gets the signal too."""
     file = tmp_path / "step"
     (tmp_path / "work").mkdir()
     script = f"{sys.executable} train.py 0 {STEPS} {shlex.quote(str(file))} & wait $!; exit 0\n"
@@ -237,7 +237,7 @@ def test_a_shell_script_that_ends_with_0_while_its_node_shuts_down_is_resumed(st
 
 
 def test_an_order_of_orch_is_none_from_outside(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    """Cancel and pause end in their states, also where SIGTERM had come from elsewhere the moment before."""
+    """Cancel and pause end in their states, even if SIGTERM came from elsewhere just before."""
     jobs = [submit(stack, ledger, tmp_path, name=f"j{i}", steps=100_000) for i in range(2)]
     pids = [ranks_at(ledger, job_id, 6)[0] for job_id in jobs]
     terminate(*pids)
@@ -254,14 +254,14 @@ KINDS: list[dict[str, object]] = [
     {"stop_code": 0, "stop_seconds": 3},
     {"ranks": 2, "collective": True, "stop_code": 143},
 ]
-"""Of jobs that save when they are told to stop."""
+"""Options of jobs that save when they are told to stop."""
 
 
 def started(
     stack: Stack, ledger: Ledger, tmp_path: Path, kinds: list[dict[str, object]], styles: tuple[str, ...]
 ) -> tuple[list[str], dict[str, Path]]:
-    """Jobs of these kinds, by id; and scripts that know nothing of orch, with their files."""
-    ends = {"steps": None, "until": str(tmp_path / "done")}  # however long the last of them takes to start
+    """Start jobs of these kinds, and plain scripts; return the jobs' ids, and the scripts' ids with their files."""
+    ends = {"steps": None, "until": str(tmp_path / "done")}  # none ends before the last has started
     jobs = [submit(stack, ledger, tmp_path, name=f"k{i}", **{**kind, **ends}) for i, kind in enumerate(kinds)]
     files = {}
     for style in styles:

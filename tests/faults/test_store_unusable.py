@@ -1,4 +1,4 @@
-"""The record cannot be used: refused with the remedy, running jobs untouched, nothing overwritten. Full disks: test_drills.py."""
+"""An unusable store is refused with the remedy; jobs are untouched, nothing is overwritten. Full disks: test_drills.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def steps_on(ledger: Ledger, job_id: str) -> None:
 
 
 def newer(store: Path) -> None:
-    """As a later version leaves it."""
+    """Give the store the schema version of a later orch."""
     with closing(sqlite3.connect(store)) as connection:
         connection.execute("PRAGMA user_version = 999")
 
 
 def damaged(store: Path) -> None:
-    """As a failing disk leaves it, with nothing in the log that would heal it."""
+    """Damage the store as a failing disk does, with an empty write-ahead log, so that nothing repairs it."""
     with closing(sqlite3.connect(store)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     with store.open("r+b") as file:

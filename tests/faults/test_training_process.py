@@ -1,4 +1,4 @@
-"""A training process dies: classified, retried by its own budget, resumed; the rank that failed first is named."""
+"""A training process dies: the failure is classified, the job resumes in its budget, the first failed rank is named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def submit(stack: Stack, spec: str, directory: Path) -> str:
 
 
 def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
-    """The failure of each failed attempt, as the record has it."""
+    """Return the failure of each failed attempt, as its event records it."""
     return [e.body["failure"] for e in stack.client.events(job_id) if e.kind == "attempt_failed"]
 
 
@@ -32,7 +32,7 @@ def failures(stack: Stack, job_id: str) -> list[dict[str, object]]:
         ("exception", 0, "user", "raised ValueError: a fault of the schedule"),
         ("exception", 1, "user", "raised ValueError: a fault of the schedule"),
         ("exit", 1, "user", "ended with exit code 1"),
-        ("tempfail", 0, "infra", "asked to be tried again (exit code 75"),
+        ("tempfail", 0, "infra", "requested a retry (exit code 75"),
     ],
 )
 def test_either_rank_is_named_retried_and_resumed(
@@ -94,7 +94,7 @@ def test_kills_at_random_moments_of_either_rank(
     killed: list[int] = []
     for number in range(1, kills + 1):
         victim = dice.randrange(2)
-        # From the first line of the script, through its imports and its rendezvous, into its steps and saves.
+        # Moments from the script's first line, through its imports and rendezvous, to its steps and saves.
         lines = dice.choice([1, 2, 3, 4, 8, 12])
 
         def is_there(attempt: int = number, rank: int = victim, lines: int = lines) -> int | None:

@@ -56,7 +56,7 @@ def fuzz(reader: Reader, *, number: int, examples: int) -> Defect | None:
 
     try:
         read()
-    except Exception as error:  # the defect that is looked for
+    except Exception as error:  # the defect that fuzzing searches for
         return Defect(reader.name, last[0], f"{type(error).__name__}: {error}"[:500])
     return None
 

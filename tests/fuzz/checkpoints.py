@@ -1,4 +1,4 @@
-"""Readers of what lies in a job's checkpoint directories and in its shared memory."""
+"""Readers of the files in a job's checkpoint directories and in its shared memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _manifests() -> list[bytes]:
 
 
 def _sealed(data: bytes) -> bytes:
-    """The bytes as they are; what they say as a manifest whose own digest fits, where they say anything."""
+    """Return the bytes as they are; if they are a JSON object, as a manifest with the right digest of its own."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
@@ -108,7 +108,7 @@ def _read_state(data: bytes) -> bool:
 
 @functools.cache
 def _slot() -> tuple[str, bytes]:
-    """The name and the bytes of a slot that a rank has written."""
+    """Return the name and the bytes of a slot that a rank has written."""
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         writer = SnapshotWriter(Path(place), rank=0, world_size=1, attempt=1, job_id="j", token="t")
         writer.save({"state": {"w": torch.zeros(4)}}, step=1, gang=False, wanted=True)
@@ -124,7 +124,7 @@ def _descriptions() -> list[bytes]:
 
 
 def _read_description(data: bytes) -> bool:
-    """A slot with these bytes in place of its description, and the checksum that fits."""
+    """Read a slot with these bytes in place of its description, and the right checksum."""
     name, whole = _slot()
     told = data[:8000]
     head = whole[:META_AT] + struct.pack("<II", len(told), zlib.crc32(told)) + told

@@ -1,6 +1,6 @@
-"""``python -m tests.fuzz.guided READER DIRECTORY SECONDS``: atheris looks for inputs that take new paths through a reader.
+"""``python -m tests.fuzz.guided READER DIRECTORY SECONDS``: atheris finds inputs that take new paths through a reader.
 
-A process of its own: libFuzzer ends the one that it runs in. Inputs go to DIRECTORY, those that are defects to DIRECTORY/crash-….
+It needs a process of its own, which libFuzzer ends. Inputs are written to DIRECTORY, those that are defects to DIRECTORY/crash-….
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MOST_BYTES = 20_000
 
 
 def main() -> None:
-    """Run until the time is over, or a defect is found."""
+    """Fuzz until the time is over, or a defect is found."""
     name, directory, seconds = sys.argv[1:]
-    # What the readers use is imported under instrumentation: nothing of it may have been imported before.
+    # The readers' modules are imported under instrumentation: none of them may have been imported before.
     with atheris.instrument_imports(include=["orchestrator"], enable_loader_override=False):
         reader = importlib.import_module("tests.fuzz.readers").READERS[name]
     folder = Path(directory)

@@ -1,4 +1,4 @@
-"""The HTTP interface, asked by schemathesis what its own OpenAPI document allows and what it does not.
+"""Fuzzes the HTTP interface: schemathesis sends requests that its OpenAPI document allows, and others.
 
 No request may be answered with an error of the server, nor with a status, a content type or a body that the document lacks.
 """
@@ -38,11 +38,11 @@ CHECKS: Final = (
     openapi.response_schema_conformance,
 )
 WAITS: Final = {"follow": "false", "timeout": 0}
-"""A log that is followed, and a wait for a change, are answered at once."""
+"""Parameters with which following a log, and waiting for a change, are answered at once."""
 
 
 def findings(*, number: int, examples: int) -> tuple[dict[str, Counter[int]], list[str]]:
-    """So many requests of each kind: the statuses of the answers by operation, and what is wrong with them."""
+    """Send ``examples`` requests of each kind; return the statuses of the answers by operation, and their problems."""
     statuses: dict[str, Counter[int]] = {}
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as place, serve_fake(Path(place), owner_uid=os.getuid(), token=TOKEN) as served:
@@ -88,7 +88,7 @@ def _asked(
         case.validate_response(answer, checks=CHECKS)
 
     try:
-        with contextlib.suppress(Unsatisfiable):  # nothing that could be wrong with it
+        with contextlib.suppress(Unsatisfiable):  # the operation has no invalid requests
             request()
     except BaseExceptionGroup as error:
         yield f"{operation.label}: {[str(one) for one in error.exceptions]}"

@@ -1,4 +1,4 @@
-"""Bytes for a reader: any, and inputs that it accepts with some of their bytes, or of their JSON values, changed."""
+"""Bytes for a reader: arbitrary ones, and valid inputs with some of their bytes or JSON values changed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def inputs(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
-    """Bytes that mostly resemble one of the seeds."""
+    """Return a strategy for bytes that mostly resemble one of the seeds."""
     ways = [st.binary(max_size=200), st.builds(_changed, _one(seeds), st.lists(_changes(), max_size=MOST_CHANGES))]
     trees = [tree for tree in map(_tree, seeds) if isinstance(tree, dict)]
     if trees:
@@ -72,12 +72,12 @@ def inputs(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def _one(values: Sequence[T]) -> st.SearchStrategy[T]:
-    """As ``sampled_from``, without the representation of all of them."""
+    """Return a strategy like ``sampled_from``, without the representation of all values."""
     return st.integers(0, len(values) - 1).map(values.__getitem__)
 
 
 def _changes() -> st.SearchStrategy[tuple[int, int, bytes]]:
-    """An offset, the number of bytes to remove there, and the bytes to insert."""
+    """Return a strategy for an offset, the number of bytes to remove there, and the bytes to insert."""
     return st.tuples(
         st.integers(0, 2**16),
         st.sampled_from([0, 0, 1, 1, 2, 4, 8, 100, 2**20]),
@@ -94,7 +94,7 @@ def _changed(seed: bytes, changes: list[tuple[int, int, bytes]]) -> bytes:
 
 
 def _grafts() -> st.SearchStrategy[tuple[int, Any]]:
-    """The place of a value in a tree, and its replacement."""
+    """Return a strategy for the place of a value in a tree, and its replacement."""
     return st.tuples(st.integers(0, 2**16), _one(VALUES))
 
 
@@ -113,7 +113,7 @@ def _regrown(tree: Any, grafts: list[tuple[int, Any]]) -> bytes:
 
 
 def _paths(tree: Any, above: tuple[Any, ...] = ()) -> Any:
-    """The keys on the way to each value of a tree."""
+    """Yield the keys on the way to each value of a tree."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         yield (*above, key)

@@ -1,4 +1,4 @@
-"""Readers of what a rank's process, or its keeper, has written: progress page, exit record, lifeline, requests, logs."""
+"""Readers of data written by a rank's process or its keeper: progress page, exit record, lifeline, requests, logs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOB = "digits-abc234"
 
 
 def _page() -> bytes:
-    """A page that a script has written."""
+    """Return a page that a script has written."""
     with tempfile.TemporaryDirectory() as place:
         reader = PageReader.create(Path(place) / "page")
         script = ProgressPage.open(reader.path)
@@ -70,7 +70,7 @@ def _record_of(slots: layout.Slots) -> list[bytes]:
 
 
 def _read_record(slots: layout.Slots) -> Any:
-    """The page with that record, whole as far as its checksum goes."""
+    """Return a reader of a page that contains the record, with the right checksum."""
 
     def read(data: bytes) -> bool:
         page = bytearray(_BLANK)
@@ -119,7 +119,7 @@ def _read_exit_record(data: bytes) -> bool:
     return bool(ends)
 
 
-# -- what goes over sockets
+# -- messages on sockets
 
 
 def _fed(data: bytes) -> socket.socket:

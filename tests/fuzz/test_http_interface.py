@@ -10,7 +10,7 @@ SEED = 20_261_124
 EXAMPLES = 4
 
 
-@pytest.mark.filterwarnings("ignore")  # of schemathesis and of what it uses
+@pytest.mark.filterwarnings("ignore")  # of schemathesis and of its dependencies
 def test_the_interface_answers_as_its_document_says() -> None:
     statuses, wrong = findings(number=SEED, examples=EXAMPLES)
     assert wrong == []

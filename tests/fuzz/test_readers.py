@@ -1,4 +1,4 @@
-"""Each reader of foreign bytes: what it accepts, some inputs of a fixed seed, and each input that once was a defect."""
+"""Each reader of foreign bytes: valid inputs, some inputs of a fixed seed, and each input that once was a defect."""
 
 from __future__ import annotations
 

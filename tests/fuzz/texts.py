@@ -1,4 +1,4 @@
-"""Readers of texts that users write, and of what clients of the exporters and drivers send."""
+"""Readers of texts that users write, and of data from clients of the exporters and from drivers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _text(data: bytes) -> str:
 
 
 def _read_job(data: bytes) -> bool:
-    """A job that is read reads the same again from what is stored of it."""
+    """Parse jobs; check that each is the same after storing and reading it."""
     text, accepted = _text(data), False
     with contextlib.suppress(SpecError):
         for _, spec in parse_jobs(text, refused={}).jobs:
@@ -71,7 +71,7 @@ def _read_job(data: bytes) -> bool:
 
 
 def _read_globs(data: bytes) -> bool:
-    """Patterns of an ignore file or of ``outputs``, on some paths."""
+    """Match the patterns of an ignore file or of ``outputs`` against some paths."""
     try:
         globs = Globs(_text(data).splitlines())
     except GlobError:
@@ -96,7 +96,7 @@ def _read_launch_line(data: bytes) -> bool:
 
 
 def _read_values(data: bytes) -> bool:
-    """Values of settings and options: queues, durations, sizes."""
+    """Parse values of settings and options: queues, durations, sizes."""
     text, accepted = _text(data), 0
     for read in (parse_queues, parse_duration, parse_memory):
         with contextlib.suppress(ValueError):
@@ -128,7 +128,7 @@ def _read_recording(data: bytes) -> bool:
     return accepted
 
 
-# -- what comes from the network and from drivers
+# -- data from the network and from drivers
 
 
 class _Transport(asyncio.Transport):

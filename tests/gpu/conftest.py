@@ -1,4 +1,4 @@
-"""What the tests of a real GPU share: a daemon with the machine's own GPUs, and NVML's own word on them."""
+"""Fixtures of the tests of a real GPU: a daemon with the machine's own GPUs, and NVML's own values for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.stack import Stack
 
 @pytest.fixture(scope="session")
 def gpu() -> GpuInfo:
-    """The machine's first NVIDIA GPU."""
+    """Return the machine's first NVIDIA GPU."""
     readers = survey().readers
     found = [reader.info for reader in readers if reader.info.vendor is Vendor.NVIDIA]
     for reader in readers:
@@ -27,7 +27,7 @@ def gpu() -> GpuInfo:
 
 @pytest.fixture(scope="session")
 def stack(gpu: GpuInfo) -> Iterator[Stack]:
-    """The session's daemon, with the machine's own GPUs; leave it as you found it."""
+    """Yield the session's daemon, with the machine's own GPUs; a test must leave it as it was."""
     if not torch.backends.cuda.is_built():
         pytest.skip("this torch is not built for CUDA")
     made = Stack()
@@ -41,7 +41,7 @@ def stack(gpu: GpuInfo) -> Iterator[Stack]:
 
 @pytest.fixture
 def memory(gpu: GpuInfo) -> Iterator[Memory]:
-    """NVML's own word on its memory."""
+    """Yield NVML's own values for the GPU's memory."""
     made = Memory(gpu.uuid)
     yield made
     made.close()

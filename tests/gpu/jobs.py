@@ -1,4 +1,4 @@
-"""What the tests of a real GPU submit, and what NVML itself says of a GPU."""
+"""The jobs of the tests of a real GPU, and NVML's own values for a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Memory:
-    """What NVML itself says of a GPU's memory."""
+    """Reads a GPU's memory from NVML itself."""
 
     def __init__(self, uuid: str) -> None:
         import pynvml
@@ -23,19 +23,19 @@ class Memory:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def used(self) -> int:
-        """Bytes in use on the whole GPU."""
+        """Return the bytes in use on the whole GPU."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
 
     def total(self) -> int:
-        """Bytes of the whole GPU."""
+        """Return the bytes of the whole GPU."""
         return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
 
     def pids(self) -> set[int]:
-        """The processes that have a context there, but for that of the tests."""
+        """Return the processes that have a context on the GPU, except that of the tests."""
         return {each.pid for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)} - {os.getpid()}
 
     def close(self) -> None:
-        """Leave the library."""
+        """Shut the library down."""
         self._nvml.nvmlShutdown()
 
 

@@ -1,4 +1,4 @@
-"""Faults of a real GPU's programs: each is named for what it is, and the GPU serves the next attempt."""
+"""Faults of programs on a real GPU: each is classified correctly, and the next attempt can use the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGAIN = {"max_restarts": {"user": 1, "infra": 1, "hang": 1}, "backoff": {"initia
 
 
 def first_failure(stack: Stack, job_id: str) -> FailureView:
-    """Of the first attempt; its GPU is used by the second one, which succeeds."""
+    """Return the failure of the first attempt; check that the second one succeeds on the same GPU."""
     job = stack.wait(job_id)
     assert (job.state, job.attempt) == ("SUCCEEDED", 2), job.failure
     (failed,) = [event for event in stack.client.events(job_id) if event.kind == "attempt_failed"]
@@ -40,7 +40,7 @@ def test_an_index_out_of_range_is_named(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_a_write_to_nowhere_is_the_programs_fault_and_the_driver_tells_of_it(stack: Stack, tmp_path: Path) -> None:
-    """Xid 31, an error of the program's: the GPU is in order."""
+    """Xid 31 is an error of the program: the GPU is healthy."""
     before = xids(stack, 31)
     failure = first_failure(stack, submit(stack, tmp_path, "faulty", "pointer", retry=AGAIN))
     assert failure.failure_class == "user", failure
@@ -50,7 +50,7 @@ def test_a_write_to_nowhere_is_the_programs_fault_and_the_driver_tells_of_it(sta
 
 
 def xids(stack: Stack, number: int) -> int:
-    """How many Xid events of a number the exporters have counted."""
+    """Return how many Xid events of a number the exporters have counted."""
     address = stack.client.health().read_address
     with urllib.request.urlopen(f"http://{address}/api/v1/prometheus/targets", timeout=30) as answer:
         targets = [group["targets"][0] for group in json.load(answer)]

@@ -1,4 +1,4 @@
-"""Jobs on a real GPU: what they are given, exact resumes after kill -9, and what is left of them on the GPU."""
+"""Jobs on a real GPU: the GPU that they get, exact resumes after kill -9, and what they leave on the GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_killed_training_ends_with_the_same_bits(stack: Stack, tmp_path: Path,
 
 
 def final_state(stack: Stack, directory: Path, precision: str, *, kills: int) -> dict[str, Any]:
-    """What a training has computed whose process was killed so many times, each time after a save of that attempt."""
+    """Run a training, kill its process ``kills`` times, each time after a save of that attempt; return its result."""
     job_id = submit(stack, directory, "exact", directory / "final.pt", precision)
     for attempt in range(1, kills + 1):
         wait_until("a save of this attempt", functools.partial(_saved, stack, job_id, attempt))
@@ -77,7 +77,7 @@ def _saved(stack: Stack, job_id: str, attempt: int) -> bool:
 def test_a_kill_leaves_nothing_on_the_gpu(
     stack: Stack, memory: Memory, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """The next attempt has the memory that the last one held: neither fits beside the other."""
+    """The next attempt gets the memory of the last one: there is not enough for both."""
     job_id = submit(stack, tmp_path, "holding", tmp_path / "over", int(0.7 * memory.total() / MIB))
     for attempt in (1, 2, 3):
         wait_until("it makes steps", functools.partial(_steps, stack, job_id, attempt))

@@ -1,4 +1,4 @@
-"""A real NVIDIA GPU, where there is one: values that make sense, next to what NVML says by itself."""
+"""A real NVIDIA GPU, where there is one: plausible values, which agree with NVML's own."""
 
 from __future__ import annotations
 

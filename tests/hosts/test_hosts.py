@@ -56,7 +56,7 @@ def cluster() -> Iterator[HostCluster]:
 
 @pytest.fixture
 def whole(cluster: HostCluster) -> HostCluster:
-    """The cluster with its links as new, and all nodes ready."""
+    """Return the cluster with perfect links and all nodes ready."""
     cluster.hosts.everywhere()
     cluster.wait_ready("host1", "host2", "host3")
     return cluster
@@ -187,7 +187,7 @@ def test_a_bad_network_loses_nothing(whole: HostCluster, link: dict[str, float])
 
 
 def test_a_one_way_cut_ends_as_a_lost_host_or_as_nothing(whole: HostCluster) -> None:
-    """The host still hears the head, which no longer hears it: Ray declares it dead, and it is to know that itself."""
+    """The host receives the head's frames, but not the reverse: Ray declares it dead, and the host must detect that."""
     ledger = SharedLedger(whole)
     job_id = ledger.submit("deaf", ranks=1, spec=on(1, nodes=["host2", "host3"]), seconds=0.05)
     wait_until("it saves", lambda: ledger.last_step(job_id) >= 6)

@@ -1,4 +1,4 @@
-"""A fork server for a test module: started, warm, and gone without a trace afterwards."""
+"""Fork server for a test module: started and warm; afterwards it is ended and its directory removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 @dataclass
 class RunningServer:
-    """A warm server and where it lives."""
+    """A warm server and its directory."""
 
     started: StartedServer
     hello: Hello
@@ -43,7 +43,7 @@ class RunningServer:
 
 @contextmanager
 def running_server(python: str = sys.executable, preload: tuple[str, ...] = ()) -> Iterator[RunningServer]:
-    """A server in a directory of its own with a short name (a socket's path has at most 107 bytes)."""
+    """Run a server in a directory of its own with a short name (a socket's path has at most 107 bytes)."""
     directory = Path(tempfile.mkdtemp(prefix="orch-fs-"))
     try:
         started = start_fork_server(python, directory / "fork.sock", directory / "fork.log", preload, env=ENVIRONMENT)
@@ -74,7 +74,7 @@ def alive(pid: int) -> bool:
 def wait_until(
     condition: Callable[[], bool], what: str, deadline: timedelta = timedelta(seconds=PATIENCE_SECONDS)
 ) -> None:
-    """Polls until the condition holds; fails the test with `what` when it never does."""
+    """Poll until the condition holds; fail the test with `what` if it does not within the deadline."""
     until = time.monotonic() + deadline.total_seconds()
     while not condition():
         assert time.monotonic() < until, f"waited {deadline} for {what}"

@@ -1,4 +1,4 @@
-"""Runs whole jobs on a fork server, for tests: a store, N ranks with the product's environment, their output."""
+"""Helpers that run whole jobs on a fork server: a rendezvous store, N ranks with orch's environment, their output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEADLINE = timedelta(seconds=PATIENCE_SECONDS)
 
 @dataclass
 class Rank:
-    """What became of one rank."""
+    """One started rank: its lifeline, keeper, files and events."""
 
     asked_at: float
     lifeline: Lifeline
@@ -79,7 +79,7 @@ class Rank:
 
 
 def spare_keepers(server: RunningServer) -> set[int]:
-    """The spares of a server that have come to their waiting, by their keepers' process numbers."""
+    """Return the process ids of the keepers of a server's waiting spares."""
     mine = psutil.Process(server.started.pid).children(recursive=True)
     names = {}
     for process in mine:
@@ -91,7 +91,7 @@ def spare_keepers(server: RunningServer) -> set[int]:
 
 @contextmanager
 def holding_spares(server: RunningServer, count: int, folder: Path) -> Iterator[set[int]]:
-    """``count`` sleeping processes, and as many spares; gives the spares."""
+    """Run ``count`` sleeping processes until as many spares wait; yield the spares."""
     held = []
     try:
         for number in range(count):
@@ -110,7 +110,7 @@ def holding_spares(server: RunningServer, count: int, folder: Path) -> Iterator[
 
 
 async def start_store(client: ForkServerClient, directory: Path) -> tuple[Lifeline, int]:
-    """A rendezvous store; its lifeline, and its port."""
+    """Start a rendezvous store; return its lifeline and its port."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         log = stack.enter_context((directory / "store.log").open("ab"))
@@ -174,7 +174,7 @@ async def run_ranks(
     base: Mapping[str, str] | None = None,
     store: bool = True,
 ) -> list[Rank]:
-    """Runs a job to its end."""
+    """Run a job to its end; return its ranks."""
     lifeline, port = await start_store(client, directory) if store else (None, 1)
     try:
         ranks = [

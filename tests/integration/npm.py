@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def installed(packages: Sequence[str], scratch: Path) -> Path:
-    """A folder whose node_modules has these packages. Skips the test where npm is missing."""
+    """Return a folder whose node_modules has these packages; skip the test where npm is missing."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("npm is missing")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orch-tests"
@@ -38,7 +38,7 @@ def installed(packages: Sequence[str], scratch: Path) -> Path:
 
 
 def typescript(packages: Path, folder: Path) -> str:
-    """What the compiler finds wrong in the folder's *.ts; empty when nothing."""
+    """Return the compiler's errors in the folder's *.ts; empty if there are none."""
     (folder / "node_modules").symlink_to(packages / "node_modules")
     options = (
         '{"compilerOptions": {"strict": true, "noEmit": true, "skipLibCheck": true, "module": "nodenext",'

@@ -1,4 +1,4 @@
-"""What a person types against a real daemon: runs without a file, secrets, dry runs, mistakes, examples of every kind."""
+"""Commands of a user against a real daemon: runs without a file, secrets, dry runs, mistakes, examples of every kind."""
 
 from __future__ import annotations
 

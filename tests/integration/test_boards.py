@@ -1,4 +1,4 @@
-"""Boards against the real things: promtool parses every query, TypeScript checks every panel against Grafana's own types."""
+"""Boards against the real tools: promtool parses every query, TypeScript checks every panel against Grafana's own types."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ export type Board = Omit<Plain<s.Dashboard>, 'panels' | 'templating' | 'annotati
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the compiler and Grafana's types are."""
+    """Return the folder of the compiler and Grafana's types."""
     return npm.installed(PACKAGES, tmp_path_factory.mktemp("npm"))
 
 
 def compile_boards(packages: Path, folder: Path, boards: dict[str, dict[str, Any]]) -> str:
-    """The compiler's findings; empty when every board has the types that Grafana says boards have."""
+    """Return the compiler's errors; empty if every dashboard has the types that Grafana defines."""
     (folder / "types.ts").write_text(TYPES)
     for uid, board in boards.items():
         text = json.dumps(board, ensure_ascii=False)
@@ -94,7 +94,7 @@ def test_boards_have_grafanas_own_types(packages: Path, tmp_path: Path) -> None:
 
 
 def test_the_type_check_finds_what_is_wrong(packages: Path, tmp_path: Path) -> None:
-    """One fault a board: were a type not found, it would be `any`, and its board would pass."""
+    """Each dashboard has one fault: if a type were not found, it would be `any`, and the fault would pass."""
     wrong = {name: json.loads(json.dumps(BOARDS["orch-gpu-balance"])) for name in FAULTS}
     for name, spoil in FAULTS.items():
         spoil({panel["type"]: panel for panel in wrong[name]["panels"]}, wrong[name])

@@ -81,7 +81,7 @@ def submit(stack: Stack, folder: Path, ranks: int, *arguments: object) -> str:
 
 
 def result(stack: Stack, job_id: str, ranks: int) -> tuple[str, list[list[int]]]:
-    """The digest of weights and optimizer, and for each epoch the samples that were used, sorted."""
+    """Return the digest of weights and optimizer, and for each epoch the samples that were used, sorted."""
     job = stack.wait(job_id)
     assert job.state == "SUCCEEDED", (job.failure, stack.log(job_id))
     told = [json.loads((Path(job.working_dir) / f"rank-{rank}.json").read_text()) for rank in range(ranks)]

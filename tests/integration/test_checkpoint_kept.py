@@ -1,4 +1,4 @@
-"""What a job asks to keep is on storage: every save of an explicit interval, the best scores, the last one."""
+"""The checkpoints that a job is to keep are on storage: all of an explicit interval, the best scores, the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that save into the same file each time, killed at awkward moments: there is always a good one to go on from."""
+"""Scripts that overwrite one checkpoint file are killed at bad moments: they always continue from a good copy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from tests.support.stack import Stack, wait_until
 
-# As nanoGPT: the checkpoint is overwritten in place, and steps are printed.
+# Like nanoGPT: the checkpoint is overwritten in place, and steps are printed.
 SCRIPT = """
 import os, sys, time, torch
 path = "out/ckpt.pt"
@@ -70,13 +70,13 @@ def test_every_restart_goes_on_from_the_newest_whole_file(stack: Stack, tmp_path
         assert f"begins at {step}\n" in stack.log(job_id, attempt=attempt)
     events = stack.client.events(job_id)
     told = [e.summary for e in events if e.kind == "job_noted"]
-    assert len([text for text in told if "was put back" in text]) == (3 if torn else 0), told
+    assert len([text for text in told if "was restored" in text]) == (3 if torn else 0), told
     lost = [e.body["steps_lost"] for e in events if e.kind == "first_step" and e.attempt and e.attempt > 1]
     assert all(steps <= 30 for steps in lost), lost
 
 
 def copied_step(registry: Path) -> int:
-    """The step in the copy that the registry names; 0 while there is none."""
+    """Return the step in the copy that the registry names; 0 while there is none."""
     if not (registry / "registry.json").exists():
         return 0
     known = json.loads((registry / "registry.json").read_text())["known"]

@@ -1,4 +1,4 @@
-"""Checkpoints of real jobs, from the command line: listed, verified, set aside, and taken as the beginning of another."""
+"""Checkpoints of real jobs, from the command line: listed, verified, set aside, and used as the start of another job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ retry: {{max_restarts: {{infra: 3}}}}
 DIRECT = SCRIPT.replace(
     "from orchestrator", "import os; os.environ.pop('ORCH_SNAPSHOT_DIR', None)\nfrom orchestrator", 1
 )
-"""Saves to storage itself, so that every step is a file."""
+"""Script that saves to storage itself, so that every step is a file."""
 
 
 def listing(stack: Stack, job_id: str, *options: str) -> tuple[int, list[dict[str, object]]]:
@@ -61,7 +61,7 @@ def test_a_checkpoint_is_listed_verified_and_begins_another_job(stack: Stack, tm
         (2, True, 0.5, False),
     ]
     flip(str(found[0]["path"]))
-    assert listing(stack, first)[0] == 0  # names and manifests alone do not tell
+    assert listing(stack, first)[0] == 0  # names and manifests alone do not show it
     code, found = listing(stack, first, "--verify")
     assert (code, found[0]["valid"]) == (1, False)
     assert "SHA-256" in str(found[0]["problem"])

@@ -35,7 +35,7 @@ server.serve_forever()
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, str]]:
-    """The environment with which a server of its own is reached; its bucket is called ``bucket``."""
+    """Start an S3 server with a bucket named ``bucket``; yield the environment variables that reach it."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -1,4 +1,4 @@
-"""A script that knows nothing of orch and saves by itself: its checkpoints are registered, handed back, retained."""
+"""A script that does not use orch saves by itself: its checkpoints are registered, handed back, retained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the contract of runtimes on Ray, in a process of its own: Ray reads its settings from the environment once."""
+"""The contract of runtimes, run on Ray in a process of its own: Ray reads its settings from the environment once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic jobs for real: under a daemon that gives and takes ranks, and in the training system on gloo."""
+"""Real elastic jobs: under a daemon that adds and removes ranks, and in the training system on gloo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def spec(name: str, workers: str, entrypoint: str = "python train.py") -> str:
 
 
 def expected_weights(steps: int) -> torch.Tensor:
-    """What one process gives that sees whole batches."""
+    """Return the weights that one process computes from whole batches."""
     ledger = _ledger()
     inputs, targets = ledger.data()
     weights = torch.zeros(4, dtype=torch.float64, requires_grad=True)
@@ -51,7 +51,7 @@ def expected_weights(steps: int) -> torch.Tensor:
 
 
 def samples_of_steps(result: Path) -> tuple[dict[int, list[int]], set[int]]:
-    """By step, the samples of the last time that it was done; and the numbers of ranks that there were."""
+    """Return, by step, the samples of its newest attempt; and all numbers of ranks that occurred."""
     newest: dict[int, int] = {}
     lines = [json.loads(line) for rank in range(4) for line in Path(f"{result}.{rank}").read_text().splitlines()]
     for line in lines:

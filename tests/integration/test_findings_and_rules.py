@@ -1,4 +1,4 @@
-"""The daemon's findings and the Prometheus rules that say the same agree: both are given the same series.
+"""The daemon's findings and the Prometheus rules for the same conditions agree: both get the same series.
 
 A case is a job as the daemon sees it, second by second. Its observations go through the production diagnosis; what
 Prometheus would have scraped of them every 15 s goes through promtool. Each pair has a case on either side of the threshold.
@@ -44,10 +44,7 @@ HOURS = 2.25
 
 @dataclass(frozen=True)
 class Case:
-    """``alert`` must be firing at the end if and only if ``kind`` is open then; ``told``: whether they are.
-
-    ``begins`` is when the job began, in seconds of the trace: a job that has run for long need not be replayed.
-    """
+    """One job: at the end ``alert`` must be firing and a finding of ``kind`` open if ``told``, else neither."""
 
     title: str
     alert: str
@@ -142,14 +139,14 @@ CASES = [
 
 
 def observations(case: Case) -> list[tuple[float, JobSeen]]:
-    """The job, every two seconds."""
+    """Return the observations of the job, one every two seconds."""
     model = JobModel(ranks=4, lockstep=case.kind != "rank_slow", parts=False)
     ticks = math.ceil(60.0 * case.minutes / TICK_SECONDS)
     return [(tick * TICK_SECONDS, case.change(model.seen(tick * TICK_SECONDS), tick * TICK_SECONDS)) for tick in range(ticks + 1)]  # fmt: skip
 
 
 def _of(seen: list[tuple[float, JobSeen]], value: Callable[[JobSeen, float], float]) -> str:
-    """What Prometheus scrapes: the newest look every 15 s."""
+    """Return the values that Prometheus scrapes: the newest observation every 15 s."""
     scraped = [seen[int(at / TICK_SECONDS)] for at in range(0, int(seen[-1][0]) + 1, STEP)]
     return " ".join(f"{value(one, at):g}" for at, one in scraped)
 
@@ -159,7 +156,7 @@ def _one(seen: JobSeen, rank: int) -> GpuSeen:
 
 
 def series(case: Case, seen: list[tuple[float, JobSeen]]) -> Series:
-    """The same job as the daemon and its exporters show it to Prometheus."""
+    """Return the series of the same job that the daemon and its exporters give to Prometheus."""
     found: Series = holds(JOB, [0, 1, 2, 3], samples=4 * case.minutes + 8)
     for rank in range(4):
         load = _of(seen, lambda one, _, rank=rank: _one(one, rank).utilization or 0.0)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A script in a fork ends, fails and speaks exactly as one that was started by hand.
+"""A script in a fork ends, fails and prints exactly like one that was started by hand.
 
 Each case runs twice: as `python -u …`, and in a fork. Output, exit code and signal must be equal to the byte.
 """
@@ -24,7 +24,7 @@ from tests.integration.parity_scripts.endings import ENDINGS
 from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
-# Another interpreter, with or without torch, to try a new version of Python with.
+# May name another interpreter, with or without torch, to try a new version of Python.
 PYTHON = os.environ.get("ORCH_TEST_PYTHON", sys.executable)
 BENIGN = "print(__name__, __file__, __import__('sys').argv, __import__('sys').path[0])\n"
 
@@ -36,7 +36,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def by_hand(place: Path, *arguments: str) -> tuple[int, bytes, bytes]:
-    """Exit code (negative: the signal), stdout, stderr."""
+    """Return the exit code (negative: the signal), stdout and stderr."""
     outcome = subprocess.run(
         [PYTHON, "-u", *arguments],
         cwd=place,
@@ -73,7 +73,7 @@ def seen(rank: Rank) -> tuple[int, bytes, bytes]:
 
 
 def _without_chance(text: bytes) -> bytes:
-    """Without addresses, and without how deep a recursion went: in a fork, one frame of ours lies below."""
+    """Replace addresses and the depth of a recursion: in a fork, one frame of orch lies below the script."""
     text = re.sub(rb"0x[0-9a-f]{6,}", b"0x", text)
     return re.sub(rb"repeated \d+ more times", b"repeated n more times", text)
 
@@ -104,7 +104,7 @@ def test_ending(server: RunningServer, tmp_path: Path, ending: str) -> None:
     ],
 )
 def test_error_reported(server: RunningServer, tmp_path: Path, ending: str, error: tuple[str, str] | None) -> None:
-    """The exception that ends the main thread is told before the process is gone, and kept in its exit record."""
+    """The exception that ends the main thread is reported before the process is gone, and kept in its exit record."""
     rank = in_fork(server, SCRIPTS, tmp_path, "endings.py", ending)
     assert (None if rank.error is None else (rank.error.type, rank.error.message)) == error
     record = read_exit_record(rank.record_path)
@@ -150,7 +150,7 @@ FORMS += [
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that `python X` accepts, and some that it does not."""
+    """Return a folder with everything that `python X` accepts, and some files that it does not."""
     place = tmp_path_factory.mktemp("forms")
     for name in ("plain.py", "sub/inner.py", "folder/__main__.py", "no_suffix", "real/script.py"):
         (place / name).parent.mkdir(exist_ok=True)
@@ -177,7 +177,7 @@ def test_form_of_script(server: RunningServer, forms: Path, tmp_path: Path, form
 
 
 def test_null_bytes_are_a_syntax_error(server: RunningServer, tmp_path: Path) -> None:
-    """The words differ from `python X`, which tokenizes the file in C."""
+    """The message differs from that of `python X`, which tokenizes the file in C."""
     (tmp_path / "nulls.py").write_bytes(b"print(1)\n\0\n")
     code, out, err = seen(in_fork(server, tmp_path, tmp_path, "nulls.py"))
     assert (code, out) == (1, b"")
@@ -191,7 +191,7 @@ def test_script_from_standard_input(server: RunningServer, tmp_path: Path) -> No
 
 
 def test_one_frame_of_ours_lies_below_the_script(server: RunningServer, tmp_path: Path) -> None:
-    """The one difference that a script can find, by looking below its own outermost frame."""
+    """This frame is the one difference that a script can find, by looking below its own outermost frame."""
     (tmp_path / "depth.py").write_text("import sys\nprint(sys._getframe().f_back.f_back)\n")
     assert seen(in_fork(server, tmp_path, tmp_path, "depth.py"))[1] == b"None\n"
 

@@ -1,4 +1,4 @@
-"""A process runs its first line once its owner knows that it was started: an answer that is lost starts nothing."""
+"""A process runs its first line only once its owner has received the reply: a lost reply starts nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.integration.forkserver_fixture import (
 from tests.integration.forkserver_ranks import holding_spares
 
 READ = "0"
-"""The number of the system call read, on x86-64 as /proc has it."""
+"""Number of the system call `read` on x86-64, as /proc shows it."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def asked(server: RunningServer, folder: Path, mode: str, *, gated: bool, **env: str) -> tuple[socket.socket, int, int]:
-    """Send a request by hand, and wait for its answer: the lifeline, on which nothing was said, the lock, and the keeper."""
+    """Send a request by hand, and wait for its reply; return the lifeline, still unused, the lock and the keeper."""
     target, args = ("/bin/touch", ("ran",)) if mode == "command" else ("code.py", ())
     (folder / "code.py").write_text("open('ran', 'w')\n")
     request = SpawnRequest(mode=mode, target=target, args=args, cwd=str(folder), env=ENVIRONMENT | env)
@@ -55,7 +55,7 @@ def asked(server: RunningServer, folder: Path, mode: str, *, gated: bool, **env:
 
 
 def waits_at_the_gate(keeper: int) -> bool:
-    """The keeper's child sits in read(): nothing else that it does before its first line lasts."""
+    """Return whether the keeper's child is in read(), the only wait before its first line."""
     for child in psutil.Process(keeper).children():
         if Path(f"/proc/{child.pid}/syscall").read_text().split()[0] == READ:
             return True

@@ -1,4 +1,4 @@
-"""Whoever is killed, nothing outlives its owner, no status is lost, and nobody else notices. Every kill is a real one."""
+"""Whichever process is killed, nothing outlives its owner, no status is lost, others are unaffected. Kills are real."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def own_server() -> Iterator[RunningServer]:
-    """For tests that kill it."""
+    """Yield a server for tests that kill it."""
     with running_server(str(BARE_PYTHON)) as running:
         yield running
 
@@ -72,7 +72,7 @@ def start(server: RunningServer, folder: Path, script: str, *arguments: str) -> 
 
 
 def start_tree(server: RunningServer, folder: Path, order: str = "sleep") -> tuple[Rank, dict[str, int]]:
-    """A process with a tree below it, all of it up."""
+    """Start a process with a tree below it; return once the whole tree runs."""
     rank = start(server, folder, "tree.py", str(folder / "pids"), order)
     wait_until((folder / "pids.ready").exists, "the tree to grow")
     tree = {name: int(pid) for name, pid in (line.split() for line in (folder / "pids").read_text().splitlines())}
@@ -81,7 +81,7 @@ def start_tree(server: RunningServer, folder: Path, order: str = "sleep") -> tup
 
 
 def finish(rank: Rank) -> Rank:
-    """Reads to the last event."""
+    """Read to the last event."""
     while (event := rank.lifeline.next_event_sync(EVENT)) is not None:
         rank.events.append(event)
     rank.lifeline.close()
@@ -118,7 +118,7 @@ def test_killed_process_is_reported_recorded_and_cleared(server: RunningServer, 
 
 @pytest.mark.parametrize(("order", "code"), [("exit", 5), ("fail", 1)])
 def test_what_a_process_leaves_behind_is_cleared(server: RunningServer, tmp_path: Path, order: str, code: int) -> None:
-    """`Exited` comes first, `Gone` when the last of the tree is dead."""
+    """`Exited` comes first, `Gone` when the last process of the tree is dead."""
     rank, tree = start_tree(server, tmp_path, order)
     finish(rank)
     kinds = [Started, ErrorRaised, Exited, Gone] if order == "fail" else [Started, Exited, Gone]
@@ -140,7 +140,7 @@ def test_record_is_on_disk_before_the_exit_is_told(server: RunningServer, tmp_pa
 
 
 def test_closed_lifeline_kills_everything(server: RunningServer, tmp_path: Path) -> None:
-    """Daemonised, in sessions of their own, or deaf to signals: all are gone, and the status is on disk."""
+    """Daemons, processes in sessions of their own or that ignore signals: all end, and the status is on disk."""
     rank, tree = start_tree(server, tmp_path)
     rank.lifeline.close()
     assert_gone(*tree.values(), rank.keeper_pid)
@@ -230,7 +230,7 @@ def test_kill_is_immediate(server: RunningServer, tmp_path: Path) -> None:
 
 
 def test_signal_reaches_the_whole_group(server: RunningServer, tmp_path: Path) -> None:
-    """As under torchrun: the process, and those of its children that stayed in its group."""
+    """As under torchrun, the process and those of its children that stayed in its group get the signal."""
     rank, tree = start_tree(server, tmp_path)
     assert rank.lifeline.signal(signal.SIGUSR1)
     rank.events.append(rank.lifeline.next_event_sync(EVENT))  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ MOMENTS_OF_A_START = (lambda _rank: None, has_a_child, has_a_group, has_started,
 
 
 def test_signal_is_never_lost_in_the_start(server: RunningServer, tmp_path: Path) -> None:
-    """Sent before the process has left its parent's group, or while it still has its parent's handlers."""
+    """The signal is sent before the process has left its parent's group, or while it has its parent's handlers."""
     ends = []
     for moment in (*MOMENTS_OF_A_START, *reversed(MOMENTS_OF_A_START)) * 2:
         (tmp_path / "ready").unlink(missing_ok=True)
@@ -280,7 +280,7 @@ def working_directory(process: psutil.Process) -> str:
 
 
 def test_fleeing_processes_are_caught(server: RunningServer, tmp_path: Path) -> None:
-    """Three lines of processes, each forking a successor into a new session and ending, faster than /proc can be read."""
+    """Three chains of processes, each forking a successor in a new session and ending, faster than /proc can be read."""
     (tmp_path / "marks").mkdir()
     rank = start(server, tmp_path, "respawn.py", str(tmp_path / "marks"))
     wait_until((tmp_path / "marks" / "ready").exists, "the flight")
@@ -304,7 +304,7 @@ def test_killed_keeper_takes_its_tree_along(server: RunningServer, tmp_path: Pat
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_keeper_ignores_requests_to_end(server: RunningServer, tmp_path: Path, number: int) -> None:
-    """A shutdown that signals everyone: the keeper stays until its process has ended, to tell how."""
+    """The keeper survives a shutdown's signals to all processes until its process has ended, to report how."""
     rank = start(server, tmp_path, "stopping.py", str(tmp_path), "save")
     wait_until((tmp_path / "ready").exists, "the script")
     os.kill(rank.keeper_pid, number)
@@ -343,7 +343,7 @@ def test_shutdown_leaves_jobs_running(own_server: RunningServer, tmp_path: Path)
 
 
 def test_unread_events_wait_and_hold_nobody_up(server: RunningServer, tmp_path: Path) -> None:
-    """An owner that reads nothing: the process is stopped and recorded all the same, and no event is lost."""
+    """If the owner reads nothing, the process still ends and is recorded, and no event is lost."""
     (tmp_path / "loud.py").write_text(f"class E(Exception): pass\nraise E('x' * {1 << 20})\n")
     request = SpawnRequest(
         mode="script", target="loud.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=str(tmp_path / "exit.json")
@@ -383,7 +383,7 @@ def test_store_lives_as_long_as_its_lifeline(server: RunningServer, tmp_path: Pa
 
 
 def test_two_hundred_starts_leave_nothing_behind(server: RunningServer, tmp_path: Path) -> None:
-    """No descriptor, no zombie, no memory to speak of."""
+    """The server has no more descriptors, no zombies, and less than 20 MB more private memory."""
 
     async def burst(count: int) -> None:
         request = SpawnRequest(
@@ -418,7 +418,7 @@ def _private_kilobytes(pid: int) -> int:
 
 
 def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
-    """A client that connects and says nothing delays nobody."""
+    """A client that connects and sends no request delays no other client."""
     import socket as sockets
 
     with sockets.socket(sockets.AF_UNIX) as silent, sockets.socket(sockets.AF_UNIX) as half:
@@ -430,7 +430,7 @@ def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
 
 
 def stopping(server: RunningServer, folder: Path, how: str) -> Rank:
-    """A process whose owner has a pipe to it, as a rank actor has."""
+    """Start a process whose owner has a pipe to it, as a rank actor has; the owner then closes the pipe."""
     reader, writer = os.pipe()
     request = SpawnRequest(
         mode="script",
@@ -450,7 +450,7 @@ def stopping(server: RunningServer, folder: Path, how: str) -> Rank:
 def test_a_rank_that_the_shutdown_of_its_machine_stops_outlives_its_owner(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """It prints more than a pipe holds, to an owner that is gone, before it has saved."""
+    """The rank prints more than a pipe holds, to an owner that has ended, before it has saved."""
     rank = stopping(server, tmp_path, "slowly")
     (script,) = children_of(rank.keeper_pid)
     for pid in (script, rank.keeper_pid):
@@ -476,7 +476,7 @@ def asleep(pid: int) -> bool:
 def test_a_shutdown_that_reaches_the_owner_first_leaves_the_rank_its_time(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """The sender waits for a CPU between two signals. Where it waits for too long, in a try of this test, there is another."""
+    """The sender waits for a CPU between its two signals; if it waits for too long in one try, the test tries again."""
 
     def saved(number: int) -> bool:
         folder = tmp_path / str(number)

@@ -1,4 +1,4 @@
-"""What a process is given, warm or cold: descriptors, threads, environment, directory; and a whole job of two ranks."""
+"""State of a started process, warm or cold: descriptors, threads, environment, directory; and a job of two ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def run(server: RunningServer, place: Path, program: str | None = None, **fields: Any) -> Rank:
-    """Runs a program (or a command) to its end."""
+    """Run a program (or a command) to its end."""
     if program is not None:
         (place / "program.py").write_text(program)
     defaults = {"mode": "script", "target": "program.py", "cwd": str(place), "env": ENVIRONMENT}
@@ -152,7 +152,7 @@ def test_only_the_passed_descriptors_are_open(server: RunningServer, tmp_path: P
     os.close(write_three)
     os.close(write_seven)
     assert rank.exited.exit_code == 0, rank.stdout
-    # The listing's own descriptor is the 4. End of file after the text: nobody else holds the other ends.
+    # 4 is the listing's own descriptor. End of file after the text: no other process holds the other ends.
     assert rank.stdout == "['0', '1', '2', '3', '4', '7']\n"
     for reader, text in ((read_three, b"three"), (read_seven, b"seven")):
         with open(reader, "rb") as pipe:
@@ -179,7 +179,7 @@ def test_output_ends_with_the_process_though_its_keeper_lives(server: RunningSer
 def test_threads(
     server: RunningServer, tmp_path: Path, threads: int | None, env: dict[str, str], expected: int | None
 ) -> None:
-    """As a fresh process with the same OMP_NUM_THREADS has, or as asked for."""
+    """The number is that of a fresh process with the same OMP_NUM_THREADS, or the one requested."""
     program = "import torch; print(torch.get_num_threads())"
     clean = {name: value for name, value in ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
     rank = run(server, tmp_path, program, threads=threads, env=clean | env)
@@ -208,7 +208,7 @@ def test_command_line_that_others_see(server: RunningServer, tmp_path: Path) -> 
 
 
 def test_keeper_is_small(server: RunningServer, tmp_path: Path) -> None:
-    """One per rank for as long as a job runs: its own memory counts."""
+    """Each rank has a keeper for as long as it runs, so a keeper's private memory must be small."""
     (tmp_path / "program.py").write_text(SLEEP)
     request = SpawnRequest(
         mode="script", target="program.py", cwd=str(tmp_path), env=ENVIRONMENT, exit_record=str(tmp_path / "exit.json")
@@ -263,9 +263,9 @@ def test_command_that_cannot_be_executed(
 
 
 def test_command_is_like_any_other(server: RunningServer, tmp_path: Path) -> None:
-    """Found on the job's PATH; in its directory; with default signals, SIGPIPE among them.
+    """A command is found on the job's PATH, runs in its directory, and has default signals, SIGPIPE among them.
 
-    The C library lets nobody change signals 32 and 33, its own: whoever started these tests may have left them ignored.
+    The C library reserves signals 32 and 33: no program can change them, and these tests may inherit them ignored.
     """
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "mine").write_text("#!/bin/sh\npwd; echo $A $1; grep SigIgn /proc/$$/status\n")
@@ -299,7 +299,7 @@ def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path:
 
 
 def test_two_ranks_train_together(server: RunningServer, tmp_path: Path) -> None:
-    """Two gloo ranks meet at the store, and average their gradients. How long that takes is measured in benchmarks/start_latency."""
+    """Two gloo ranks meet at the rendezvous store and average gradients; benchmarks/start_latency measures how long that takes."""
     ranks = asyncio.run(run_ranks(server.client, tmp_path, 2, str(SCRIPTS / "ddp_step.py")))
     assert [rank.exited.exit_code for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
     told = [json.loads(rank.stdout) for rank in ranks]
@@ -309,7 +309,7 @@ def test_two_ranks_train_together(server: RunningServer, tmp_path: Path) -> None
 
 
 def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) -> None:
-    """Several jobs at once on one machine, each with a store of its own."""
+    """Several jobs run at once on one machine, each with a rendezvous store of its own."""
     folders = [tmp_path / str(number) for number in range(3)]
     for folder in folders:
         folder.mkdir()
@@ -324,7 +324,7 @@ def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) ->
 
 
 def test_teardown_right_after_the_last_step(server: RunningServer, tmp_path: Path) -> None:
-    """The race in quirks.py: without its cure a third of these runs hang or abort."""
+    """The race that torch_changes/teardown.py works around: without it a third of these runs hang or abort."""
     program = (
         "import torch, torch.distributed as dist\n"
         "def train():\n"
@@ -345,7 +345,7 @@ def test_teardown_right_after_the_last_step(server: RunningServer, tmp_path: Pat
 
 
 def test_store_keeps_what_it_is_given(server: RunningServer, tmp_path: Path) -> None:
-    """A rank that dies takes nothing of the rendezvous with it; the port is the one that the caller bound."""
+    """The rendezvous store keeps what a rank that died has set; its port is the one that the caller bound."""
 
     async def use() -> None:
         lifeline, port = await start_store(server.client, tmp_path)

@@ -1,4 +1,4 @@
-"""The fork server itself: how it starts, whom it serves, what it refuses, and when it ends."""
+"""The fork server: how it starts, which requests and users it serves or refuses, and when it ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """With a name short enough for a socket."""
+    """Yield a folder with a name short enough for a socket."""
     path = Path(tempfile.mkdtemp(prefix="orch-fs-"))
     yield path
     shutil.rmtree(path)
@@ -59,13 +59,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[RunningServer]:
-    """A server in an interpreter that has no torch."""
+    """Yield a server in an interpreter that has no torch."""
     with running_server(str(BARE_PYTHON)) as running:
         yield running
 
 
 def run(server: RunningServer, place: Path, **fields: Any) -> tuple[Started | None, Exited, str]:
-    """Runs one process to its end: how it started, how it ended, what it said on both streams."""
+    """Run one process to its end; return its start, its exit, and what it printed on both streams."""
     request = SpawnRequest(**{"mode": "command", "cwd": str(place), "env": ENVIRONMENT} | fields)
     log = place / "log"
     with log.open("wb") as file:
@@ -123,7 +123,7 @@ def test_second_start_changes_nothing(server: RunningServer) -> None:
 
 
 def test_environment_of_a_ray_worker_is_shed(folder: Path) -> None:
-    """Neither Ray's variables, its priorities nor its dispositions reach the server, or what it forks."""
+    """Ray's variables, priorities and signal dispositions reach neither the server nor what it forks."""
     worker = (
         "import os, signal, sys; from pathlib import Path\n"
         "from orchestrator.runtime.spawn.client import start_fork_server\n"
@@ -213,7 +213,7 @@ def test_preload_is_there_in_the_fork(folder: Path) -> None:
 def test_process_that_cannot_be_forked_from_starts_over_and_serves_cold(
     folder: Path, code: str, complaint: str
 ) -> None:
-    """Slower, but every job still runs; the same process, socket and lock, and nobody's connection is lost."""
+    """Starts are slower, but every job runs; process, socket and lock stay the same, and no connection is lost."""
     (folder / "unfit.py").write_text(code)
     (folder / "script.py").write_text("import threading; print(threading.active_count())\n")
     try:
@@ -239,7 +239,7 @@ def test_process_that_cannot_be_forked_from_starts_over_and_serves_cold(
 
 
 def test_interpreter_that_is_never_fit_does_not_serve(folder: Path) -> None:
-    """Here a module that every interpreter of this environment imports starts a thread."""
+    """In this test, a module that every interpreter of the environment imports starts a thread."""
     thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     for name in ("unfit.py", "sitecustomize.py"):
         (folder / name).write_text(thread)
@@ -253,7 +253,7 @@ def test_interpreter_that_is_never_fit_does_not_serve(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _preloading(folder: Path, module: str) -> Iterator[tuple[ForkServerClient, int]]:
-    """A server without torch, quick to start, that has imported a module of `folder`."""
+    """Run a server without torch, quick to start, that has imported a module of `folder`."""
     env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", [module], env=env).pid
     client = ForkServerClient(folder / "s")
@@ -290,7 +290,7 @@ def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, whe
 
 
 def test_ends_when_its_socket_is_gone(folder: Path) -> None:
-    """Somebody removed the directory: nobody can reach it any more, so it goes."""
+    """A server whose socket was removed cannot be reached any more, so it ends."""
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
     ForkServerClient(folder / "s").hello_sync()
     (folder / "s").unlink()
@@ -305,7 +305,7 @@ def test_ends_when_its_socket_is_gone(folder: Path) -> None:
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_an_end_that_was_asked_for_is_waited_for(folder: Path, *, stopped: bool) -> None:
-    """Also of a server that a signal has stopped, which no message reaches."""
+    """`end` also waits for a server that a signal has stopped, which no message reaches."""
     started = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
     client = ForkServerClient(folder / "s")
     client.hello_sync()
@@ -331,7 +331,7 @@ def test_socket_of_a_dead_server_is_replaced(folder: Path) -> None:
     ("python", "socket_name", "log_name", "message"),
     [
         ("/no/such/python", "s", "l", "cannot execute /no/such/python"),
-        ("/bin/false", "s", "l", "/bin/false ended with 1 and said: nothing"),
+        ("/bin/false", "s", "l", "/bin/false ended with 1: nothing"),
         (str(BARE_PYTHON), "s", "missing/l", "No such file or directory"),
         (str(BARE_PYTHON), "s", "", "Is a directory"),
     ],
@@ -379,7 +379,7 @@ def test_other_version_is_refused_but_may_end_the_server(folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_other_users_are_not_served(bare: RunningServer) -> None:
-    """Neither through the socket's mode nor, were it open to all, through their credentials."""
+    """The socket's mode refuses them and, if it were open to all, the check of peer credentials."""
     program = (
         "import os, socket, sys\n"
         "sock = socket.socket(socket.AF_UNIX)\n"
@@ -399,13 +399,13 @@ def test_other_users_are_not_served(bare: RunningServer) -> None:
         assert ask() in ("b''", "ConnectionResetError", "BrokenPipeError")
     finally:
         bare.socket.chmod(0o600)
-    # The server looks in every turn of its loop whether its file was replaced: another mode is no replacement.
+    # Every turn of the server's loop checks whether its file was replaced: another mode is no replacement.
     for _ in range(2):
         assert bare.client.hello_sync().pid == bare.started.pid
 
 
 def raw(server: RunningServer, data: bytes, fds: list[int] | None = None) -> bytes:
-    """What the server answers to bytes; empty when it hangs up."""
+    """Return the server's answer to the bytes; empty if it closes the connection."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(60)
         sock.connect(str(server.socket))
@@ -424,7 +424,7 @@ def holds(server: RunningServer, one: socket.socket) -> bool:
 
 
 def descriptors(pid: int) -> list[str]:
-    """What the process has open; a descriptor that is closed meanwhile is left out."""
+    """Return the targets of the process's open descriptors; one that is closed meanwhile is left out."""
     folder = Path(f"/proc/{pid}/fd")
     found = []
     for name in os.listdir(folder):
@@ -482,7 +482,7 @@ def test_refusal_reaches_the_client(bare: RunningServer, tmp_path: Path) -> None
 
 
 def test_large_environment_arrives_whole(bare: RunningServer, tmp_path: Path) -> None:
-    """Over a socket's buffer, and with bytes that are not UTF-8."""
+    """The environment is larger than a socket's buffer, and has bytes that are not UTF-8."""
     env = {**ENVIRONMENT, **{f"LARGE_{number}": "x" * 10_000 for number in range(100)}, "ODD": "caf\udce9"}
     (tmp_path / "sum.py").write_text(
         "import os\nprint(sum(len(v) for k, v in os.environ.items() if k.startswith('LARGE_')), os.environb[b'ODD'])\n"

@@ -1,4 +1,4 @@
-"""Processes forked ahead of their request: who gets one, what ends them, and that nothing is lost with one."""
+"""Spares, forked ahead of their request: which requests get one, what ends them, and that no request is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server() -> Iterator[RunningServer]:
 
 
 def run(server: RunningServer, folder: Path, code: str, **fields: str) -> Rank:
-    """Runs one script to its end."""
+    """Run one script to its end."""
 
     async def to_its_end() -> Rank:
         request = SpawnRequest(
@@ -87,7 +87,7 @@ def test_a_spare_that_is_killed_is_replaced(server: RunningServer, tmp_path: Pat
 
 
 def test_a_frozen_spare_is_passed_over(server: RunningServer, tmp_path: Path) -> None:
-    """A request that does not fit into the socket of one that does not read: it is killed, and the next fork serves."""
+    """The request does not fit into the socket of the frozen spare: the spare is killed, and the next fork serves."""
     with holding_spares(server, 1, tmp_path) as spares:
         (spare,) = spares
         os.kill(spare, signal.SIGSTOP)
@@ -114,7 +114,7 @@ def test_spares_end_when_nothing_runs_that_could_need_them(server: RunningServer
 
 
 def held(pid: int) -> list[str]:
-    """What a process has open."""
+    """Return the targets of a process's descriptors; sockets and pipes without their numbers."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile

@@ -19,7 +19,7 @@ from tests.support import light_client
 from tests.support.stack import PATIENCE_SECONDS
 
 PART = "top"
-"""Small, and nothing of it is in the light client."""
+"""A small part, of which nothing is in the light client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Tool:
         return self.root / "bin" / "orch"
 
     def run(self, line: str) -> subprocess.CompletedProcess[str]:
-        """Type a line, as a user whose PATH has the installer and what it installed."""
+        """Run a command line, as a user whose PATH has the installer and what it installed."""
         kept = {
             k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "PYTHON", "PIP", "UV_", "VIRTUAL_ENV"))
         }

@@ -1,4 +1,4 @@
-"""A script that needs data which .gitignore names: the submitter is told what stays behind, and how to bring it along."""
+"""A script needs data that .gitignore names: `orch submit` reports what is left out, and how to include it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_the_digits_example_trains_survives_a_kill_and_ends_with_a_good_model(st
     assert job.checkpoint is not None
     kinds = [event.kind for event in stack.client.events(job_id)]
     assert kinds[0] == "job_submitted"
-    # The rank actor tells of the last checkpoint when it is in storage, which may be a moment after the ranks have ended.
+    # The rank actor reports the last checkpoint once it is on storage, which may be just after the ranks have ended.
     assert [kind for kind in kinds if kind != "checkpoint_saved"][-1] == "job_finished"
     assert kinds.count("attempt_started") == 2
 

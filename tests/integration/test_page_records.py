@@ -1,4 +1,4 @@
-"""What a real job on simulated GPUs recorded is drawn on the page, by the daemon alone."""
+"""The daemon's page draws what a real job on simulated GPUs recorded, without another service."""
 
 from __future__ import annotations
 

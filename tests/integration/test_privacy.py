@@ -1,4 +1,4 @@
-"""What a running daemon, its Ray and a job keep on the machine, as other users of the machine see it."""
+"""The files and sockets of a running daemon, its Ray and a job, as other users of the machine see them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def below(*directories: Path) -> Iterator[Path]:
 
 
 def is_of_a_rank(path: Path, home: Path) -> bool:
-    """Ranks give their files the modes that they want; the home keeps others away from them."""
+    """Return whether a rank may have made the file: ranks choose their files' modes, and the home keeps others out."""
     parts = path.relative_to(home).parts if path.is_relative_to(home) else ()
     return len(parts) > 3 and parts[0] == "jobs" and parts[2] in {"work", "outputs", "checkpoints", "resume"}
 
@@ -77,7 +77,7 @@ def test_all_that_orch_and_ray_keep_is_closed_and_ranks_have_their_own_umask(sta
 
 
 def mode_of(path: Path) -> int:
-    """Its mode; 0 where it has gone since it was listed, as the draft of another job's report does."""
+    """Return the path's mode; 0 if it was removed since it was listed, like the draft of another job's report."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A real daemon with real jobs, scraped by a real Prometheus on the generated configuration, told of by an Alertmanager.
+"""A real daemon with real jobs, scraped by Prometheus with the generated configuration, with a real Alertmanager.
 
-Two stories: on simulated GPUs, whose load is what the ranks really do; and on the fake NVIDIA driver, which has every
-sensor and every fault. Each is told once; the tests look at what was seen. Durations are shortened (tests/support/
-prometheus.py), nothing else. What cannot be made to happen to a real daemon at will is in test_prometheus_stand_in.py.
+Two scenarios: simulated GPUs, whose load is what the ranks really do; and the fake NVIDIA driver, which has every
+sensor and every fault. Each runs once; the tests check what was seen. Durations are shortened (tests/support/
+prometheus.py), nothing else. Conditions that a real daemon cannot be brought to are in test_prometheus_stand_in.py.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ ONLY_IN_THE_STAND_IN = {
     "OrchJobHangSuspected": "nobody is suspected within a minute",
     "OrchNodeUnreachable": "takes a second machine",
 }
-"""Alerts that a real daemon is not brought to here, and why."""
+"""Alerts that a real daemon is not made to raise here, and why."""
 
 ONLY_WITH_PROMTOOL = {
     "OrchJobNeverSaved": "takes two hours of a job that does not save",
     "OrchJobGpusIdle": "jobs of these stories use their GPUs",
 }
-"""Alerts that no daemon is brought to here, and why; tests/integration/test_rules_promtool.py has them fire."""
+"""Alerts that no daemon is made to raise here, and why; tests/integration/test_rules_promtool.py has them fire."""
 
-ASK_SECONDS = 3.0  # there are two hundred of them, and two processors for everything
+ASK_SECONDS = 3.0  # there are two hundred queries, and two processors for everything
 UNEVEN = ("OrchJobImbalance", "OrchGpuStraggler", "OrchRankStraggler")
 
 JOB = """\
@@ -72,7 +72,7 @@ SILENT = "job_id_gpu_uuid_rank:orch_job_gpu:silent"
 
 @dataclass(slots=True)
 class Seen:
-    """What a story showed: places with data, alerts by name, messages to people, facts noted on the way."""
+    """Observations of a scenario: queries with data, alerts by name, webhook messages, facts noted on the way."""
 
     answered: set[str] = field(default_factory=set)
     fired: dict[str, list[dict[str, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -81,7 +81,7 @@ class Seen:
     asked_at: float = 0.0
 
     def look(self, watched: Watched) -> None:
-        """Note what fires; and, now and then, ask every query that had no data yet."""
+        """Note the firing alerts; and, every few seconds, run every query that had no data yet."""
         for name, series in watched.firing().items():
             self.fired[name] += [labels for labels in series if labels not in self.fired[name]]
         if time.monotonic() - self.asked_at > ASK_SECONDS:
@@ -89,7 +89,7 @@ class Seen:
             self.asked_at = time.monotonic()
 
     def ask(self, watched: Watched) -> None:
-        """Ask every query that had no data yet."""
+        """Run every query that had no data yet."""
         self.answered |= {
             where for where, expr in board_queries() if where not in self.answered and watched.query(expr)
         }
@@ -105,22 +105,22 @@ class Seen:
         watched.eventually(all_of_them, "alerts fire", lambda: set(names) - self.fired.keys())
 
     def finish(self, watched: Watched) -> None:
-        """Note what is the same at the end of each story."""
+        """Check the rules and texts, and note the messages, at the end of each scenario."""
         check_rules_are_well(watched)
         check_texts(watched)
         self.received = watched.received()
 
     def received_of(self, name: str, **labels: str) -> list[dict[str, Any]]:
-        """What people were told of this alert."""
+        """Return the messages about this alert that the webhook received."""
         return [a for a in self.received if {"alertname": name, **labels}.items() <= a["labels"].items()]
 
     def jobs(self, name: str) -> set[str]:
-        """Names of the jobs for which this alert fired."""
+        """Return the names of the jobs for which this alert fired."""
         return {labels["job_id"].rpartition("-")[0] for labels in self.fired.get(name, ())}
 
 
 class World:
-    """A daemon, and Prometheus on it."""
+    """A daemon, and a Prometheus that scrapes it."""
 
     def __init__(self, folder: Path, cleanup: ExitStack, stack: Stack) -> None:
         self.stack, self._folder = stack, folder
@@ -130,14 +130,14 @@ class World:
         self.watched = Watched(folder / "prometheus", self.read, cleanup)
 
     def targets(self) -> list[dict[str, Any]]:
-        """What the daemon tells Prometheus to scrape."""
+        """Return the targets that the daemon tells Prometheus to scrape."""
         with urllib.request.urlopen(f"http://{self.read}/api/v1/prometheus/targets", timeout=300) as reply:
             found: list[dict[str, Any]] = json.load(reply)
             return found
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """What the daemon has to say about a story that fails."""
+        """Print the end of the daemon's log if the scenario fails."""
         try:
             yield
         except BaseException:
@@ -154,7 +154,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """Jobs that do well and jobs that do badly, on simulated GPUs."""
+    """Run healthy and unhealthy jobs on simulated GPUs, and yield what was seen."""
     with ExitStack() as cleanup:
         world = World(tmp_path_factory.mktemp("simulated"), cleanup, Stack(simulate_gpus=6))
         with world.blamed():
@@ -165,7 +165,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
 def tell_of_jobs(world: World) -> Seen:
     seen, watched, stack = Seen(), world.watched, world.stack
     slow = world.submit("slow", "--busy 0.4 --slow-rank 1", ranks=2)
-    # nothing keeps a starved job from saving for four seconds: its own interval allows it a minute
+    # a job starved of CPU can go four seconds without saving: its own interval allows it a minute
     even = world.submit("even", "--busy 0.25 --save", ranks=2, more="checkpoint: {interval: 20s}")
     world.submit("stale", "", more="checkpoint: {interval: 1s}")
     stack.wait_step(slow, 1)
@@ -195,7 +195,7 @@ def tell_of_jobs(world: World) -> Seen:
 
 
 def note_the_ledger(world: World, seen: Seen, slow: str, even: str) -> None:
-    """Kill a rank, end the job, and compare what its ledger says with how long its events say that it held GPUs."""
+    """Kill a rank of ``even``, end ``slow``, and note its GPU-seconds by its events and by its metrics."""
     stack = world.stack
     before = len(stack.job(even).attempts)
     os.kill(stack.pids(even)[0], signal.SIGKILL)
@@ -216,7 +216,7 @@ def note_the_ledger(world: World, seen: Seen, slow: str, even: str) -> None:
 
 
 def freeze_the_daemon(stack: Stack, seen: Seen, watched: Watched) -> None:
-    """Stopped for a while: it does not answer, and when it goes on, it knows how late it is."""
+    """Stop the daemon for a while: it does not answer, and when it continues, it reports how late it is."""
     pid = stack.daemon_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -230,11 +230,11 @@ def freeze_the_daemon(stack: Stack, seen: Seen, watched: Watched) -> None:
 
 @pytest.fixture(scope="module")
 def nvidia(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
-    """Hardware that fails in every way there is, under a job that does not mind."""
+    """Run jobs on fake hardware that fails in every way, and yield what was seen."""
     folder = tmp_path_factory.mktemp("nvidia")
     driver = FakeNvml.create(folder, gpus=5)
     for gpu in driver:
-        gpu.fan = 40  # what a GPU lacks when it is opened is not asked for again
+        gpu.fan = 40  # a value that a GPU lacks when it is opened is not read again
         gpu.processes({4711: 1 << 30})
     with ExitStack() as cleanup:
         world = World(folder, cleanup, Stack(environ={**driver.environment(), "ORCH_EXPORTER_PROCESSES": "yes"}))
@@ -286,7 +286,7 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
 
     watched.eventually(is_asked_for, "the silent GPU is on its panel")
 
-    with stopped_daemon(world):  # which would replace them; Prometheus keeps their addresses
+    with stopped_daemon(world):  # the daemon would replace the exporters; Prometheus keeps their addresses
 
         def is_node_down() -> bool:
             stop_exporters(world)
@@ -300,7 +300,7 @@ def tell_of_hardware(world: World, driver: FakeNvml) -> Seen:
 
 
 def preempt(world: World, job: str) -> None:
-    """Have the job leave its node, and come back."""
+    """Drain the job's node, and uncordon it, so that the job leaves it and returns."""
     (node,) = world.stack.client.nodes()
     assert world.stack.orch("nodes", "drain", node.name).returncode == 0
     world.stack.wait_state(job, "PENDING")
@@ -319,7 +319,7 @@ def stopped_daemon(world: World) -> Iterator[None]:
 
 
 def stop_exporters(world: World) -> None:
-    """SIGSTOP to all there are; one may have been on its way when the daemon was stopped."""
+    """Send SIGSTOP to all exporters; one may have been starting when the daemon was stopped."""
     for process in world.stack.processes():
         with contextlib.suppress(psutil.Error):
             if "ray::exporter" in " ".join(process.cmdline()).lower():
@@ -327,7 +327,7 @@ def stop_exporters(world: World) -> None:
 
 
 def stop_exporter(world: World, uuid: str) -> None:
-    """SIGSTOP: it is there, and answers no request. One that is being replaced has no address."""
+    """Send SIGSTOP to a GPU's exporter: it exists but does not answer. One that is being replaced has no address."""
     groups = [group for group in world.targets() if group["labels"]["__meta_orch_gpu_uuid"] == uuid]
     ports = {int(group["targets"][0].rpartition(":")[2]) for group in groups}
     for process in world.stack.processes() if ports else ():

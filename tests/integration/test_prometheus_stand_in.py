@@ -1,6 +1,6 @@
-"""What cannot be made to happen to a real daemon at will: full disks, a store that cannot write, a node out of reach.
+"""Conditions that a real daemon cannot be brought to at will: full disks, a store that cannot write, a lost node.
 
-The reading listener and the collectors are the real ones, fed by hand, under a real Prometheus; test_prometheus_stack.py
+The read listener, the collectors and Prometheus are real; the values are set by hand. test_prometheus_stack.py
 has the rest, with a real daemon.
 """
 
@@ -37,7 +37,7 @@ BEGAN = time.time()
 
 
 class StandIn:
-    """The daemon's reading listener on what a test says: the real application, the real collectors."""
+    """The daemon's read listener with values that a test sets: the real application, the real collectors."""
 
     def __init__(self) -> None:
         self.ended_ago = 1.0
@@ -114,7 +114,7 @@ def test_alerts_for_what_no_test_may_do_to_a_machine(
         watched.eventually(
             lambda: wanted <= watched.firing().keys(), "alerts fire", lambda: wanted - watched.firing().keys()
         )
-        # A cause hides its effects: the hang the old checkpoint, the full disk the one that fills.
+        # A cause inhibits its effects: the hang inhibits the old checkpoint, the full disk the filling one.
         watched.eventually(lambda: "OrchCheckpointTooOld" in watched.firing(), "the checkpoint is too old")
         watched.eventually(lambda: watched.received_of("OrchJobHangSuspected"), "the hang reaches the webhook")
         watched.eventually(

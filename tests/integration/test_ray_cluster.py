@@ -1,4 +1,4 @@
-"""A daemon on somebody's Ray cluster of several nodes: placed by its rules, alive through lost nodes, a good guest.
+"""A daemon on a shared Ray cluster of several nodes: it obeys placement rules, survives lost nodes, spares other users.
 
 The nodes are real raylets on this machine (``tests/support/cluster.py``); they are killed and frozen for real.
 """
@@ -55,7 +55,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def guest(cluster: RayCluster) -> Iterator[Stack]:
-    """A daemon of its own on the cluster."""
+    """Yield a daemon that uses the cluster; at the end, check that it leaves others' actors alone."""
     made = Stack(extra=("--ray-address", cluster.address), environ=cluster.environ)
     try:
         made.up()
@@ -91,7 +91,7 @@ LET_GO = "for number in range(2): ray.kill(ray.get_actor(f'holder-{number}'))"
 
 
 def leaves_alone_what_others_have(cluster: RayCluster, guest: Stack) -> None:
-    """After ``orch down`` the cluster has the actors of others, and nothing of the daemon's that was its guest."""
+    """Check that after ``orch down`` the cluster has the actors of others, and nothing of the daemon's."""
     cluster.keep(2)
     cluster.run(HOLD.format(nodes=[node.id for node in cluster.workers[:2]]))
     assert guest.orch("down").returncode == 0
@@ -105,7 +105,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 def whole(cluster: RayCluster, guest: Stack) -> RayCluster:
-    """The cluster with its three workers, all of them known to the daemon."""
+    """Return the cluster with three workers, all of them ready in the daemon."""
     cluster.keep(3)
     guest.up()
     ready(guest, {node.id for node in cluster.workers})
@@ -124,7 +124,7 @@ def submit(stack: Stack, ledger: Ledger, directory: Path, **options: Any) -> str
 
 
 def seats(stack: Stack, job_id: str) -> list[str]:
-    """The nodes of the newest gang, by rank."""
+    """Return the nodes of the newest gang, by rank."""
     placed = [event for event in stack.client.events(job_id) if event.kind == "gang_placed"]
     return [seat["node_id"] for seat in placed[-1].body["seats"]]
 
@@ -170,7 +170,7 @@ def test_ranks_are_told_where_they_are(whole: RayCluster, guest: Stack, tmp_path
 
 
 def fork_servers(node: RayNode) -> list[int]:
-    """Those of a node, whose directory has the beginning of its name."""
+    """Return the fork servers of a node: their command lines have the first 12 characters of its id."""
     lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
     return [pid for pid, line in lines.items() if line[:1] == ["orch-forkserver"] and node.id[:12] in " ".join(line)]
 
@@ -217,7 +217,7 @@ def test_lost_nodes_are_survived_and_nodes_that_join_are_used(
 def test_a_rank_that_alone_is_asked_to_stop_is_followed_by_those_of_other_nodes(
     whole: RayCluster, guest: Stack, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """They know nothing of the request, and never meet."""
+    """The other rank does not get the signal, and the ranks run no collective."""
     done = tmp_path / "done"
     job_id = submit(guest, ledger, tmp_path, name="asked", ranks=2, until=str(done), spec=spread(2))
     wait_until("both ranks step", lambda: all(ledger.last_step(job_id, rank) >= 6 for rank in (0, 1)))
@@ -267,7 +267,7 @@ def test_a_job_waits_for_the_only_node_that_holds_it_while_that_is_down(
         assert guest.wait(one).state == "SUCCEEDED"
         assert seats(guest, one) == [back.id]
     assert large.id not in {n.id for n in guest.client.nodes()}, "its place was taken"
-    back.kill()  # what the next test submits is not to be placed there
+    back.kill()  # the next test's jobs must not be placed there
     wait_until(
         "it is down", lambda: {n.id: n.state for n in guest.client.nodes()}.get(back.id) in (None, "UNREACHABLE")
     )
@@ -431,7 +431,7 @@ print("goodbye from", os.environ["RANK"], flush=True)
 
 
 def wheel(directory: Path, name: str, value: int) -> Path:
-    """A wheel of one module that holds one value."""
+    """Build a wheel of one module that holds one value."""
     path = directory / f"{name}-1.0-py3-none-any.whl"
     about = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as file:

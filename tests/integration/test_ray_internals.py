@@ -1,4 +1,4 @@
-"""The private parts of Ray that orch uses, each by itself: when a new Ray breaks one, this says which.
+"""The private parts of Ray that orch uses, one per test: when a new Ray changes one, a test names it.
 
 Where they are used and what stands in for them: docs/decisions/runtime.md.
 """
@@ -29,7 +29,7 @@ def test_a_head_can_be_started_without_its_server_process() -> None:
 
 
 def test_workers_are_executed_without_a_program_of_rays_between(stack: Stack) -> None:
-    """The raylet names orch's program in its command line, with arguments that the program understands."""
+    """The raylet has orch's program in its command line, with arguments that the program can parse."""
     from ray._private import ray_constants
     from ray._private.parameter import RayParams
     from ray._private.runtime_env.context import RuntimeEnvContext
@@ -42,7 +42,7 @@ def test_workers_are_executed_without_a_program_of_rays_between(stack: Stack) ->
 
 
 def test_the_raylet_starts_no_dashboard_agent_of_rays(stack: Stack) -> None:
-    """It takes the program that it is given, and the files in which it looks for the agent's ports."""
+    """The raylet accepts another program for the agent, and the files from which it reads the agent's ports."""
     from ray import _raylet
     from ray._private import services
 
@@ -104,7 +104,7 @@ def test_the_loopback_switch_still_exists() -> None:
 
 
 def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -> None:
-    """A node agent has answered calls, and so has the daemon asked: neither has pyarrow in its memory for that."""
+    """A node agent that answers calls and the daemon that makes them do not load pyarrow for that."""
     from ray.util import serialization_addons
 
     from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
@@ -134,7 +134,7 @@ def test_the_control_plane_is_asked_in_its_own_messages() -> None:
 
 
 def test_a_driver_can_be_told_to_outlive_its_head() -> None:
-    """Tried by hand, too: with a call under way when the head dies, a driver ends 60 s later, and lives on with this."""
+    """Also tried by hand: if the head dies during a call, a driver ends 60 s later; with this setting it lives on."""
     import ray._raylet
 
     from orchestrator.runtime.cluster.driver_environment import RECONNECT_SECONDS

@@ -1,4 +1,4 @@
-"""Every rule, run by promtool: what fires, what stays quiet, and that a healthy day makes no sound.
+"""Every rule, run by promtool: alerts that fire, alerts that do not, and a healthy day without any alert.
 
 A scenario states the series that Prometheus would have and every alert that must fire at a time; all other alerts must
 not fire then, so each scenario also tests every alert it does not name. Annotations are left out here (promtool compares
@@ -40,12 +40,12 @@ def flat(value: float, samples: int = 120) -> str:
 
 
 def steps(*parts: tuple[str, int]) -> str:
-    """Values part by part; `_` for no sample, `stale` for a series that was there and is gone."""
+    """Return the values part by part; `_` for no sample, `stale` for a series that has ended."""
     return " ".join(f"{value}x{count - 1}" if value != "stale" else "stale" for value, count in parts if count)
 
 
 def healthy(samples: int = 120) -> Series:
-    """A daemon and an exporter that are up, and nothing else."""
+    """Return the series of a daemon and an exporter that are up, and nothing else."""
     return {
         name("up", job="orch-daemon", instance="127.0.0.1:9476"): flat(1, samples),
         name("up", job="orch-gpu", instance="n0:9477", node="n0"): flat(1, samples),
@@ -83,7 +83,7 @@ def holds(job_id: str, numbers: list[int], *, state: str = "RUNNING", samples: i
 
 
 def job(job_id: str, utilization: list[float], power: list[float], *, first: int = 0, state: str = "RUNNING") -> Series:
-    """A job on GPUs of its own with these constant loads."""
+    """Return the series of a job on GPUs of its own with these constant loads."""
     series = holds(job_id, [first + i for i in range(len(utilization))], state=state)
     for i, (load, watts) in enumerate(zip(utilization, power, strict=True)):
         series |= gpu(first + i, flat(load), flat(watts))
@@ -672,7 +672,7 @@ def test_rules_pass_promtools_own_checks(tmp_path: Path) -> None:
 
 
 def healthy_day(seed: int, interval: int) -> Series:
-    """24 hours of two jobs on 2 and 4 GPUs: noise, checkpoints, evaluations on rank 0, a restart, a hot spell."""
+    """Return a day of two jobs on 2 and 4 GPUs: noise, checkpoints, evaluations on rank 0, a restart, a hot spell."""
     chance = random.Random(seed)
     samples = 24 * 3600 // interval
     series = healthy(samples) | holds("small", [0, 1], samples=samples) | holds("large", [2, 3, 4, 5], samples=samples)
@@ -720,7 +720,7 @@ def test_a_healthy_day_is_silent(tmp_path: Path) -> None:
                 "eval_time": "1439m",
                 "exp_samples": [],
             },
-            {  # the test itself works: balance was recorded all day, and alerts were weighed
+            {  # a check of the test: balance was recorded all day, and alerts were evaluated
                 "expr": 'count_over_time(job_id:orch_gpu_power_watts:cv1m{job_id="large"}[1d]) > bool 2500',
                 "eval_time": "1439m",
                 "exp_samples": [{"labels": '{job_id="large"}', "value": 1}],

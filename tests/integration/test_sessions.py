@@ -1,4 +1,4 @@
-"""Commands, shells and ports beside a running rank, against a real daemon: as a user has them, and as they end."""
+"""Commands, shells and ports beside a running rank, against a real daemon: how users use them, and how they end."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_a_waiting_rank_is_busy_and_only_power_tells(ranks: list[subprocess.Pope
                 assert utilization is not None
                 assert power is not None
                 assert utilization.cv < 0.1
-                if power.cv > 0.2:  # a rank that computes but gets no processor has a low power too
+                if power.cv > 0.2:  # a rank that computes but gets no CPU has low power too
                     break
             assert now < deadline, f"not both busy, one of them with waiting: {loads}"
             time.sleep(0.2)

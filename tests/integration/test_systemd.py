@@ -1,4 +1,4 @@
-"""The units as they are, under a systemd of their own: in namespaces, on an overlay of this machine's file system.
+"""The unmodified units, under a systemd of their own: in namespaces, on an overlay of this machine's file system.
 
 Nothing of the machine is changed: what systemd and the units write goes to memory, and the network is a loopback device.
 """
@@ -47,7 +47,7 @@ AllowIsolate=yes
 DefaultDependencies=no
 Wants=orch-ray.service orch.service
 """
-# Of this machine, and of no use in namespaces.
+# Units of this machine that have no use in namespaces.
 MASKED = ("systemd-udevd", "systemd-udev-trigger", "systemd-networkd", "systemd-resolved", "console-getty")
 MASKED += ("systemd-modules-load", "systemd-sysctl", "systemd-remount-fs")
 JOB = "name: steps\nentrypoint: sleep 600\nresources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}\n"
@@ -67,7 +67,7 @@ class Machine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def install(self) -> None:
-        """Lay the overlay, and put the units where they belong."""
+        """Mount the overlay, and install the units."""
         self._mount("tmpfs", self.base, "size=2g")
         for name in ("upper", "work", "root"):
             (self.base / name).mkdir()
@@ -87,7 +87,7 @@ class Machine:
         self._install_orch(units)
 
     def _install_orch(self, units: Path) -> None:
-        """What pip would put into /opt/orch. The interpreter of the tests may lie where only root gets to."""
+        """Link what pip would install into /opt/orch; open the interpreter's directories, which may be root's alone."""
         shutil.rmtree(self.root / "opt/orch", ignore_errors=True)
         (self.root / "opt/orch/share").mkdir(parents=True)
         for name in ("bin", "lib", "pyvenv.cfg"):
@@ -129,13 +129,13 @@ class Machine:
         return self.do("systemctl", "is-active", "sysinit.target", check=False) == "active"
 
     def init(self) -> int | None:
-        """The process that is systemd's."""
+        """Return the process id of systemd; None if it does not run."""
         assert self._process is not None
         children = psutil.Process(self._process.pid).children()
         return children[0].pid if children else None
 
     def do(self, *command: str, check: bool = True, seconds: float = PATIENCE_SECONDS) -> str:
-        """What a command says inside."""
+        """Run a command inside the machine; return what it prints, empty if systemd does not run."""
         init = self.init()
         if init is None:
             return ""
@@ -157,7 +157,7 @@ class Machine:
         return self.do(*as_orch, "ORCH_HOME=/var/lib/orch", "/opt/orch/bin/orch", *arguments, check=check)
 
     def listening(self) -> set[str]:
-        """The addresses that a TCP socket listens on, in hexadecimal digits; of IPv6 those that stand for IPv4."""
+        """Return the addresses that TCP sockets listen on, IPv4 and IPv6, in hexadecimal digits."""
         rows = [row.split() for table in ("tcp", "tcp6") for row in self._table(table)]
         return {row[1].partition(":")[0] for row in rows if row[3] == "0A"}
 
@@ -184,7 +184,7 @@ class Machine:
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """A machine whose units run."""
+    """Yield a machine whose units run."""
     if Path("/tmp") in ROOT.parents:
         pytest.skip("the units have a /tmp of their own, and this checkout with its interpreter lies below /tmp")
     made = Machine(Path(tempfile.mkdtemp(prefix="orch-s-")))

@@ -1,4 +1,4 @@
-"""The same scripts under torchrun and under the fork server see the same.
+"""The same scripts observe the same under torchrun and under the fork server.
 
 Each start of torchrun takes seconds, so one run of a script observes as much as it can and writes it down. What is
 allowed to differ is listed here, name by name; all else must be equal.
@@ -29,9 +29,9 @@ SCRIPTS = Path(__file__).parent / "parity_scripts"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RANKS = (0, 1)
 
-# Names of this attempt's own; both have them, with values of their own.
+# Variables that both launchers set, each with values of its own attempt.
 OWN_VALUES = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-# What orch adds.
+# Variables that only orch sets.
 ADDED = {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "ORCH_JOB_ID", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR"}
 
 
@@ -43,14 +43,14 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One directory for both launchers, so that every path that a script sees must be equal, not similar."""
+    """Return one directory for both launchers, so that every path that a script sees must be equal, not similar."""
     place = tmp_path_factory.mktemp("parity") / "scripts"
     shutil.copytree(SCRIPTS, place, ignore=shutil.ignore_patterns("__pycache__"))
     return place
 
 
 def torchrun_environment(workplace: Path) -> dict[str, str]:
-    """What the ranks of both launchers inherit; torchrun would also pass on a PWD that is not its directory."""
+    """Return what both launchers' ranks inherit; torchrun would also pass on a PWD that is not its directory."""
     dropped = ("RAY_", "ORCH_", "TORCHELASTIC_")
     kept = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(dropped)}
     for name in ("PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
@@ -59,7 +59,7 @@ def torchrun_environment(workplace: Path) -> dict[str, str]:
 
 
 def under_torchrun(workplace: Path, *arguments: str) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """Runs a command line; returns the folder that the ranks wrote to, under another name."""
+    """Run a command line; return the folder that the ranks wrote to, renamed, and the process's outcome."""
     (workplace / "out").mkdir()
     outcome = subprocess.run(
         [*TORCHRUN, *arguments],
@@ -107,7 +107,7 @@ def reports(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def torchrun_observed(workplace: Path) -> dict[str, Any]:
-    """What observe.py saw under torchrun, and what it left behind."""
+    """Return what observe.py saw under torchrun, and the other files that it wrote."""
     theirs, outcome = under_torchrun(workplace, "observe.py", "out", "--lr", "0.1")
     assert outcome.returncode == 0, outcome.stderr
     files = {path.name: path.read_text() for path in theirs.iterdir() if path.suffix != ".json"}
@@ -122,7 +122,7 @@ def observed(
     workplace: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """The same of the fork server beside it: from forks made for it, and from spares."""
+    """Return the same with the fork server's added: from processes forked on request, and from spares."""
     logs = tmp_path_factory.mktemp("logs")
     wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the spares of the tests before to end")
     with holding_spares(server, 3 if request.param == "forked ahead" else 0, logs) as spares:
@@ -138,7 +138,7 @@ def observed(
 
 
 def test_the_start_was_warm(observed: dict[str, Any]) -> None:
-    """Otherwise the whole comparison would say nothing of forks."""
+    """With a cold start, the whole comparison would say nothing about forks."""
     assert [rank.event(Started).cold for rank in observed["ranks"]] == [None, None]
 
 

@@ -91,7 +91,7 @@ def tensorboard_rows(home: Path) -> Rows:
 
 
 def asked(script: str, home: Path) -> Any:
-    """What a program of its own prints as JSON: these libraries warn of their own ways, which here are errors."""
+    """Run a script in its own process and return the JSON it prints: the libraries' warnings are errors in tests."""
     environ = {**os.environ, "TRACKIO_DIR": str(home / "trackers" / "trackio")}
     command = [sys.executable, "-c", script, str(home)]
     out = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Two real ranks with measured shares make the steps of one process with the whole batch, also across a restart."""
+"""Two real ranks with measured shares take the steps of one process with the whole batch, also across a restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 20
 
 
 def trained(place: Path, name: str, *, break_off: int = -1) -> list[dict[str, Any]]:
-    """Start the script, or start it again: what each rank found."""
+    """Start the script, or start it again; return what each rank found."""
     out, saved = place / name, str(place / "saved")
     for status, text, error in run("balanced.py", out, STEPS, break_off, cwd=place, ORCH_CHECKPOINT_DIR=saved):
         assert status == 0, text + error

@@ -107,7 +107,7 @@ def test_the_recipe_keeps_the_global_batch() -> None:
     ids=["gpt", "mlp", "huggingface", "eight_to_two"],
 )
 def test_under_orch(stack: Stack, example: str, arguments: str, said: str) -> None:
-    """As its README says, with less to do."""
+    """Each example runs as its README says, with less work."""
     if example == "huggingface":
         pytest.importorskip("transformers")
     changed = ("--set", f"entrypoint=python train.py {arguments}", "--set", "resources.resources_per_worker.cpu=0.5")
@@ -127,7 +127,7 @@ TENSORFLOW_PYTHON = os.environ.get("ORCH_TEST_TENSORFLOW") or (sys.executable if
 
 
 def step_or_end(stack: Stack, job_id: str, step: int) -> JobView:
-    """The job once it has reached the step, or has ended before."""
+    """Return the job once it has reached the step, or has ended before."""
 
     def reached() -> JobView | None:
         job = stack.job(job_id)
@@ -141,7 +141,7 @@ def step_or_end(stack: Stack, job_id: str, step: int) -> JobView:
 @pytest.mark.slow
 @pytest.mark.skipif(not TENSORFLOW_PYTHON, reason="`make tensorflow`, or ORCH_TEST_TENSORFLOW=an interpreter with it")
 def test_killed_tensorflow_ranks_go_on_from_the_last_save_and_end_with_the_same_weights(stack: Stack) -> None:
-    """A kill of each of the two ranks; the first is the one whose port the others know."""
+    """Each of the two ranks is killed; the first is the one to whose port the others connect."""
     changed = ("--set", f"entrypoint={TENSORFLOW_PYTHON} train.py --steps 4000 --lr 0.1")
     done = stack.orch("submit", "job.yaml", *changed, cwd=EXAMPLES / "tensorflow")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The training system on a real GPU: precisions, compilation, what recomputation saves, what the device decides."""
+"""The training system on a real GPU: precisions, compilation, memory that recomputation saves, device decisions."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_recomputation_saves_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_bad_batch_never_reaches_the_weights(tmp_path: Path, fused: bool) -> None:
-    """With a fused optimizer nobody waits for the device; without one the trainer does."""
+    """With a fused optimizer the trainer does not wait for the device; without one it does."""
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path), device="cuda:0"))
     config = MultiGPUConfig(batch_size=512, progress_bar=False, shuffle=False, enable_fault_tolerance=False)
     with MultiGPUTrainingManager(config, ctx=ctx) as manager:

@@ -1,4 +1,4 @@
-"""A Hugging Face model, as it is: batches by name, its own loss, its own switch for recomputation."""
+"""An unmodified Hugging Face model: batches by name, its own loss, its own switch for recomputation."""
 
 from __future__ import annotations
 

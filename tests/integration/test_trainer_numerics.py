@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(place: Path) -> list[dict[str, Any]]:
-    """What each rank found, of one start for all tests here."""
+    """Return what each rank found, in one start for all tests here."""
     ended = run("numerics.py", place, cwd=place)
     for status, out, err in ended:
         assert status == 0, out + err
@@ -91,7 +91,7 @@ def test_accumulation_equals_the_large_batch_and_sends_once(found: list[dict[str
 
 
 def test_compression_sends_halves(found: list[dict[str, Any]]) -> None:
-    """With it every gradient is a number that fp16 can hold; without it, hardly any is."""
+    """With compression every gradient is a number that fp16 can hold; without it, hardly any is."""
     for rank in found:
         for full, half in zip(rank["compressed"][False], rank["compressed"][True], strict=True):
             assert torch.equal(half, half.half().float())
@@ -118,7 +118,7 @@ def test_unused_parameters_need_an_option(found: list[dict[str, Any]]) -> None:
 
 
 def test_buckets_and_views(found: list[dict[str, Any]]) -> None:
-    """(buckets, distinct memory blocks of the gradients)."""
+    """Each result is (buckets, distinct memory blocks of the gradients)."""
     options = found[0]["options_of_ddp"]
     assert options["default"] == (1, 1), "one bucket, and all gradients are views into it"
     assert options["copies"] == (1, 4)
@@ -202,7 +202,7 @@ def test_waiting_for_others_is_told_apart(found: list[dict[str, Any]]) -> None:
 
 
 def test_another_number_of_ranks_goes_on_to_the_same_result(found: list[dict[str, Any]], place: Path) -> None:
-    """Two ranks stopped in the second of three epochs; one rank goes on, in the same samples, with the same global batch."""
+    """Two ranks stop in the second of three epochs; one rank continues with the same samples and the same global batch."""
     assert found[0]["saved_in_the_middle"] == (2, 1, 16)
     inputs, targets = global_batches(1, size=64)[0]
 

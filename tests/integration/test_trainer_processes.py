@@ -1,4 +1,4 @@
-"""Ranks that are killed, stopped, spoilt or missing: what the process, its exit code and its output say."""
+"""Ranks that are killed, stopped, faulty or missing: their exit codes, output and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_stopped_and_killed_and_gone_on_to_the_bit(tmp_path: Path, undisturbed: dict[str, Any]) -> None:
-    """SIGTERM to one rank: both save the same step and end with 143. SIGKILL later. The same command goes on each time."""
+    """After SIGTERM to one rank both save the same step and exit with 143; SIGKILL follows; the same command resumes."""
     with start("resumable.py", tmp_path / "out.pt", "--pause", 0.003, cwd=tmp_path) as ranks:
         wait_until(lambda: checkpoints(tmp_path), "the first checkpoint")
         ranks.signal(signal.SIGTERM, 1)
@@ -73,7 +73,7 @@ def test_an_error_of_one_rank_is_shown_once_by_rank_0_and_every_rank_ends(tmp_pa
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
-    """The store is there, as under a launcher, but rank 1 never is."""
+    """The rendezvous store exists, as under a launcher, but rank 1 does not."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rank = subprocess.run(
         [sys.executable, str(SCRIPTS / "resumable.py"), str(tmp_path / "out.pt"), "--recovery-timeout", "1"],

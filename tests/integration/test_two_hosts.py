@@ -23,7 +23,7 @@ SPREAD = {"resources": {"num_workers": 2, "resources_per_worker": {"gpu": 0, "cp
 
 
 def processes_in(namespaces: set[str]) -> list[int]:
-    """The processes of this machine that are in one of the namespaces of process tables."""
+    """Return the processes of this machine that are in one of the PID namespaces."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""``python -m tests.mutants [--only TEXT]``: each seeded bug in a copy of the repository, and what catches it."""
+"""``python -m tests.mutants [--only TEXT]``: finds the tests that catch each seeded bug, in a copy of the sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 LIST: Final = Path(__file__).with_name("caught.json")
 SEEDS: Final = 120
-SECONDS: Final = 400  # a suite that takes longer with a bug than this does not end
+SECONDS: Final = 400  # a suite that takes longer than this with a bug counts as endless
 LEAST_CAUGHT: Final = 0.95
 NOT_CAUGHT: Final = "not caught"
 _WRITING: Final = threading.Lock()
@@ -32,7 +32,7 @@ _TELLING: Final = re.compile(r"FAILED |ERROR |seed \d+: ")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 where fewer bugs are caught than shall be."""
+    """Try the bugs; return 1 if fewer are caught than required, else 0."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="What catches each seeded bug.")
     parser.add_argument("--only", default="", metavar="TEXT", help="only those whose name or file has it")
     parser.add_argument("--again", action="store_true", help=f"also those that {LIST.name} has as caught")
@@ -74,7 +74,7 @@ def _catch_all(copy: Path, mutants: Sequence[Mutant], seeds: int, caught: dict[s
 
 
 def copied(place: Path) -> Path:
-    """Copy what the tests need of the repository."""
+    """Copy the parts of the repository that the tests need; return ``place``."""
     place.mkdir()
     for name in ("orchestrator", "tests", "benchmarks"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("node_modules"))

@@ -1,4 +1,4 @@
-"""``python -m tests.mutants.hunt N``: histories of the simulation until one fails; says which, and exits with 1."""
+"""``python -m tests.mutants.hunt N``: runs N histories of the simulation, or until one fails: then it exits with 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.simulation import campaign
 
 
 def main() -> int:
-    """0 when the invariants held in all of them."""
+    """Run the histories; return 0 if the invariants held in all of them, else 1."""
     for seed in range(int(sys.argv[1])):
         outcome = campaign.run_history(campaign.history_of(seed))
         if outcome.failure:

@@ -1,4 +1,4 @@
-"""The seeded bugs: each replaces one text of one file by another."""
+"""The seeded bugs: each replaces one text of one file with another."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ MUTANTS: Final = (
         "phase.gang is None:\n        return job\n    known",
     ),
     Mutant("an attempt restarts in a gang that is lost", FOLLOWING, "if event.keep_gang and isinstance(gang, Gang):", "if event.keep_gang and gang is not None:"),
-    # -- what follows from a record
+    # -- events that follow from a record
     Mutant("a job succeeds with its first rank", ADVANCE, "phase.ended_well(job.num_workers)", "phase.ended_well(min(1, job.num_workers))"),
     Mutant(
         "an attempt restarts beside processes of the last",

@@ -1,4 +1,4 @@
-"""The seeded bugs can be put in, and nearly all that were tried were caught."""
+"""The seeded bugs can be inserted, and nearly all bugs that were tried were caught."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What each released version has left on disks and sends over sockets, kept for ever, and that this version reads it.
+"""Files and messages of each released version, which are kept for ever; the tests check that this version reads them.
 
-``python -m tests.released VERSION`` writes that of this version into a folder of its own; a release adds one, and changes none.
+``python -m tests.released VERSION`` writes those of this version into a new folder; a release adds one, and changes none.
 Stores of earlier versions are in ``tests/unit/store``.
 """

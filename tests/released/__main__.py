@@ -1,4 +1,4 @@
-"""``python -m tests.released VERSION``: what this version writes, into ``tests/released/VERSION``."""
+"""``python -m tests.released VERSION``: writes files and messages of this version into ``tests/released/VERSION``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATES: tuple[tuple[int, Any], ...] = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write everything; refuses a folder that is there."""
+    """Write all samples into a new folder. Raises FileExistsError for an existing one."""
     (version,) = arguments
     folder = HERE / version
     folder.mkdir()
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def with_page(path: Path) -> None:
-    """A progress page as a rank leaves it."""
+    """Write a progress page as a rank leaves it."""
     page = ProgressPage.create(path)
     page.write(step=41, total_steps=100, epoch=2.0, metrics={"loss": 0.5})
     page.mark_stop_seen()

@@ -1,4 +1,4 @@
-"""One of each message and file that crosses versions, as this version makes it."""
+"""One sample of each message and file that is exchanged between versions, as this version makes it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ MESSAGES: Final[tuple[Any, ...]] = (
         umask=0o77,
     ),
 )
-"""What daemon, rank actors, node agents and exporters pickle for one another."""
+"""Messages that daemon, rank actors, node agents and exporters pickle for one another."""
 
 REQUEST: Final[Mapping[str, Any]] = {
     "protocol": 1,
@@ -130,16 +130,16 @@ REQUEST: Final[Mapping[str, Any]] = {
     "secrets": ["s3cret"],
     "fds": ["stdout", "stderr", "lifeline"],
 }
-"""What a client asks a fork server for."""
+"""Request of a client to a fork server."""
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: records by their fields' names."""
+    """Return a value in JSON's types: records by their fields' names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in dataclasses.fields(value))
         return {
             name: plain(getattr(value, name)) for name in names if hasattr(value, name)
-        }  # an earlier version lacks some
+        }  # an earlier version lacks some fields
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""This version reads what every released one has written."""
+"""This version reads the files and messages of every released one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def messages() -> Iterator[Any]:
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
 def version(request: pytest.FixtureRequest) -> Path:
-    """The folder of a released version."""
+    """Return the folder of a released version."""
     found: Path = request.param
     return found
 
@@ -53,17 +53,17 @@ def test_there_is_one_of_every_message() -> None:
 
 @pytest.mark.parametrize("told", list(messages()))
 def test_a_message_means_what_it_meant(told: dict[str, Any]) -> None:
-    """Their modules and names are in the pickle, their values in the order of their fields: a field that is new comes last."""
+    """A pickle has a message's module and name, and its values in the order of its fields: a new field comes last."""
     found = pickle.loads(base64.b64decode(told["pickle"]))
     assert type(found).__name__ == told["type"]
-    if isinstance(found, RankEvent | Exit | ProgressSnapshot | PersisterStatus):  # what is checked when it comes
+    if isinstance(found, RankEvent | Exit | ProgressSnapshot | PersisterStatus):  # checked when they are received
         assert not set(repaired(found)[1]) & set(told["told"])
     assert holds(plain(found), told["told"])
 
 
 @pytest.mark.parametrize("told", list(messages()))
 def test_a_message_of_this_version_is_read_by_the_earlier_one(told: dict[str, Any]) -> None:
-    """Which takes as many values as it has fields: those that it knows come first."""
+    """An earlier version takes as many values as it has fields: its own fields come first."""
     (sample,) = [each for each in MESSAGES if type(each).__name__ == told["type"]]
     if not isinstance(sample, RankPlan | RankEvent):  # they have an order of their own
         assert [field.name for field in dataclasses.fields(sample)][: len(told["told"])] == list(told["told"])

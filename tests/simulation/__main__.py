@@ -21,7 +21,7 @@ MOST_SHRUNK = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """1 where an invariant did not hold, else 0."""
+    """Run a command; return 1 if an invariant did not hold, else 0."""
     options = _parser().parse_args(arguments)
     return _run(options) if options.command == "run" else _replay(options)
 

@@ -55,7 +55,7 @@ class Outcome:
 def run_history(
     history: History, *, acts: Mapping[str, Act] = ACTS, story: bool = False, homes: str | None = None
 ) -> Outcome:
-    """Run one history, then inject no further fault until every job has ended. ``homes`` is where the world's home lies."""
+    """Run one history, then no further fault until every job has ended. ``homes`` is the parent of the world's home."""
     world = World(durable=history.durable, homes=homes)
     notes = _Notes()
     failure = ""
@@ -70,7 +70,7 @@ def run_history(
         _settle(world)
         invariants.check_end(world)
         notes.digest.update(_state(world).encode())
-    except Exception as error:  # of the daemon or of an invariant: this is what a campaign looks for
+    except Exception as error:  # of the daemon or of an invariant: a campaign searches for these
         failure = f"{type(error).__name__}: {error}"
         notes.story += [f"     {job.id}: " + " | ".join(job.story) for job in world.jobs.values()]
     finally:
@@ -80,7 +80,7 @@ def run_history(
 
 @dataclass(slots=True)
 class _Notes:
-    """What the steps of a history have done so far."""
+    """Digest, faults and story of a history's steps so far."""
 
     digest: Any = field(default_factory=hashlib.sha256)
     faults: Counter[str] = field(default_factory=Counter)
@@ -102,7 +102,7 @@ def _state(world: World) -> str:
 
 
 def _settle(world: World) -> None:
-    """Undo all faults and run rounds until every job has ended; only facts and the times that the loop asks for wake it."""
+    """Undo all faults and run rounds until every job has ended; only facts and the times that the loop requests wake it."""
     world.store.crash_before = world.store.crash_after = world.cluster.disk_full = False
     for node_id, found in world.cluster.nodes.items():
         found.lost.clear()
@@ -197,7 +197,7 @@ def run(
     """Run the histories of the seeds from ``first`` on, until ``faults`` faults were injected or ``until`` returns true.
 
     Each of the ``processes`` runs ``chunk`` seeds at a time; ``on_chunk`` gets the report of each chunk, in the order of the seeds.
-    The homes of several processes lie in a folder in ``homes``.
+    The homes of several processes are in a folder in ``homes``.
     """
     report = Report()
     chunks = (range(seed, seed + chunk) for seed in itertools.count(first, chunk))
@@ -221,7 +221,7 @@ def run_seeds(seeds: Iterable[int], homes: str | None = None) -> Report:
 
 @contextlib.contextmanager
 def _mapping(processes: int, within: str | None) -> Iterator[Callable[[Iterable[range]], Iterator[Report]]]:
-    """Yield a function that runs chunks; as many are begun as there are processes, and the one behind."""
+    """Yield a function that runs chunks; at any time as many are begun as there are processes, and one more."""
     if processes == 1:
         yield lambda chunks: map(run_seeds, chunks)
         return
@@ -237,4 +237,4 @@ def _mapping(processes: int, within: str | None) -> Iterator[Callable[[Iterable[
                 if len(waiting) > processes:
                     yield waiting.popleft().get()
 
-        yield mapped  # the pool ends with what it has begun, and its worlds are left to the folder's end
+        yield mapped  # the pool is terminated, and its worlds are removed with the folder

@@ -1,4 +1,4 @@
-"""Faults of a history: on the nodes, and in what the ranks write."""
+"""Faults of a history: on the nodes, and in the facts that ranks write."""
 
 from __future__ import annotations
 

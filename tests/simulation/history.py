@@ -25,7 +25,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """``durable``: the store is SQLite, and a kill of the daemon loses what is not on the disk."""
+    """The steps of a seed. ``durable``: the store is SQLite, and a kill of the daemon loses what is not on the disk."""
 
     seed: int
     durable: bool
@@ -36,7 +36,7 @@ def draw(seed: int, length: int, weights: Mapping[str, float]) -> History:
     """Return the history of a seed. A longer one begins with the steps of a shorter one."""
     dice = random.Random(seed)
     durable = dice.random() < 0.1
-    # Each history is of some kinds of acts more than of others: what is rare on average comes often in a few of them.
+    # Each history prefers some kinds of acts: an act that is rare on average is frequent in a few histories.
     liked = {name: weight * 4.0 ** dice.uniform(-1.5, 1.5) for name, weight in sorted(weights.items())}
     names, chances = list(liked), list(liked.values())
     steps = [Step("submit", dice.getrandbits(DICE_BITS))]

@@ -44,7 +44,7 @@ def hostile(job: Job, now: float, dice: random.Random) -> tuple[ev.Event, str]:
     fact = dice.choice(_facts(job, now))
     inner = fact.exit if isinstance(fact, ev.RankExited) else fact
     field = dice.choice([each.name for each in fields(inner) if each.name not in OWN])
-    value = dice.choice(VALUES[4:] if field == "exit_code" else VALUES)  # a zero would be an honest lie
+    value = dice.choice(VALUES[4:] if field == "exit_code" else VALUES)  # 0 is a valid exit code
     wrong = replace(inner, **{field: value})
     name = f"{field}={value!r:.40}"
     return (replace(fact, exit=wrong) if isinstance(fact, ev.RankExited) else wrong), name

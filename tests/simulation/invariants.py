@@ -1,4 +1,4 @@
-"""What must hold after every step, and in the end. Each check raises AssertionError with what is wrong."""
+"""Invariants after every step, and at the end. Each check raises AssertionError with a description of the violation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(world: World) -> None:
 
 
 def check_record(world: World) -> None:
-    """Check that stored records equal the fold of their events and what the daemon shows. Slower than the others: it reads every event."""
+    """Check that stored records equal the fold of their events and the daemon's jobs. Slower than the others: it reads every event."""
     _ended_jobs_stay_as_they_are(world)
     problems = world.read(world.store.verify())
     assert not problems, f"record differs from its events: {problems}"
@@ -215,7 +215,7 @@ def _events_agree_with_the_record(world: World, job: Job) -> None:
 
 
 def _progress_is_asked_for(job: Job, events: Iterable[ev.Event]) -> None:
-    """No more restarts in a row without any checkpoint than the job allows, by its events alone."""
+    """Check, by its events alone, that a job did not restart more often in a row without a checkpoint than allowed."""
     in_a_row, most = 0, job.spec.retry.max_no_progress
     for event in events:
         if isinstance(event, ev.CheckpointSaved):
@@ -226,7 +226,7 @@ def _progress_is_asked_for(job: Job, events: Iterable[ev.Event]) -> None:
 
 
 def _waits_are_kept(job: Job, events: Iterable[ev.Event]) -> None:
-    """No attempt begins in its back-off, nor while a node that was cut off may still run the previous one."""
+    """Check that no attempt began in its back-off, nor while a node that was cut off may still run the previous one."""
     back_off = fence = 0.0
     for event in events:
         match event:
@@ -234,7 +234,7 @@ def _waits_are_kept(job: Job, events: Iterable[ev.Event]) -> None:
                 back_off = event.not_before
             case ev.GangLost():
                 fence = max(fence, event.not_before)
-            case ev.StopRequested() | ev.JobResumed():  # what a user asks for waits for no back-off
+            case ev.StopRequested() | ev.JobResumed():  # a user's request ends the back-off
                 back_off = 0.0
             case ev.AttemptStarted():
                 assert event.at >= back_off, f"attempt {event.attempt} of {job.id} began in its back-off"

@@ -91,7 +91,7 @@ def crash_after_a_write(world: World, dice: random.Random) -> str:
 
 
 def _on_a_slow_disk(world: World, dice: random.Random) -> str:
-    """Make the write that the daemon does not survive slow: nodes carry out earlier orders meanwhile."""
+    """Slow down the write at which the daemon is killed: nodes carry out earlier orders meanwhile."""
     world.store.slow_seconds = dice.choice([0.0, 0.05, 1.0, 20.0])
     return f"armed, the write takes {world.store.slow_seconds:g} s"
 

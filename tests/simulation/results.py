@@ -1,4 +1,4 @@
-"""The histories that were run so far, in parts: a million faults take longer than one sitting, and each part names the commit that it ran."""
+"""The histories that were run so far, in parts: a million faults take more than one session, and each part names the commit that it ran."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Part:
-    """The histories of the seeds from ``first`` on, run by one process tree of one commit; ``failed`` has the failure of each that failed."""
+    """The histories of the seeds from ``first`` on, run by one process tree of one commit; ``failed`` has the failures by seed."""
 
     first: int
     commit: str
@@ -33,7 +33,7 @@ class Part:
 
     @classmethod
     def begin(cls, first: int) -> Part:
-        """Return one without a history."""
+        """Return a part without a history."""
         return cls(first, measure.commit(), time.strftime("%Y-%m-%d"), measure.machine())
 
     def add(self, report: Report) -> None:
@@ -56,16 +56,16 @@ class Results:
 
     @property
     def next_seed(self) -> int:
-        """Return the first seed behind all parts."""
+        """First seed after all parts."""
         return max((part.first + part.histories for part in self.parts), default=0)
 
     @property
     def faults(self) -> Counter[str]:
-        """Return how many faults of each kind were injected."""
+        """Number of injected faults of each kind."""
         return sum((part.faults for part in self.parts), Counter())
 
     def write(self) -> None:
-        """Replace the file as a whole: it may be ended at any moment."""
+        """Replace the file atomically: the campaign may be killed at any moment."""
         kinds = self.faults
         whole = {
             "histories": sum(part.histories for part in self.parts),

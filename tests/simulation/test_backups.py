@@ -1,4 +1,4 @@
-"""Backups that are written in the middle of a campaign: each has all that was acknowledged by then, and opens as a store."""
+"""Backups that are written during a campaign: each contains all jobs acknowledged by then, and opens as a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHT = 8  # about five of a history's steps
 
 
 class Backups:
-    """An act that writes a backup, and what was acknowledged when it did."""
+    """An act that writes a backup, and the jobs that were acknowledged before."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

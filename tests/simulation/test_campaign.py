@@ -1,4 +1,4 @@
-"""A short campaign, and that a campaign finds, repeats and shortens what it looks for."""
+"""A short campaign; a campaign finds, repeats and shortens failing histories."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def test_every_invariant_holds_in_a_short_campaign() -> None:
 
 @pytest.mark.parametrize("seed", [1099, 1124, 1328])
 def test_no_gpu_is_given_away_twice_where_ranks_share_some(seed: int) -> None:
-    """Halves of different GPUs were counted as a whole one."""
+    """An earlier version counted halves of different GPUs as a whole GPU."""
     assert campaign.run_history(campaign.history_of(seed)).failure == ""
 
 
 def test_a_rank_that_has_ended_is_not_run_again_in_the_same_attempt() -> None:
-    """Its gang was lost with the head before the record said that it was placed, and made anew."""
+    """The gang was lost with the head before its placement was recorded, and was created again."""
     assert campaign.run_history(campaign.history_of(1385)).failure == ""
 
 
@@ -140,6 +140,6 @@ def test_numbers_out_of_range_are_refused(arguments: list[str], capsys: pytest.C
 
 
 def test_histories_that_are_broken_off_leave_nothing(tmp_path: Path) -> None:
-    """The processes are ended amid the histories that were begun beyond what was asked for."""
+    """The processes are killed during the histories that were begun beyond the requested number of faults."""
     campaign.run(0, faults=1, processes=2, chunk=2, homes=str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What users ask for in a history."""
+"""Requests of users in a history."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def submit(world: World, dice: random.Random) -> str:
     except DiskFullError:
         assert world.cluster.disk_full, "refused for a full disk that is not full"
         return "refused: the disk is full"
-    except RefusedError as error:  # it fits on no node that there is
+    except RefusedError as error:  # it fits on no existing node
         assert all(job.submission.idempotency_key != key for job in world.jobs.values()), "a refused job is stored"
         return f"refused: {error}"
     assert world.run(world.daemon.submit(text, key)) == job_id, "a request that is repeated submits twice"
@@ -80,7 +80,7 @@ def submit(world: World, dice: random.Random) -> str:
 
 
 def _ask(world: World, job: Job, verb: Verb, priority: int | None = None) -> bool:
-    """Whether the daemon acknowledged what was asked for."""
+    """Request an action; return whether the daemon acknowledged it."""
     before = world.truth.happened["daemon killed"]
     try:
         world.attempt(world.daemon.act(job.id, verb, priority))
@@ -120,7 +120,7 @@ def reprioritise(world: World, dice: random.Random) -> str:
 
 
 def preempt(world: World, dice: random.Random) -> str:
-    """As `orch down --stop-jobs` and a drained node do."""
+    """Preempt a job as `orch down --stop-jobs` and a drained node do."""
     job = world.one(dice.randrange(1000), [j for j in world.jobs.values() if j.state.may_hold_gang])
     if job is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a history runs in: a cluster in memory, a store, and the daemon that lives on them and dies."""
+"""The world of a history: a cluster in memory, a store, and a daemon that runs on them and is killed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Do: TypeAlias = "Callable[[World, random.Random], str]"
 """Carries out an act and returns a description; "" when there was nothing to do."""
-TORN_BYTES = 700  # what a write that never came to its end leaves at the end of the log
+TORN_BYTES = 700  # left at the end of the log by a write that was interrupted
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a process really ended, whatever the daemon was told."""
+    """The true end of a process, independent of the facts that the daemon received."""
 
     how: Exit
     at: float
@@ -48,7 +48,7 @@ class End:
 
 @dataclass(slots=True)
 class Promise:
-    """What a user was told: ``attempts`` are those that there were when a stop was acknowledged; None: none is asked for."""
+    """Acknowledged requests for a job: ``attempts`` is its number of attempts at a stop; None: no stop is in force."""
 
     attempts: int | None = None
     cancelled: bool = False
@@ -56,7 +56,7 @@ class Promise:
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened, independently of the daemon's record."""
+    """The true events, independent of the daemon's record."""
 
     ends: dict[tuple[JobId, int], dict[int, End]] = field(default_factory=dict)
     promises: dict[JobId, Promise] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class Truth:
 
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where homes lie of worlds without a folder for them; None: where temporary files do."""
+"""Parent directory of the homes of worlds that are given none; None: that of temporary files."""
 PREFIX: Final = "orch-simulation-"
 
 
 class NamedStore(FaultyStore):
-    """Gives jobs ids of their own count: real ones are random."""
+    """Derives job ids from a count: real ones are random."""
 
     async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
         return await super().submit_all([replace(event, job_id=_counted(event)) for event in events])
@@ -115,7 +115,7 @@ class World:
 
     @property
     def jobs(self) -> dict[JobId, Job]:
-        """The live jobs, as they are written."""
+        """The live jobs, as they are stored."""
         return self.daemon.loop.jobs
 
     @property
@@ -127,9 +127,9 @@ class World:
         return self.event_loop.run_until_complete(coroutine)
 
     def read(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return the answer of the store."""
+        """Return the result of a call of the store."""
         if not self._durable:
-            try:  # most of what a store in memory is asked is answered at once
+            try:  # a store in memory answers without waiting
                 coroutine.send(None)
             except StopIteration as answer:
                 return cast("T", answer.value)
@@ -173,7 +173,7 @@ class World:
         return self.home / f"life-{self._lives}" / "store.sqlite3"
 
     def _reopened(self) -> Store:
-        """The store as the disk has it: the files as they are now, not as an orderly end would leave them, and half a write."""
+        """Reopen the store from copies of its files as they are now, without an orderly close, and with a torn write."""
         old = self._path
         self._lives += 1
         self._path.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The production loop and service on the in-memory runtime: a daemon that is stepped, and may die between any two steps."""
+"""The production loop and service on the in-memory runtime: a daemon that is stepped, and may be killed in between."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.store.port import Store
 
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
-TRIES_ON_A_FULL_DISK = 3  # then there is space again
+TRIES_ON_A_FULL_DISK = 3  # the disk has space again after these
 T = TypeVar("T")
 _unused = cast("Any", None)
 
@@ -44,7 +44,7 @@ class Crash(BaseException):
 
 
 class Log:
-    """A log in which no error may stand but that of a full disk."""
+    """A log that may contain no error except that of a full disk."""
 
     def __getattr__(self, name: str) -> Any:
         return self._fail if name in ("error", "exception") else self._drop
@@ -57,7 +57,7 @@ class Log:
 
 
 class FaultyStore:
-    """A store on a disk that may be full, and before or after whose next write the daemon is killed.
+    """A store on a disk that may be full; the daemon may be killed before or after its next write.
 
     The next write takes ``slow_seconds``, while everything else continues.
     """
@@ -93,7 +93,7 @@ class FaultyStore:
 
 
 class NothingElse:
-    """What the parts of the service ask beside jobs: there are nodes, nothing is counted, nothing was reported."""
+    """Fake of the service's other dependencies: nodes exist, nothing is counted, nothing was reported."""
 
     async def wait(self, seconds: float) -> None:
         pass
@@ -115,7 +115,7 @@ class NothingElse:
 
 
 class AtOnce:
-    """In place of threads that look at users' files."""
+    """Fake of the pools of threads that read users' files: runs the work at once."""
 
     def of(self, uid: int) -> AtOnce:
         return self
@@ -125,12 +125,12 @@ class AtOnce:
 
 
 class SteppedDaemon:
-    """One life of a daemon. What the runtime posts is kept in ``outbox`` until it is delivered."""
+    """One life of a daemon. Facts that the runtime posts are kept in ``outbox`` until they are delivered."""
 
     def __init__(self, store: FaultyStore, cluster: MemoryCluster, settings: Settings) -> None:
         self.cluster = cluster
         self.outbox: list[ev.Event] = []
-        self.history: list[ev.Event] = []  # what was taken
+        self.history: list[ev.Event] = []  # facts that the loop has processed
         self._posted: list[ev.Event] = []
         self.wake_at: float | None = None
         self.gangs = MemoryGangs(cluster, post=self._post)
@@ -180,30 +180,30 @@ class SteppedDaemon:
         )
 
     async def start(self) -> None:
-        """Read the store, look at the nodes."""
+        """Load the jobs from the store, and read the nodes."""
         await self.loop.load()
         self.look()
 
     def look(self) -> None:
-        """Take note of the nodes as they are now, and of which answer."""
+        """Update the loop's nodes, and which of them answer."""
         self.loop.set_nodes(self.cluster.views())
         self.gangs.report_reachability(self.loop.jobs.values())
 
     def deliver(self, count: int) -> None:
-        """Let the loop have what the runtime posted first."""
+        """Post the oldest ``count`` facts of the runtime to the loop."""
         facts, self.outbox = self.outbox[:count], self.outbox[count:]
         self._posted += facts
         self.loop.post(facts)
 
     async def step(self) -> None:
-        """One round. Raises Crash."""
+        """Run one round. Raises Crash."""
         self._tries = 0
         self.wake_at = await self.loop.step()
         self.history += self._posted
         self._posted = []
 
     async def submit(self, text: str, key: str) -> JobId:
-        """Have the service accept a job. Raises Crash, and what the service raises."""
+        """Submit a job to the service. Raises Crash, and the errors of the service."""
         request = SubmitRequest(
             yaml=text, source="job.yaml", idempotency_key=key, cwd="/", path="/usr/bin", python=sys.executable
         )
@@ -212,11 +212,11 @@ class SteppedDaemon:
         return cast("JobId", reply.job_id)
 
     async def act(self, job_id: JobId, verb: Verb, priority: int | None = None) -> None:
-        """Have the service do something to a job; rounds go on until it answers. Raises Crash."""
+        """Request an action on a job from the service; run rounds until it answers. Raises Crash."""
         await self._until_done(self.service.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
 
     async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
-        """Have the loop take a command of another part of the daemon. Raises Crash."""
+        """Run a command of another part of the daemon in the loop. Raises Crash."""
         await self._until_done(self.loop.command(make))
 
     async def _until_done(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -234,7 +234,7 @@ class SteppedDaemon:
         self.outbox += events
 
     async def _pause(self, seconds: float) -> None:
-        """The loop waits for space on the disk."""
+        """Let time pass while the loop waits for space on the disk; the last try finds space."""
         self._tries += 1
         self.cluster.run_until(self.cluster.now() + seconds)
         if self._tries >= TRIES_ON_A_FULL_DISK:

@@ -1,7 +1,7 @@
 """The production loop and service through random histories: users, faults, time, and crashes of the daemon between any two steps.
 
-After every step the record is what its events say and breaks no rule; in the end, once nothing breaks any more, every job
-ends. The in-memory runtime refuses what must never be ordered: a GPU given away twice, an attempt beside another.
+After every step the record equals the fold of its events and breaks no rule; at the end, without further faults, every
+job ends. The in-memory runtime refuses orders that must never occur: a GPU used twice, an attempt beside another.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return MemoryStore()
 
     def reopen(self) -> None:
-        """What is in memory stays; a store on a disk is closed and opened again."""
+        """Keep a store in memory; close and open a store on a disk."""
 
     def begin_daemon(self) -> None:
         self.daemon = SteppedDaemon(self.store, self.cluster, self.settings)
@@ -118,7 +118,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return self.runner.run(coroutine)
 
     def attempt(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
-        """What a call of the daemon gives; None when the daemon was killed meanwhile, and another has begun."""
+        """Return the result of a call of the daemon; None when it was killed meanwhile and another one was started."""
         try:
             return self.wait(coroutine)
         except Crash:
@@ -133,11 +133,11 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @property
     def jobs(self) -> dict[JobId, Job]:
-        """The live jobs, as they are written."""
+        """The live jobs, as they are stored."""
         return self.daemon.loop.jobs
 
     def one(self, index: int, *states: JobState) -> Job:
-        """Some live job, in one of ``states`` if there is one."""
+        """Return a live job, in one of ``states`` if there is one."""
         found = [j for j in self.jobs.values() if not states or j.state in states] or list(self.jobs.values())
         return sorted(found, key=lambda j: j.submission.sequence)[index % len(found)]
 
@@ -178,12 +178,12 @@ class DaemonMachine(RuleBasedStateMachine):
         self.scripts[job_id] = script
 
     def accept(self, text: str, key: str) -> JobId | None:
-        """The job that a client is told of; None when it is refused, or killed with the daemon before it was written."""
+        """Submit a job, again after a kill of the daemon, and return its id; None when the job is refused."""
         try:
             return self.attempt(self.daemon.submit(text, key)) or self.wait(self.daemon.submit(text, key))
         except DiskFullError:
             assert self.cluster.disk_full
-        except RefusedError:  # it does not fit on the nodes that there are
+        except RefusedError:  # it does not fit on the existing nodes
             assert not all(found.alive for found in self.daemon.loop.nodes.values())
         assert all(job.submission.idempotency_key != key for job in self.jobs.values()), (
             "a job that was refused is not stored"
@@ -241,7 +241,7 @@ class DaemonMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.past or self.daemon.history)
     @rule(index=pick)
     def deliver_again(self, index: int) -> None:
-        """A fact that was taken changes nothing when it comes again."""
+        """Check that a fact that was processed before changes nothing when it is delivered again."""
         facts = [*self.past, *self.daemon.history]
         fact = facts[index % len(facts)]
         job = self.daemon.loop.decided.get(fact.job_id)
@@ -426,7 +426,7 @@ class DaemonMachine(RuleBasedStateMachine):
             shutil.rmtree(self.home)
 
     def leave_in_peace(self) -> None:
-        """Nothing breaks any more: every job ends, woken by nothing but facts and the times that the loop asks for."""
+        """Without further faults every job ends, woken only by facts and the times that the loop requests."""
         self.store.crash_before = self.store.crash_after = self.cluster.disk_full = False
         for node_id, found in self.cluster.nodes.items():
             found.lost.clear()

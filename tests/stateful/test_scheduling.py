@@ -1,8 +1,8 @@
-"""The store and the scheduler through random histories, without a runtime: what decisions may do, after each step.
+"""The store and the scheduler through random histories, without a runtime: checks the decisions after each step.
 
 Jobs of several users, queues, names and limits are submitted, run, save, fail, are cancelled, paused and preempted; nodes are cordoned and reserved. Each
-decision is made on the index that is kept, and again on one that is made anew; its events are folded and stored. In the end nothing new comes,
-everything that runs ends in turn, and each job must have ended.
+decision is made on the index that is kept, and again on a new one; its events are folded and stored. At the end none is submitted, the running
+jobs end in turn, and each job must have ended.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PICK = st.integers(0, 1000)
 
 
 def now(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that waits for nothing."""
     try:
         work.send(None)
     except StopIteration as ended:
@@ -63,7 +63,7 @@ def now(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def told(commands: Commands) -> tuple[object, ...]:
-    """What a decision says, in an order that does not depend on the order of dictionaries."""
+    """Return the content of a decision, in an order that does not depend on the order of dictionaries."""
     return sorted(map(repr, commands.events)), dict(commands.waiting), commands.wake_at
 
 
@@ -199,7 +199,7 @@ class Scheduling(RuleBasedStateMachine):
     # -- what follows
 
     def one(self, pick: int, *states: JobState) -> Job | None:
-        """A live job in one of the states."""
+        """Return a live job in one of the states; None without any."""
         found = [job for job in self.jobs.values() if job.state in states]
         return found[pick % len(found)] if found else None
 
@@ -218,7 +218,7 @@ class Scheduling(RuleBasedStateMachine):
                 self.jobs[change.after.id] = change.after
 
     def settle(self) -> None:
-        """Decide until nothing follows; ranks are up as soon as they are ordered."""
+        """Decide until no event follows; ranks are up as soon as they are ordered."""
         for _ in range(MOST_ROUNDS):
             commands = self.decided()
             if not commands.events:
@@ -238,7 +238,7 @@ class Scheduling(RuleBasedStateMachine):
         raise AssertionError("decisions do not settle")
 
     def a_move_has_a_place_and_pays(self, job: Job, by: ByConsolidation) -> None:
-        """Its nodes have room for it now, beside all that run and move; all of the jobs that move for another lose less than it gains."""
+        """Check that the job's new nodes have room beside all that run and move, and that all moves for a job lose less than it gains."""
         assert self.book.sharing.consolidate
         assert job.spec.preemptible
         assert job.state is JobState.RUNNING
@@ -251,14 +251,14 @@ class Scheduling(RuleBasedStateMachine):
         assert sum(one.lost_gpu_seconds for one in [*moving, by] if one.job == by.job) < by.gained_gpu_seconds
 
     def its_place_is_gone(self, job: Job) -> None:
-        """A job that moves waits only where the nodes that were kept for it take nothing new any more."""
+        """Check that a job that moves waits only if the nodes that were kept for it take no new jobs any more."""
         by = job.stop.by if job.stop is not None else None
         if isinstance(by, ByConsolidation):
             closed = [r for i in by.nodes for r in self.nodes[i].reservations if r.end > self.now]
             assert closed or not all(self.nodes[i].schedulable for i in by.nodes)
 
     def ends_before_a_reservation(self, job: Job, places: Iterable[str]) -> None:
-        """What starts on a node is expected to be gone when the node is reserved; a gang that is there already stays."""
+        """Check that a job starting on a node is expected to end before the node is reserved; an existing gang stays."""
         if job.attempts[-1].gang != job.gang or len([a for a in job.attempts if a.gang == job.gang]) > 1:
             return
         left = self.book.past.run_times.left(job, self.now)
@@ -273,7 +273,7 @@ class Scheduling(RuleBasedStateMachine):
             assert not closed or job.state is not JobState.RUNNING or job.succeeded
 
     def decided(self) -> Commands:
-        """A decision; one on an index made anew is the same, and so is one that is made again."""
+        """Return a decision; check that it is the same on a new index, and when it is made again."""
         kept = State(
             jobs=self.jobs, nodes=self.nodes, sharing=self.book.sharing, past=self.book.past, idle=self.book.idle
         )
@@ -332,7 +332,7 @@ class Scheduling(RuleBasedStateMachine):
         for job in (*self.live(), *getattr(self, "ended", {}).values()):
             allowed = job.spec.retry.max_restarts.user
             assert job.restarts.get(FailureClass.USER.value, 0) <= (allowed if isinstance(allowed, int) else 0)
-            if self.reserved:  # what a reservation stops counts for the bound, and is not held back by it
+            if self.reserved:  # stops by a reservation count towards the bound, but are not limited by it
                 continue
             stops = [a.ended_at or 0.0 for a in job.attempts if a.state is AttemptState.PREEMPTED]
             many = zip(stops, stops[MOST_IN_A_WINDOW:], strict=False)
@@ -351,7 +351,7 @@ class Scheduling(RuleBasedStateMachine):
     # -- in the end
 
     def teardown(self) -> None:
-        """Nothing starves: with all nodes back, what runs ends in turn, and each job has ended after a start of its own."""
+        """Check that no job starves: with all nodes back, running jobs end in turn, and each job starts and ends."""
         if not self.live():
             return
         self.nodes = {name: replace(there, cordoned=False, reservations=()) for name, there in self.nodes.items()}

@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """Return what is wrong with it, or nothing."""
+        """Description of the difference from the expectation; empty if there is none."""
         if self.job.state in self.states and self.job.attempt in self.attempts:
             return ""
         was = f"{self.job.state} after {self.job.attempt} attempts ({self.job.reason}; {self.job.failure})"
@@ -103,7 +103,7 @@ class Campaign:
     # -- what users do
 
     def insist(self, call: Callable[[], T]) -> T:
-        """Return the answer, however often the daemon restarts before it answers."""
+        """Repeat the call until the daemon answers, even if it restarts meanwhile; return the answer."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -139,10 +139,10 @@ class Campaign:
                 pid = self.ledger.pids(job_id, 1)[dice.randrange(2)]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                return ("SUCCEEDED",), (1, 2)  # 1: it had ended already
+                return ("SUCCEEDED",), (1, 2)  # 1: the rank had ended already
             case "pause":
                 self._step(job_id, dice)
-                with contextlib.suppress(RefusedError):  # it had ended already
+                with contextlib.suppress(RefusedError):  # the job had ended already
                     self.insist(lambda: client.pause(job_id))
                     paused = self._until(job_id, lambda job: job.state == "SUSPENDED" or job.is_terminal, "is paused")
                     if not paused.is_terminal:
@@ -230,14 +230,14 @@ def _names_in_ray(stack: Stack) -> list[str]:
 
 
 class RecordWatch:
-    """Verifies the record of a dead daemon: rows equal the fold of their events, and nothing is held twice."""
+    """Verifies the store of a dead daemon: rows equal the fold of their events, and no GPU is reserved twice."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._settled = 0  # jobs up to here had ended when they were last looked at
+        self._settled = 0  # jobs up to this sequence number had ended at the last call
 
     def problems(self) -> list[str]:
-        """Return what is wrong with every job that is live, or was at the last call, or is new."""
+        """Return the problems of every job that is live, was live at the last call, or is new."""
         with contextlib.closing(connect(self._path, read_only=True)) as connection:
             found = verification.problems(connection, after=self._settled)
             live = Reader(connection).live()
@@ -262,7 +262,7 @@ def kill_daemon_at_random(
 ) -> dict[str, int]:
     """Start and kill the daemon ``kills`` times: half of the times while it starts, else soon after it is ready.
 
-    ``starting`` and ``ready`` are the most seconds of either; the record is looked at after each kill, then ``on_kill``
+    ``starting`` and ``ready`` are the most seconds of either; the store is verified after each kill, then ``on_kill``
     is called. Returns how often a job was in each state when its daemon died.
     """
     stack, dice = campaign.stack, campaign.dice

@@ -29,7 +29,7 @@ from orchestrator.runtime.cluster.head.embedded import LOOPBACK, OBJECT_STORE_BY
 from orchestrator.runtime.cluster.head.processes import clear_sessions, ray_environment
 from tests.support.stack import PATIENCE_SECONDS, kill_all, process_gone, wait_until
 
-# A dead node is noticed within three seconds, a frozen one within nine, instead of a minute.
+# Ray detects a dead node within three seconds, a frozen one within nine, instead of a minute.
 SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
@@ -37,7 +37,7 @@ SYSTEM_CONFIG = {
     "health_check_failure_threshold": 6,
     "enable_metrics_collection": False,
     "event_stats": False,
-    # What eight raylets on two processors look after all the time, as seldom as in a head that orch starts.
+    # Periodic work of eight raylets on two processors, as rare as in a head that orch starts.
     "raylet_check_gc_period_milliseconds": 10_000,
     "object_manager_timer_freq_ms": 1_000,
     "local_fs_monitor_interval_ms": 10_000,
@@ -88,7 +88,7 @@ class RayCluster:
             raise
 
     def _small_environment(self) -> str:
-        """An interpreter with this one's packages that Ray can copy in no time, as it does for ``runtime_env: pip``."""
+        """Create an interpreter with this one's packages that Ray can copy fast, as for ``runtime_env: pip``."""
         home = self.directory / "venv"
         venv.create(home, symlinks=True)
         mine, its = sysconfig.get_path("purelib"), sysconfig.get_path("purelib", vars={"base": str(home)})
@@ -125,7 +125,7 @@ class RayCluster:
         return reply
 
     def clean_environ(self) -> dict[str, str]:
-        """This process's environment with the cluster's settings and no others of Ray."""
+        """Return this process's environment with the cluster's settings and no others of Ray."""
         return {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ORCH_"))} | self.environ
 
     def _add(self, count: int, *, cpus: float | None = None, environ: Mapping[str, str] | None = None) -> list[RayNode]:
@@ -145,22 +145,22 @@ class RayCluster:
         return added
 
     def add_node(self, *, cpus: float | None = None, environ: Mapping[str, str] | None = None) -> RayNode:
-        """One more worker, with variables of its own."""
+        """Start one more worker, with variables of its own."""
         (node,) = self._add(1, cpus=cpus, environ=environ)
         self.workers.append(node)
         return node
 
     def keep(self, count: int) -> None:
-        """Have at least ``count`` workers: dead ones are forgotten, missing ones started."""
+        """Ensure that at least ``count`` workers run: forget dead ones, start missing ones."""
         self.workers = [node for node in self.workers if not process_gone(node.raylet)]
         self.workers += self._add(max(0, count - len(self.workers)))
 
     def node(self, node_id: str) -> RayNode:
-        """The worker with that id."""
+        """Return the worker with this id."""
         return next(node for node in self.workers if node.id == node_id)
 
     def run(self, program: str, seconds: float = PATIENCE_SECONDS) -> str:
-        """What a program of another user of the cluster prints; it finds ``ray`` connected, in its own namespace."""
+        """Run a program as another user of the cluster, with ``ray`` connected in its namespace; return its output."""
         connect = (
             f"import ray\nray.init(address={self.address!r}, namespace='somebody', log_to_driver=False,"
             " configure_logging=False)\n"
@@ -177,7 +177,7 @@ class RayCluster:
         return done.stdout
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the cluster."""
+        """Return every process of the cluster."""
         return _mentioning(str(self.directory))
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class RayCluster:
 
 
 def _mentioning(marker: str) -> list[psutil.Process]:
-    """Processes that name ``marker`` on their command line, with all that they have started."""
+    """Return the processes that name ``marker`` on their command line, with all that they have started."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -202,7 +202,7 @@ def _mentioning(marker: str) -> list[psutil.Process]:
 
 
 def start_worker(options: dict[str, Any]) -> dict[str, Any]:
-    """Start one worker node; its id, and process ids by name."""
+    """Start one worker node; return its id, and process ids by name."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
@@ -215,7 +215,7 @@ def start_worker(options: dict[str, Any]) -> dict[str, Any]:
         node_ip_address=options["address"],
         temp_dir=options["temp_dir"],
         dashboard_agent_listen_port=0,
-        # Of the names that Ray thinks up, nodes that start at the same moment choose the same one.
+        # Nodes that start at the same moment would choose the same name with Ray's own names.
         raylet_socket_name=str(Path(options["temp_dir"]) / f"{name}.raylet"),
         plasma_store_socket_name=str(Path(options["temp_dir"]) / f"{name}.store"),
         include_log_monitor=False,

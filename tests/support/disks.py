@@ -13,9 +13,9 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(parent: Path, mebibytes: int, *, kind: str = "tmpfs") -> Iterator[Path]:
-    """A directory in ``parent`` that is a file system of that size; skips the test where nobody may mount one.
+    """Mount a file system of that size in ``parent``; yield its directory. Skips the test where mounting is forbidden.
 
-    ``kind`` ext4 lies in a file: there, unlike in memory, names and directories take blocks too.
+    ``kind`` ext4 uses a file as its disk: there, unlike in memory, names and directories take blocks too.
     """
     where = parent / "disk"
     where.mkdir()
@@ -43,7 +43,7 @@ def small_disk(parent: Path, mebibytes: int, *, kind: str = "tmpfs") -> Iterator
 
 
 def fill(disk: Path) -> Path:
-    """Leave no byte free; the file that does, which may be there already."""
+    """Leave no byte free; return the file that fills the disk, which may exist already."""
     ballast = disk / "ballast"
     with ballast.open("ab", buffering=0) as file:
         for _ in range(100):  # blocks that were freed or promised are counted only after a while
@@ -54,12 +54,12 @@ def fill(disk: Path) -> Path:
             os.fsync(file.fileno())
             if os.statvfs(disk).f_bavail == 0:
                 return ballast
-        if os.statvfs(disk).f_bavail == 1:  # ext4 may keep one for its own tree, which no writer gets
+        if os.statvfs(disk).f_bavail == 1:  # ext4 may reserve one for its own tree, which no writer gets
             return ballast
     raise AssertionError(f"{os.statvfs(disk).f_bavail} blocks of {disk} cannot be filled")
 
 
 def free_bytes(directory: Path) -> int:
-    """What is left on a file system."""
+    """Return the free space of a file system, in bytes."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize

@@ -71,7 +71,7 @@ SECONDS: Final = {
 
 @functools.cache
 def shared_daemon(file: str) -> str:
-    """Which of the shared daemons the tests and fixtures of a file ask for; the empty text for none."""
+    """Return the name of the shared daemon that the tests and fixtures of a file use; empty for none."""
     functions = [node for node in ast.walk(tree_of((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef)]
     asking = [one for one in functions if one.name.startswith("test_") or "fixture" in map(_name, one.decorator_list)]
     asked = {argument.arg for one in asking for argument in one.args.args}
@@ -80,13 +80,13 @@ def shared_daemon(file: str) -> str:
 
 
 def _name(decorator: ast.expr) -> str:
-    """``fixture``, of ``@pytest.fixture`` and ``@pytest.fixture(...)``."""
+    """Return the attribute's name: ``fixture``, for ``@pytest.fixture`` and ``@pytest.fixture(...)``."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return called.attr if isinstance(called, ast.Attribute) else ""
 
 
 def next_file(waiting: Collection[str], own: Collection[str], taken: Collection[str]) -> str:
-    """The file that a process takes next, which has the daemons ``own`` of those that are ``taken`` by processes."""
+    """Return the file that a process takes next: it has the daemons ``own``; ``taken`` are those of all processes."""
 
     def place(file: str) -> tuple[int, int]:
         daemon = shared_daemon(file)
@@ -102,7 +102,7 @@ def next_file(waiting: Collection[str], own: Collection[str], taken: Collection[
 
 
 class LongestFirst(LoadScopeScheduling):
-    """In place of ``--dist loadfile``'s own."""
+    """Scheduler that replaces the one of ``--dist loadfile``."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid.split("::", 1)[0]

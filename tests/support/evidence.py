@@ -18,7 +18,7 @@ SPY_SECONDS = 15.0
 
 
 def sections(stack: Stack) -> Iterator[tuple[str, str]]:
-    """A title and a text for each thing that is there."""
+    """Yield a title and a text for each piece of evidence that exists."""
     for log in (stack.settings.paths.daemon_log, stack.serve_log_path):
         if log.exists():
             yield f"end of {log}", log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
@@ -28,14 +28,14 @@ def sections(stack: Stack) -> Iterator[tuple[str, str]]:
 
 
 def describe(process: psutil.Process) -> str:
-    """Its id, its state, and the beginning of its command line."""
+    """Return the process's id, its state, and the beginning of its command line."""
     with contextlib.suppress(psutil.Error):
         return f"{process.pid} ({process.status()}) {' '.join(process.cmdline())[:120]}"
     return f"{process.pid} (has ended)"
 
 
 def python_processes(stack: Stack) -> list[psutil.Process]:
-    """Those of orch that run Python: daemons first; not the ranks' own."""
+    """Return orch's processes that run Python, daemons first; without the ranks'."""
     found = []
     for process in stack.processes():
         with contextlib.suppress(psutil.Error):
@@ -46,7 +46,7 @@ def python_processes(stack: Stack) -> list[psutil.Process]:
 
 
 def stacks(pid: int) -> str:
-    """Return the stack of each of its threads, by py-spy; where that fails, the reason, and the kernel's state."""
+    """Return the stacks of the process's threads, by py-spy; where that fails, the reason; and the kernel's state."""
     command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--pid", str(pid)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SPY_SECONDS, check=False)

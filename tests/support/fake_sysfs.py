@@ -33,7 +33,7 @@ class FakeCard:
         (root / "bus" / "pci" / "drivers" / driver).mkdir(parents=True, exist_ok=True)
         (self.device / "driver").symlink_to(root / "bus" / "pci" / "drivers" / driver)
         write(self.device, {"vendor": vendor, "device": device})
-        # Connectors and render nodes stand beside the cards and are none.
+        # Connectors and render nodes are in the same directory and are not cards.
         (root / "class" / "drm" / f"card{number}-DP-1").mkdir()
         (root / "class" / "drm" / f"renderD{128 + number}").mkdir()
 
@@ -47,7 +47,7 @@ class FakeCard:
 
 
 def gpu_metrics_1_3(*, throttle: int = 0, firmware_time: int = 1, energy: int = 0) -> bytes:
-    """A table of version 1.3, as RDNA and MI200 have it."""
+    """Return a table of version 1.3, as RDNA and MI200 have it."""
     table = bytearray(120)
     struct.pack_into("<HBB", table, 0, len(table), 1, 3)
     struct.pack_into("<Q", table, 24, energy)
@@ -57,7 +57,7 @@ def gpu_metrics_1_3(*, throttle: int = 0, firmware_time: int = 1, energy: int = 
 
 
 def gpu_metrics_1_4(*, energy_ticks: int) -> bytes:
-    """A table of version 1.4, as MI300 has it."""
+    """Return a table of version 1.4, as MI300 has it."""
     table = bytearray(288)
     struct.pack_into("<HBB", table, 0, len(table), 1, 4)
     struct.pack_into("<Q", table, 24, energy_ticks)
@@ -65,7 +65,7 @@ def gpu_metrics_1_4(*, energy_ticks: int) -> bytes:
 
 
 def polaris(root: Path, number: int = 0, bus: str = "0000:01:00.0") -> FakeCard:
-    """RX 580 (gfx8): one sensor, average power, no memory activity, no metrics table, no unique id."""
+    """Create an RX 580 (gfx8): one sensor, average power, no memory activity, no metrics table, no unique id."""
     card = FakeCard(root, number, "amdgpu", bus, "0x1002", "0x67df")
     card.set(
         {
@@ -88,7 +88,7 @@ def polaris(root: Path, number: int = 0, bus: str = "0000:01:00.0") -> FakeCard:
 
 
 def navi31(root: Path, number: int = 0, bus: str = "0000:03:00.0") -> FakeCard:
-    """Radeon Pro W7900 (gfx11): three sensors, clocks in hwmon, metrics table 1.3."""
+    """Create a Radeon Pro W7900 (gfx11): three sensors, clocks in hwmon, metrics table 1.3."""
     card = FakeCard(root, number, "amdgpu", bus, "0x1002", "0x7448")
     card.set(
         {
@@ -125,7 +125,7 @@ def navi31(root: Path, number: int = 0, bus: str = "0000:03:00.0") -> FakeCard:
 
 
 def mi300x(root: Path, number: int = 0, bus: str = "0000:05:00.0") -> FakeCard:
-    """Instinct MI300X (gfx9.4.3): no edge sensor, no fan, instantaneous power only, metrics table 1.4 with energy."""
+    """Create an MI300X (gfx9.4.3): no edge sensor, no fan, instantaneous power only, metrics table 1.4 with energy."""
     card = FakeCard(root, number, "amdgpu", bus, "0x1002", "0x74a1")
     card.set(
         {
@@ -150,14 +150,14 @@ def mi300x(root: Path, number: int = 0, bus: str = "0000:05:00.0") -> FakeCard:
 
 
 def iris_xe(root: Path, number: int = 0, bus: str = "0000:00:02.0") -> FakeCard:
-    """Integrated Iris Xe (i915): residency and clocks, no sensors and no memory of its own."""
+    """Create an integrated Iris Xe (i915): residency and clocks, no sensors and no memory of its own."""
     card = FakeCard(root, number, "i915", bus, "0x8086", "0x9a49")
     card.set_card({"gt/gt0/rc6_residency_ms": 100_000, "gt_act_freq_mhz": 300, "gt/gt0/rps_act_freq_mhz": 1250})
     return card
 
 
 def arc_a770(root: Path, number: int = 0, bus: str = "0000:08:00.0") -> FakeCard:
-    """Arc A770 (i915): energy and power limit in hwmon, local memory, throttle reasons."""
+    """Create an Arc A770 (i915): energy and power limit in hwmon, local memory, throttle reasons."""
     card = FakeCard(root, number, "i915", bus, "0x8086", "0x56a0")
     card.set_card(
         {
@@ -186,7 +186,7 @@ def arc_a770(root: Path, number: int = 0, bus: str = "0000:08:00.0") -> FakeCard
 
 
 def battlemage(root: Path, number: int = 0, bus: str = "0000:0a:00.0") -> FakeCard:
-    """Arc B580 (xe): package and card energy, temperatures from temp2 on, idle residency per GT."""
+    """Create an Arc B580 (xe): package and card energy, temperatures from temp2 on, idle residency per GT."""
     card = FakeCard(root, number, "xe", bus, "0x8086", "0xe20b")
     card.set(
         {
@@ -216,7 +216,7 @@ def battlemage(root: Path, number: int = 0, bus: str = "0000:0a:00.0") -> FakeCa
 
 
 def ponte_vecchio(root: Path, number: int = 0, bus: str = "0000:29:00.0") -> FakeCard:
-    """Data Center GPU Max (xe): two tiles with memory of their own, busy counters per engine."""
+    """Create a Data Center GPU Max (xe): two tiles with memory of their own, busy counters per engine."""
     card = FakeCard(root, number, "xe", bus, "0x8086", "0x0bd5")
     for tile in range(2):
         card.set(

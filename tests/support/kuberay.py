@@ -1,10 +1,10 @@
 """KubeRay's API (`ray.io/v1`) of a RayCluster, as a JSON Schema.
 
-Its custom resource definition is in no package registry, so names, types and what is required are written down here from
-KubeRay's Go types (`RayClusterSpec`, `HeadGroupSpec`, `WorkerGroupSpec`), as of release 1.1, and were held against the
-definition in KubeRay's Helm chart (its commit 017710c): it has all of these names with these types, and more; it requires
-nothing beyond these, and `rayStartParams` no longer. Closed: a field that is not here is a finding. Pod templates have
-Kubernetes' own schema and stay open.
+Its custom resource definition is in no package registry, so names, types and required fields are copied here from
+KubeRay's Go types (`RayClusterSpec`, `HeadGroupSpec`, `WorkerGroupSpec`), as of release 1.1, and were compared with the
+definition in KubeRay's Helm chart (its commit 017710c): it has all of these names with these types, and more; it
+requires nothing beyond these, and no longer `rayStartParams`. The schema is closed: a field that is not here is a
+finding. Pod templates have Kubernetes' own schema and stay open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ledger of the fault tests: what every rank of every attempt really did, and the rules that it must satisfy.
+"""The ledger of the fault tests: the actions of every rank of every attempt, and the rules that they must satisfy.
 
 Jobs append to it themselves (``ledger_job.py``), each line in one write to a file opened with O_APPEND, with the
-machine's monotonic clock. Nothing of orch is between a job and its ledger, so the ledger is the witness.
+machine's monotonic clock. Nothing of orch is between a job and its ledger, so the ledger is independent evidence.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Ledger:
 
     path: Path
     _by_job: dict[str, list[Line]] = field(default_factory=lambda: defaultdict(list), repr=False)
-    _read: int = field(default=0, repr=False)  # bytes; what is written is never changed
+    _read: int = field(default=0, repr=False)  # bytes; written lines never change
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def lines(self, job: str) -> list[Line]:
-        """Every line of a job so far."""
+        """Return every line of a job so far."""
         self._read_on()
         return list(self._by_job.get(job, ()))
 
     def jobs(self) -> list[str]:
-        """The jobs that ever started."""
+        """Return the jobs that ever started."""
         self._read_on()
         return sorted(self._by_job)
 
@@ -63,25 +63,25 @@ class Ledger:
                 self._by_job[line.job].append(line)
 
     def last_step(self, job: str, rank: int = 0) -> int:
-        """The newest step that a rank has done; 0 before the first."""
+        """Return the newest step that a rank has done; 0 before the first."""
         steps = [line.step for line in self.lines(job) if line.rank == rank and line.what == "step"]
         return steps[-1] if steps else 0
 
     def attempts(self, job: str) -> list[int]:
-        """The attempts that ever ran a line."""
+        """Return the attempts that have written a line."""
         return sorted({line.attempt for line in self.lines(job)})
 
     def ended(self, job: str, ranks: int) -> bool:
-        """Every rank came to the end of its script."""
+        """Whether every rank reached the end of its script."""
         return len({line.rank for line in self.lines(job) if line.what == "end"}) == ranks
 
     def resumed(self, job: str, attempt: int, rank: int = 0) -> int:
-        """The step that an attempt began from."""
+        """Return the step from which an attempt began."""
         key = (attempt, rank, "resume")
         return next(line.step for line in self.lines(job) if (line.attempt, line.rank, line.what) == key)
 
     def pids(self, job: str, attempt: int) -> dict[int, int]:
-        """Process ids by rank."""
+        """Return process ids by rank."""
         return {line.rank: line.pid for line in self.lines(job) if line.attempt == attempt}
 
     def problems(self, job: str) -> list[str]:
@@ -90,7 +90,7 @@ class Ledger:
         return [*_launches(lines), *_overlaps(lines), *_steps(lines, self.stored(job))]
 
     def stored(self, job: str) -> dict[int, int] | None:
-        """The newest step of each attempt that must survive it; None: every one that the rank was told is saved."""
+        """Return each attempt's newest step that must survive it; None: every step that its rank was told is saved."""
         return None
 
     def check(self, *jobs: str) -> None:
@@ -113,7 +113,7 @@ def _launches(lines: list[Line]) -> list[str]:
 
 
 def _overlaps(lines: list[Line]) -> list[str]:
-    """A line of an attempt after the first line of a later one: both were alive."""
+    """Return the actions of an attempt after the first line of a later one: both were alive."""
     found, newest = [], 0
     for line in sorted(lines, key=lambda each: each.at):
         if line.attempt < newest:
@@ -123,12 +123,12 @@ def _overlaps(lines: list[Line]) -> list[str]:
 
 
 def _steps(lines: list[Line], stored: Mapping[int, int] | None) -> list[str]:
-    """Each attempt begins at a step that was saved before, and leaves none out."""
+    """Return the ranks of attempts that began at a step not saved before, or left steps out."""
     found = []
     by_rank: dict[tuple[int, int], list[Line]] = defaultdict(list)
     for line in lines:
         by_rank[line.attempt, line.rank].append(line)
-    least = most = 0  # a later attempt begins between the newest step that was saved and the newest that was done
+    least = most = 0  # a later attempt begins between the newest saved step and the newest done step
     for attempt in sorted({line.attempt for line in lines}):
         for (number, rank), mine in by_rank.items():
             if number != attempt:
@@ -149,7 +149,7 @@ def _steps(lines: list[Line], stored: Mapping[int, int] | None) -> list[str]:
 def job_spec(
     ledger: Ledger, *, name: str = "led", ranks: int = 1, spec: dict[str, Any] | None = None, **job: Any
 ) -> str:
-    """The job.yaml of a ledger job: ``job`` are ledger_job.py's options, ``spec`` further keys of the file."""
+    """Return the job.yaml of a ledger job: ``job`` are ledger_job.py's options, ``spec`` further keys of the file."""
     options = json.dumps({"ledger": str(ledger.path), **job})
     return json.dumps(
         {

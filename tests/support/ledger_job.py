@@ -1,11 +1,11 @@
 """A training job that records everything it does in a ledger; the fault tests submit this file as their train.py.
 
-Its one argument is JSON: ``ledger`` (the file), and where wanted ``steps`` (then it ends), ``until`` (ends once that
-file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (ranks meet in an all_reduce each step), ``deaf``
-(to stop requests), ``asks`` (false: SIGTERM keeps its default), ``stop_code`` (exit code after a stop), ``stop_seconds``
-(printed through before the save of a stop), ``children`` (commands to start), ``gpu`` (its state lies on a GPU, which
-changes it each step; what a checkpoint has of it must be of that step), and ``faults``: what befalls which rank of
-which attempt before which step is done, or once which file exists.
+Its one argument is JSON: ``ledger`` (the file), and optionally ``steps`` (after which it ends), ``until`` (ends once
+that file exists), ``seconds`` per step, ``save_every`` steps, ``collective`` (an all_reduce of the ranks each step),
+``deaf`` (ignores stop requests), ``asks`` (false: SIGTERM keeps its default), ``stop_code`` (exit code after a stop),
+``stop_seconds`` (of printing before the save of a stop), ``children`` (commands to start), ``gpu`` (the state is on a
+GPU, which changes it each step; a checkpoint must contain the state of its own step), and ``faults``: kind, rank,
+attempt, and the step before which the fault occurs, or the file that triggers it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Job:
         self.ledger = os.open(options["ledger"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, what: str, step: int) -> None:
-        """One line, in one write: appended whole, in the order of all writers."""
+        """Write one line in one write: appended as a whole, in the order of all writers."""
         line = {
             "job": self.ctx.job_id,
             "attempt": self.ctx.attempt,
@@ -54,7 +54,7 @@ class Job:
         os.write(self.ledger, json.dumps(line).encode() + b"\n")
 
     def run(self) -> None:
-        """From the last checkpoint to the end."""
+        """Train from the last checkpoint to the end."""
         self.write("start", 0)
         if self.options.get("deaf"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -90,7 +90,7 @@ class Job:
         sys.exit(self.options.get("stop_code", 0))
 
     def meet(self) -> None:
-        """Wait until every rank has loaded, as ranks do that train together. Each line is parsed once: ledgers grow long."""
+        """Wait until every rank has loaded, like ranks that train together. Each line is parsed once: ledgers grow long."""
         here: set[int] = set()
         with Path(self.options["ledger"]).open("rb") as ledger:
             rest = b""
@@ -103,7 +103,7 @@ class Job:
                     time.sleep(0.01)
 
     def is_over(self, step: int) -> bool:
-        """As many steps as asked for are done, or the file that ends the job is there: ranks that meet agree on that."""
+        """Whether all steps are done, or the file that ends the job exists; ranks with collectives agree on it."""
         steps, until = self.options.get("steps"), self.options.get("until")
         over = (steps is not None and step >= steps) or (until is not None and Path(until).exists())
         if not self.options.get("collective"):
@@ -116,7 +116,7 @@ class Job:
         return bool(seen)
 
     def one_step(self, step: int) -> None:
-        """A fault if one is due, then the step: on the ledger, reported, and saved when it is time."""
+        """Inject a fault if one is due, then do the step: write it to the ledger, report it, and save if due."""
         self.suffer(step)
         if self.options.get("collective"):
             import torch
@@ -133,11 +133,11 @@ class Job:
             self.write("saved", step)
 
     def state(self, step: int) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"step": step} | ({} if self.weights is None else {"weights": self.weights})
 
     def on_gpu(self, checkpoint: Checkpoint | None) -> torch.Tensor:
-        """Weights on the rank's GPU, each the number of steps that have been done."""
+        """Return weights on the rank's GPU, each equal to the number of steps that have been done."""
         import torch
 
         if checkpoint is None:

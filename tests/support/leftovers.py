@@ -20,24 +20,24 @@ from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import page_directory
 
 PREFIX = "o-"  # short: paths of Unix sockets are
-NAMES = "namespaces"  # homes' namespaces, one a line: of which home a name in shared memory is, it does not say itself
+NAMES = "namespaces"  # homes' namespaces, one a line: a name in shared memory does not show its home
 
 
 def begin(environ: MutableMapping[str, str]) -> Path:
-    """Give this process, and all that it starts, a temporary directory of the session's own.
+    """Give this process, and all processes that it starts, a temporary directory of the session's own.
 
-    pytest's own temporary directories stay where they were, for whoever looks at them afterwards.
+    pytest's own temporary directories stay where they were, for inspection afterwards.
     """
     environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
-    directory.chmod(0o711)  # some tests become another user, who has to come through
+    directory.chmod(0o711)  # some tests become another user, which must be able to enter it
     environ["TMPDIR"] = str(directory)
     tempfile.tempdir = None
     return directory
 
 
 def note_home(home: Path) -> None:
-    """A daemon of the session has this home."""
+    """Record that a daemon of the session has this home."""
     directory = Path(tempfile.gettempdir())
     if directory.name.startswith(PREFIX):
         with (directory / NAMES).open("a") as names:
@@ -45,7 +45,7 @@ def note_home(home: Path) -> None:
 
 
 def processes(directory: Path) -> list[psutil.Process]:
-    """What carries the directory, but for this process and those above it."""
+    """Return the processes that refer to the directory, except this process and its ancestors."""
     mark = str(directory)
     above = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = []
@@ -60,7 +60,7 @@ def processes(directory: Path) -> list[psutil.Process]:
 
 
 def files(directory: Path) -> list[Path]:
-    """What orch has left in the directory, and in shared memory for homes of the session."""
+    """Return the files that orch has left in the directory, and in shared memory for homes of the session."""
     homes = set(_lines(directory / NAMES)) | {
         f"orch-{node.name}" for node in (directory / f"orch-{os.getuid()}").glob("*")
     }
@@ -74,7 +74,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def describe(process: psutil.Process) -> str:
-    """Its id and the beginning of its command line."""
+    """Return the process's id and the beginning of its command line."""
     with contextlib.suppress(psutil.Error):
         return f"process {process.pid}: {' '.join(process.cmdline())[:160]}"
     return f"process {process.pid}"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def build_wheel(directory: Path) -> Path:
-    """The wheel of this repository."""
+    """Build the wheel of this repository; return its path."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(directory), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -27,7 +27,7 @@ def build_wheel(directory: Path) -> Path:
 
 
 def install(wheel: Path, directory: Path) -> Path:
-    """The `orch` of a fresh environment that has the wheel and its plain dependencies, linked from here."""
+    """Create an environment with the wheel and its plain dependencies, linked from here; return its `orch`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
     python = directory / "bin" / "python"
     line = ["pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
@@ -40,13 +40,13 @@ def install(wheel: Path, directory: Path) -> Path:
 
 
 def requirements_of(site: Path) -> list[str]:
-    """What the installed wheel requires."""
+    """Return the requirements of the installed wheel."""
     (metadata,) = site.glob(f"{parts.DISTRIBUTION}-*.dist-info")
     return Distribution.at(metadata).requires or []
 
 
 def needed(requirements: list[str]) -> set[str]:
-    """The distributions that these requirements bring, each with what it needs itself."""
+    """Return the distributions that these requirements need, directly or through others."""
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
     rest = [(text, "") for text in requirements]
@@ -69,7 +69,7 @@ def _link(package: Distribution, site: Path) -> None:
         source = Path(str(package.locate_file(file)))
         target = site / str(file)
         if ".." in file.parts or not source.is_file():
-            continue  # programs, which lie outside
+            continue  # programs, which are outside of site-packages
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             os.link(source, target) if source.stat().st_dev == site.stat().st_dev else target.write_bytes(
@@ -78,7 +78,7 @@ def _link(package: Distribution, site: Path) -> None:
 
 
 def packed(names: set[str], directory: Path) -> None:
-    """Write a wheel of each of these installed distributions into a directory, for installers that are to ask no index."""
+    """Write a wheel of each of these installed distributions into a directory, for installers that must use no index."""
     directory.mkdir(exist_ok=True)
     for name in names:
         package = distribution(name)

@@ -1,7 +1,7 @@
 """Takes the pictures of the page in docs/pictures: ``make pictures``. Needs chromium, and no daemon.
 
-A digest of their content lies beside them: templates, style and the story. A test compares it, so that the pictures are
-taken again when one of these changes.
+A digest of their sources is stored beside them: templates, style and the story. A test compares it, so that the
+pictures are taken again when one of these changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRONG: Final = "version: 1\nname: digits\nentrypiont: python train.py\nresources
 
 
 def digest() -> str:
-    """What the pictures show, as a number."""
+    """Return the digest of the pictures' sources, in hexadecimal."""
     web = ROOT / "orchestrator" / "web"
     files = [
         *web.glob("templates/*.html"),
@@ -49,12 +49,12 @@ def digest() -> str:
 
 
 def picture(name: str, scheme: str) -> Path:
-    """Where a picture lies."""
+    """Return the path of a picture."""
     return FOLDER / f"page-{name}-{scheme}.png"
 
 
 def take(browser: Browser, served: ServedPage, scheme: str) -> None:
-    """Every page in one colour scheme."""
+    """Take a picture of every page in one colour scheme."""
     job_id = served.do(tell_story)
     broken = served.do(lambda service: next(key for key in service._jobs if key.startswith("broken")))
     addresses = {
@@ -65,7 +65,7 @@ def take(browser: Browser, served: ServedPage, scheme: str) -> None:
         "compare": f"/compare?job={broken}&job={job_id}&by=time",
         "submit": "/submit",
     }
-    served.service.plan = _refuse  # type: ignore[method-assign]  # the fake knows no schema
+    served.service.plan = _refuse  # type: ignore[method-assign]  # the fake has no schema
     context = browser.new_context(viewport=SIZE, color_scheme=scheme)  # type: ignore[arg-type]  # light or dark
     context.set_default_timeout(1000.0 * PATIENCE_SECONDS)
     tab = context.new_page()
@@ -94,7 +94,7 @@ async def _refuse(*_: object) -> PlanReply:
 
 
 def main() -> None:
-    """Take them all."""
+    """Take all pictures, and write their digest."""
     FOLDER.mkdir(exist_ok=True)
     with started_chromium() as browser:
         for scheme in SCHEMES:

@@ -1,4 +1,4 @@
-"""Jobs and nodes for a page to show: as many kinds of things as there are, and names that would be markup elsewhere."""
+"""Jobs and nodes for a page to show: every kind of content, and names that would be markup if they were not escaped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE: Final = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7*
 
 
 def wave(label: str, begin: float, phase: float, middle: float, height: float, points: int = 120) -> CurveView:
-    """A line that goes up and down a little, with a break where an attempt ended."""
+    """Return a line that goes up and down a little, with a gap where an attempt ended."""
     xs = [begin + 30.0 * n for n in range(points) if not 55 <= n < 68]
     values = [middle + height * sin(n / 5 + phase) * cos(n / 17) for n in range(points) if not 55 <= n < 68]
     lows, highs = [value - height / 3 for value in values], [value + height / 3 for value in values]
@@ -38,7 +38,7 @@ def wave(label: str, begin: float, phase: float, middle: float, height: float, p
 
 
 def falling(label: str, begin: float, rate: float, points: int = 120) -> CurveView:
-    """A loss."""
+    """Return a falling line, like a loss."""
     xs = tuple(begin + 30.0 * n for n in range(points))
     values = tuple(2.3 * exp(-rate * n / points) + 0.02 * sin(n) + 0.2 for n in range(points))
     return CurveView(
@@ -52,7 +52,7 @@ def falling(label: str, begin: float, rate: float, points: int = 120) -> CurveVi
 
 
 def recorded(job_id: str, begin: float, gpus: int = 4, rate: float = 3.0) -> CurvesView:
-    """What a job of an hour recorded."""
+    """Return the charts of a job of an hour."""
 
     def lines(middle: float, height: float) -> tuple[CurveView, ...]:
         return tuple(wave(f"GPU {n}", begin, n / 2, middle - 2 * (n == 3) * height, height) for n in range(gpus))
@@ -77,7 +77,7 @@ def recorded(job_id: str, begin: float, gpus: int = 4, rate: float = 3.0) -> Cur
 
 
 def tell_story(service: FakeService) -> str:
-    """Jobs in every state with what they have; the id of one that runs."""
+    """Add jobs in every state with their data; return the id of one that runs."""
     now = service.now = time()
     service._nodes = {
         name: NodeView(
@@ -160,7 +160,7 @@ def _count_gpus(service: FakeService) -> None:
 
 
 def gpu_row(number: int, job_id: str) -> dict[str, Any]:
-    """One GPU of node-a: the first four are the job's, the last one is held back."""
+    """Return one GPU of node-a: the first four are the job's, the last one is quarantined."""
     held = number == 7
     return {
         "node": "node-a",
@@ -180,7 +180,7 @@ def gpu_row(number: int, job_id: str) -> dict[str, Any]:
 
 
 def tell_hostile(service: FakeService) -> str:
-    """A job of which everything that a user or a script chooses would be markup."""
+    """Add a job in which every text of a user or a script would be markup; return its id."""
     finding = FindingView(
         kind="x", sentence=HOSTILE, advice=HOSTILE, node=HOSTILE, severity=HOSTILE, confidence=HOSTILE
     )
@@ -207,7 +207,7 @@ def tell_hostile(service: FakeService) -> str:
 
 
 def tell_related(service: FakeService) -> str:
-    """The id of a job that ran again another of its name, in a matrix of three; the other two come first."""
+    """Add a rerun of a job, in a matrix of three after the other two; return its id."""
 
     def cell(index: int) -> MatrixCellView:
         return MatrixCellView(id=MATRIX, name="sweep", index=index, count=3, values={"lr": 0.1 * (index + 1)})
@@ -229,5 +229,5 @@ def tell_related(service: FakeService) -> str:
     async def spec(job_id: JobId) -> SpecView:
         return replace(await plain(job_id), rerun_of=first.id if job_id == job.id else None)
 
-    service.spec = spec  # type: ignore[method-assign]  # the fake knows no rerun
+    service.spec = spec  # type: ignore[method-assign]  # the fake has no reruns
     return job.id

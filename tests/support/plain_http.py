@@ -53,7 +53,7 @@ def ask(
         chunked = body is not None and not isinstance(body, bytes)
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # refused before all was sent; the answer is there
+        ):  # refused before all was sent; the answer has arrived
             connection.request(method, path, body=body, headers=dict(headers or {}), encode_chunked=chunked)
         response = connection.getresponse()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())

@@ -14,7 +14,7 @@ from tests.support.stack import PATIENCE_SECONDS, Stack, process_gone, wait_unti
 
 
 def tree(*pids: int) -> list[int]:
-    """The processes and all that they have started."""
+    """Return the processes and all their descendants."""
     found = list(pids)
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -23,7 +23,7 @@ def tree(*pids: int) -> list[int]:
 
 
 def parent(pid: int) -> int:
-    """The process's parent: of a rank, its keeper."""
+    """Return the process's parent: for a rank, its keeper."""
     return psutil.Process(pid).ppid()
 
 
@@ -36,24 +36,24 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def actor_pids(stack: Stack, job_id: str) -> list[int]:
-    """The process ids of the actors of the job's newest gang, by rank."""
+    """Return the process ids of the actors of the job's newest gang, by rank."""
     placed = [e for e in stack.client.events(job_id) if e.kind == "gang_placed"][-1]
     return [seat["actor_pid"] for seat in placed.body["seats"]]
 
 
 def ray_workers(stack: Stack, title: str) -> list[psutil.Process]:
-    """The worker processes of the home's Ray whose title contains ``title``; one that ends meanwhile is left out."""
+    """Return the worker processes of the home's Ray with ``title`` in their titles, except those that end meanwhile."""
     workers = of_session(stack.head_pids()["raylet"])
     return [worker for worker in workers if any(title in part for part in command_line(worker))]
 
 
 def node_agents(stack: Stack) -> list[int]:
-    """The process ids of the home's node agents."""
+    """Return the process ids of the home's node agents."""
     return [process.pid for process in ray_workers(stack, "NodeAgent")]
 
 
 def listening_on(pids: list[int]) -> set[str]:
-    """The addresses at which these processes and their children listen; one that ends meanwhile is left out."""
+    """Return the addresses at which these processes and their children listen, except those that end meanwhile."""
     found = set()
     for pid in tree(*pids):
         with contextlib.suppress(psutil.Error):
@@ -64,7 +64,7 @@ def listening_on(pids: list[int]) -> set[str]:
 
 
 def kill_each(*pids: int) -> None:
-    """SIGKILL to each of them; one that ends because another was killed has ended too."""
+    """Send SIGKILL to each process; a process that has ended already is no error."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -76,7 +76,7 @@ def all_gone(what: str, pids: list[int], seconds: float = PATIENCE_SECONDS) -> N
 
 
 def of_cwd(directory: Path) -> list[int]:
-    """Every live process that works in ``directory`` or below it, whoever its parent is."""
+    """Return every live process with its working directory in ``directory`` or below it."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -86,14 +86,14 @@ def of_cwd(directory: Path) -> list[int]:
 
 
 def own_umask() -> int:
-    """The umask of this process, which ranks get as after a plain start."""
+    """Return the umask of this process, which ranks inherit as after a plain start."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def worker_template(stack: Stack) -> psutil.Process:
-    """The process of the home's Ray that forks its workers."""
+    """Return the process of the home's Ray that forks its workers."""
     from orchestrator.runtime.cluster.head import worker_template
 
     (template,) = [

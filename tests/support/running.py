@@ -1,4 +1,4 @@
-"""Says at once which tests have failed, and which run for long: where a suite is ended from outside, that is all that is known of it."""
+"""Reports at once the tests that fail and those that run for long: if a suite is killed, this is its only output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_SECONDS: Final = 20.0
 
 
 class LongRunning:
-    """A plugin of the process that reports: a test that runs for long is told once, and again after each further such time."""
+    """A plugin of the reporting process: reports a test that runs for ``long`` seconds, and again after every such period."""
 
     def __init__(self, tell: Callable[[str], None], *, long: float = LONG_SECONDS, look: float = LOOK_SECONDS) -> None:
         self._tell, self._long = tell, long
@@ -24,25 +24,25 @@ class LongRunning:
         self._thread = threading.Thread(target=self._watch, args=(look,), name="long-running", daemon=True)
 
     def pytest_sessionstart(self) -> None:
-        """Begin to look."""
+        """Start the thread that looks for long tests."""
         self._thread.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """A test begins, here or in a process of pytest-xdist."""
+        """Record that a test begins, here or in a process of pytest-xdist."""
         self._since[nodeid] = time.monotonic()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """It has ended."""
+        """Record that a test has ended."""
         self._since.pop(nodeid, None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One of its parts has ended."""
+        """Report a part of a test that has failed."""
         if report.failed:
             self._tell(f"failed, in its {report.when}: {report.nodeid}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Look no more."""
+        """Stop the thread."""
         self._over.set()
 
     def _watch(self, look: float) -> None:
@@ -50,7 +50,7 @@ class LongRunning:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Tell of what runs for long at this moment."""
+        """Report the tests that run for long at this moment."""
         for nodeid, since in list(self._since.items()):
             times = int((now - since) / self._long)
             if times > self._told.get(nodeid, 0):

@@ -1,4 +1,4 @@
-"""The page on a real port, of a service in memory, on an event loop in a thread of its own; and the browser to look at it."""
+"""The page of a service in memory, on a real port, with an event loop in a thread of its own; and a browser for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DESK: Final = {"width": 1280, "height": 900}
 
 
 class ServedPage:
-    """One daemon's page. ``restart`` is what a daemon that stops and starts again does: links are lost, cookies are not."""
+    """One daemon's page. ``restart`` does the same as a daemon that stops and starts: links are lost, cookies are not."""
 
     def __init__(self, service: FakeService | None = None, *, token: str = "") -> None:
         self.service = service or FakeService("ada")
@@ -39,15 +39,15 @@ class ServedPage:
 
     @property
     def address(self) -> str:
-        """Where the page is, without a slash at its end."""
+        """Address of the page, without a slash at its end."""
         return f"http://127.0.0.1:{self._port}"
 
     def link(self, uid: int | None = None) -> str:
-        """A link that signs in once, by default the daemon's owner."""
+        """Return a link that signs in once, by default the daemon's owner."""
         return f"{self.address}/signin?link={self._sign_in.new_link(os.getuid() if uid is None else uid)}"
 
     def do(self, work: Callable[[FakeService], Any]) -> Any:
-        """Run ``work`` on the service, in its thread; returns what it returns."""
+        """Run ``work`` on the service, in its thread; return its result."""
 
         async def inside() -> Any:
             return work(self.service)
@@ -55,7 +55,7 @@ class ServedPage:
         return self._run(inside())
 
     def start(self) -> None:
-        """Listen, on the port of the last time."""
+        """Listen, on the same port as before."""
         self._run(self._start())
 
     def stop(self) -> None:
@@ -102,7 +102,7 @@ class ServedPage:
 
 @contextmanager
 def started_chromium() -> Iterator[Browser]:
-    """Debian's chromium, without a window. Skips the test where it is missing."""
+    """Start Debian's chromium, without a window. Skips the test where it is missing."""
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is missing: .ci/install-test-tools installs it")

@@ -1,7 +1,7 @@
-"""Keeps a test from signalling who runs it.
+"""Keeps a test from sending signals to the suite and its parents.
 
-To ``kill``, process 0 is the sender's whole group, -1 is every process, and 1 may end the machine. A test that takes such a
-number for its victim, since that one is just not there, would end the suite with all that has started it, and say nothing.
+For ``kill``, process 0 is the sender's whole group, -1 is every process, and 1 may end the machine. A test that uses such a
+number because its target does not exist would end the suite and the programs that have started it, without a message.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 import psutil
 
 EVERYTHING: Final = 1
-"""To ``killpg``: it asks ``kill`` for process -1."""
+"""Group 1, for which ``killpg`` calls ``kill`` with process -1."""
 
 
 class OwnProcessError(AssertionError):
-    """A signal would have hit the suite itself, or everything."""
+    """A signal would have reached the suite itself, or every process."""
 
 
 def guard() -> None:
-    """Have ``os.kill`` and ``os.killpg`` of this process and its forks refuse such victims."""
+    """Make ``os.kill`` and ``os.killpg`` of this process and its forks refuse such targets."""
     if os.kill.__module__ == __name__:
         return
     above = {process.pid for process in psutil.Process().parents()}
@@ -32,7 +32,7 @@ def guard() -> None:
 
 def _refusing(send: Callable[[int, int], None], is_own: Callable[[int], bool]) -> Callable[[int, int], None]:
     def guarded(pid: int, number: int, /) -> None:
-        if number and is_own(pid):  # 0 only asks whether there is such a process
+        if number and is_own(pid):  # 0 only tests whether the process exists
             raise OwnProcessError(f"signal {number} to {pid} would hit this suite: who is the victim?")
         send(pid, number)
 

@@ -30,8 +30,8 @@ from tests.support.leftovers import note_home
 PYTHON = sys.executable
 ORCH = [PYTHON, "-m", "orchestrator.cli.main"]
 PATIENCE_SECONDS = 900.0
-"""With what happens at once, or within seconds, on an idle machine: a deadline costs nothing where the test passes, and a
-machine that does other things is five times as slow."""
+"""Limit for things that take at most seconds on an idle machine: a long deadline costs nothing where the test passes, and
+a machine that does other work is five times as slow."""
 
 
 FIRST_INTERVAL_SECONDS = 0.02
@@ -41,7 +41,7 @@ LAST_INTERVAL_SECONDS = 0.25
 def wait_until(what: str, condition: Any, seconds: float = PATIENCE_SECONDS, interval: float | None = None) -> Any:
     """Poll until ``condition()`` is true, and return its value; fail with ``what`` at the deadline.
 
-    Polls every ``interval`` seconds; without one, ever more seldom: a poll often costs the daemon as much as this process.
+    Polls every ``interval`` seconds; without one, the pauses grow: a poll often costs the daemon as much as this process.
     """
     deadline = time.monotonic() + seconds
     pause = FIRST_INTERVAL_SECONDS
@@ -58,10 +58,10 @@ class Stack:
     """One home. ``up`` starts the daemon; ``close`` ends everything that belongs to the home, whatever state it is in."""
 
     in_use: ClassVar[list[Self]] = []
-    """Those of this process whose daemon was started and that are not closed: what a failure shows."""
+    """Stacks of this process with a started daemon that are not closed: a failure shows their evidence."""
 
     last_words: ClassVar[list[tuple[str, str]]] = []
-    """Of those that a test closed while it failed."""
+    """Evidence of the stacks that a test closed while it failed."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Stack:
 
     @property
     def node_root(self) -> Path:
-        """Where the home's nodes keep their sockets and locks."""
+        """Directory in which the home's nodes keep their sockets and locks."""
         return node_directory(namespace(self.home), "local").parent
 
     # -- the daemon
@@ -103,7 +103,7 @@ class Stack:
         return json.loads(done.stdout)
 
     def serve(self, program: str | None = None) -> subprocess.Popen[bytes]:
-        """The daemon as a child, from its first moment on; ``program`` is Python that changes it and calls ``main``."""
+        """Start the daemon as a child; ``program`` is Python code that changes it and calls ``main``."""
         self._note_use()
         orch = ORCH if program is None else [PYTHON, "-c", program]
         with self.serve_log_path.open("ab") as log:
@@ -114,28 +114,28 @@ class Stack:
             self.in_use.append(self)
 
     def answers(self) -> bool:
-        """A daemon is there and ready."""
+        """Whether a daemon answers and is ready."""
         try:
             return self.client.health().ready
         except OrchError:
             return False
 
     def leftovers(self, job_id: str) -> list[Path]:
-        """What lies of the job outside its directory, and its secrets."""
+        """Return the job's files outside its directory, and its secrets."""
         found = [self.settings.paths.secrets(job_id), *page_directory(namespace(self.home)).glob(f"{job_id}.*")]
         return [path for path in (*found, *self.node_root.glob(f"*/ranks/{job_id}.*")) if path.exists()]
 
     def serve_log(self) -> str:
-        """The end of what daemons started by ``serve`` have said."""
+        """Return the end of the output of daemons started by ``serve``."""
         return self.serve_log_path.read_text()[-3000:]
 
     @property
     def serve_log_path(self) -> Path:
-        """What daemons started by ``serve`` say."""
+        """File with the output of daemons started by ``serve``."""
         return self.home / "serve.log"
 
     def daemon_log(self) -> str:
-        """The end of what the daemon started by ``up`` has said."""
+        """Return the end of the log of the daemon started by ``up``."""
         return self.settings.paths.daemon_log.read_text()[-6000:]
 
     def daemon_pid(self) -> int:
@@ -151,7 +151,7 @@ class Stack:
         return {name: pid for name, (pid, _created) in data["pids"].items()}
 
     def close(self) -> None:
-        """Stop what answers, then kill whatever is left of this home; leaves nothing behind."""
+        """Stop the daemon and its jobs if it answers, then kill every process of this home and remove its files."""
         if sys.exception() is not None and self in self.in_use:
             from tests.support.evidence import sections
 
@@ -172,7 +172,7 @@ class Stack:
             self.in_use.remove(self)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that belongs to the home: by its environment, command line, directory, or parents."""
+        """Return every process that belongs to the home, by its environment, command line, directory, or parents."""
         markers = (str(self.home), str(self.node_root))
         found: dict[int, psutil.Process] = {}
         for process in psutil.process_iter():
@@ -185,7 +185,7 @@ class Stack:
         return list(found.values())
 
     def kill_everything(self) -> None:
-        """SIGKILL to every process of the home in the same moment, as in a power cut; returns when none is left."""
+        """Send SIGKILL to every process of the home at the same moment, as in a power cut; return when none is left."""
         kill_all(self.processes, f"what belongs to {self.home}")
 
     def _kill_leftovers(self) -> None:
@@ -256,14 +256,14 @@ def _is_zombie(pid: int) -> bool:
 
 
 def process_gone(pid: int) -> bool:
-    """The process has ended (a zombie that waits for its parent counts)."""
+    """Whether the process has ended (a zombie that waits for its parent counts)."""
     return not psutil.pid_exists(pid) or _is_zombie(pid)
 
 
 def kill_all(find: Callable[[], list[psutil.Process]], what: str) -> None:
-    """SIGKILL to all that ``find`` returns, until it finds nothing; fails when somebody starts ever new ones.
+    """Send SIGKILL to all that ``find`` returns, until it finds none; fail when new ones start again and again.
 
-    All are frozen before the first is killed: nobody sees another die, and acts on it.
+    All are frozen before the first is killed: no process can react to the death of another.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
 

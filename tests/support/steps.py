@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1_000_000)
     args = parser.parse_args()
 
-    # One processor for all ranks: what else runs on this machine then holds all of them up alike.
+    # One processor for all ranks: other programs of this machine then delay all ranks alike.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     ctx = context()
     found = ctx.load() if args.save else None

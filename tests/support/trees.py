@@ -6,7 +6,7 @@ import ast
 
 
 def tree_of(source: str) -> ast.Module:
-    """``ast.parse``, once more where CPython miscounts (gh-106905, in 3.11): when garbage is collected meanwhile whose end parses something too."""
+    """Call ``ast.parse``, twice if CPython 3.11 miscounts its recursion (gh-106905): a finaliser that parses too may run meanwhile."""
     try:
         return ast.parse(source)
     except SystemError:

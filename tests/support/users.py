@@ -1,4 +1,4 @@
-"""Code run as another user of the machine, in a fork: the interpreter itself may lie where that user cannot read."""
+"""Code run as another user of the machine, in a fork: the interpreter itself may be where that user cannot read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become di
 
 
 def as_user(uid: int, action: Callable[[], object]) -> str:
-    """What ``action`` returned, as text, or the exception that it raised (its type and message), run as ``uid``.
+    """Run ``action`` as ``uid``; return its result as text, or the exception that it raised (its type and message).
 
     ``action`` must not import anything: everything it uses has been imported by the caller.
     """

@@ -1,6 +1,6 @@
-"""What happens when rank 3 dies, as a Mermaid sequence diagram of a real run: ``python -m tests.support.walkthrough``.
+"""Draws the death of rank 3 as a Mermaid sequence diagram of a real run: ``python -m tests.support.walkthrough``.
 
-The loop, the store and the runtime in memory are the production ones; this module only writes down what passes between them.
+The loop, the store and the runtime in memory are the production ones; this module only records the calls between them.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Recorded:
         self._ordered: Effect | None = None
 
     def line(self, text: str) -> None:
-        """One more line."""
+        """Add a line while recording."""
         if self.on:
             self.lines.append(f"    {text}")
 
     def posted(self, events: Sequence[Event]) -> None:
-        """The runtime tells the loop."""
+        """Record events that the runtime posts to the loop."""
         self._posted |= {id(event) for event in events}
         self.line(f"G->>L: {_event_names(events)}")
 
     def written(self, changes: Sequence[Change]) -> None:
-        """One round of the loop: what it folded, what it decided, and what it wrote in one transaction."""
+        """Record one round of the loop: the events that it folded, decided, and wrote in one transaction."""
         for change in changes:
             if id(change.event) not in self._posted:
                 self.line("L->>D: the live jobs")
@@ -73,7 +73,7 @@ class Recorded:
         self.line(f"L->>S: {_event_names([change.event for change in changes])}, and the record (one transaction)")
 
     def ordered(self, job: Job, effect: Effect | None) -> None:
-        """The loop orders an effect; the same again is no news."""
+        """Record an effect that the loop applies, unless it is the same as before."""
         if effect is not None and effect != self._ordered:
             self.line(f"L->>E: {_phase(job)}, {hold_of(job.held)}")
             self.line(f"E-->>L: {type(effect).__name__}")
@@ -152,7 +152,7 @@ async def _run() -> Recorded:
 
 
 def diagram() -> str:
-    """The diagram."""
+    """Return the diagram."""
     return "\n".join([HEAD, *asyncio.run(_run()).lines])
 
 

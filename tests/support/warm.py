@@ -1,8 +1,8 @@
-"""Interpreters that are forked from one which has imported torch already: a test of ten processes imports it once.
+"""Interpreters forked from one that has already imported torch: a test of ten processes imports it once.
 
 ``start`` and ``run`` are ``subprocess.Popen`` and ``subprocess.run`` of ``python -c``: the process has a process id, files,
-an environment and a directory of its own, and ends as an interpreter does. Only what the interpreter reads when it starts
-(options, ``PYTHONWARNINGS``) is that of the process which it is forked from.
+an environment and a directory of its own, and ends as an interpreter does. Only settings that an interpreter reads when
+it starts (options, ``PYTHONWARNINGS``) are those of the process from which it is forked.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TRAINING = (
     "orchestrator.train.script.training_context",
     "orchestrator.checkpoint",
 )
-"""What scripts of training import."""
+"""Modules that training scripts import."""
 
 STORE = ("orchestrator.core.events", "orchestrator.store.sqlite", "tests.support.disks", "tests.unit.store.lives")
-"""What scripts import that write to the store."""
+"""Modules that scripts import that write to the store."""
 
 SHARDED = (*TRAINING, "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "pytest")
-"""What scripts import whose state is spread over ranks."""
+"""Modules that scripts with sharded state import."""
 
 FRAMEWORKS = (
     *TRAINING,
@@ -48,11 +48,11 @@ FRAMEWORKS = (
         if importlib.util.find_spec(module.partition(".")[0])
     ),
 )
-"""What scripts import that are written for another library, of those that are installed."""
+"""Modules that scripts for another library import, if that library is installed."""
 
 
 class Parent:
-    """The process that others are forked from."""
+    """The process from which others are forked."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -66,7 +66,7 @@ class Parent:
             )
 
     def fork(self, request: Mapping[str, Any], files: Sequence[int]) -> socket.socket:
-        """Where the new process's id arrives, and later how it has ended."""
+        """Fork a process; return the socket that receives its process id and later its exit code."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             handles = array.array("i", [*files, theirs.fileno()])
@@ -76,7 +76,7 @@ class Parent:
         return ours
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._control.close()
         self._process.wait()
 
@@ -86,7 +86,7 @@ _making = threading.Lock()
 
 
 def _parent(modules: tuple[str, ...]) -> Parent:
-    """The one for these modules; of several threads that ask first, one makes it."""
+    """Return the parent for these modules; if several threads need it first, one of them creates it."""
     with _making:
         if modules not in _parents:
             _parents[modules] = Parent(modules)
@@ -94,13 +94,13 @@ def _parent(modules: tuple[str, ...]) -> Parent:
 
 
 def end() -> None:
-    """End those that others are forked from, at the end of the session."""
+    """End all parents, at the end of the session."""
     while _parents:
         _parents.popitem()[1].close()
 
 
 class Warm:
-    """What ``subprocess.Popen`` is, as far as tests need it."""
+    """A forked process with the interface of ``subprocess.Popen``, as far as tests need it."""
 
     def __init__(
         self,
@@ -139,34 +139,34 @@ class Warm:
         return int(text)
 
     def poll(self) -> int | None:
-        """How it has ended, if it has."""
+        """Return the exit code, None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired, BlockingIOError):
             return self.wait(0.0)
         return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """How it ends. Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the end; return the exit code. Raises ``subprocess.TimeoutExpired``."""
         if self.returncode is None:
             self.returncode = self._number(timeout)
             self._answer.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, if it has not ended."""
+        """Send a signal, if the process has not ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended since
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What is still to be read of its pipes, once it has ended. Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the end; return the rest of the output of both pipes. Raises ``subprocess.TimeoutExpired``."""
         if self.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.stdin.close()
@@ -191,7 +191,7 @@ class Warm:
 
 
 def _end(theirs: contextlib.ExitStack, wanted: int | None, inherited: int, mode: str) -> tuple[int, IO[str] | None]:
-    """The child's end of a file, and this process's where it is a pipe."""
+    """Return the child's end of a file, and this process's end if it is a pipe."""
     if wanted is None:
         return inherited, None
     if wanted == subprocess.DEVNULL:
@@ -207,7 +207,7 @@ def _end(theirs: contextlib.ExitStack, wanted: int | None, inherited: int, mode:
 def run(
     code: str, *arguments: str, timeout: float = PATIENCE_SECONDS, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """What it wrote, and how it ended; killed after ``timeout``."""
+    """Run code to its end; return its output and exit code. Kills it after ``timeout``, and raises TimeoutExpired."""
     deadline = time.monotonic() + timeout
     out, err = _scratch(), _scratch()
     with out, err:
@@ -224,5 +224,5 @@ def run(
 
 
 def _scratch() -> IO[str]:
-    """A file without a name, which no reader has to empty while it is written."""
+    """Return a file without a name, which no reader has to drain while it is written."""
     return os.fdopen(os.memfd_create("warm"), "w+")

@@ -1,4 +1,4 @@
-"""The process that ``warm.py`` forks interpreters from: ``python -m tests.support.warm_program FD MODULE...``.
+"""The process from which ``warm.py`` forks interpreters: ``python -m tests.support.warm_program FD MODULE...``.
 
 It imports the modules, and forks for each request that arrives at the socket FD. The child runs the code as ``__main__`` and
 ends as any interpreter does: exit handlers, threads that are waited for, an exception that nothing catches.
@@ -22,7 +22,7 @@ LARGEST_REQUEST = 1 << 20
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next request with its files: stdin, stdout, stderr, and where the answer goes; None when there is no more."""
+    """Return the next request with its files (stdin, stdout, stderr, the socket for the answer); None at the end."""
     handles = array.array("i")
     data, ancillary, _flags, _address = control.recvmsg(LARGEST_REQUEST, socket.CMSG_SPACE(4 * handles.itemsize))
     for level, kind, content in ancillary:
@@ -32,7 +32,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def serve(control: socket.socket) -> dict[str, Any] | None:
-    """Fork for every request; returns in the child with what it has to run, and in the parent once the requests end."""
+    """Fork for every request; return the request in the child, and None in the parent once the requests end."""
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     while True:
@@ -62,7 +62,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _leave(selector: selectors.BaseSelector) -> None:
-    """Close what is the parent's, in the child."""
+    """Close the parent's files, in the child."""
     for key in list(selector.get_map().values()):
         if isinstance(key.fileobj, socket.socket):
             key.fileobj.close()
@@ -80,7 +80,7 @@ def _send(answer: socket.socket, number: int) -> None:
 
 
 def become(request: dict[str, Any], files: list[int]) -> None:
-    """Take on the files, the directory, the environment and the arguments of a process that was just started."""
+    """Install the files, the directory, the environment and the arguments of a newly started process."""
     for number, handle in enumerate(files):
         os.dup2(handle, number)
         os.close(handle)
@@ -92,7 +92,7 @@ def become(request: dict[str, Any], files: list[int]) -> None:
 
 
 def main() -> dict[str, Any] | None:
-    """What the child has to run."""
+    """Import the modules and serve; return, in the child, the request to run."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for module in sys.argv[2:]:
         importlib.import_module(module)

@@ -1,7 +1,7 @@
-"""Work counted, for tests of what something costs: a count is the same on a busy machine, a time is not.
+"""Counts work, for tests of costs: a count is the same on a busy machine, a time is not.
 
-The garbage collector rests meanwhile: when it runs depends on what else the process has allocated, and the functions that
-it calls for libraries, and the finalisers of what it finds, would be counted.
+The garbage collector is disabled meanwhile: its runs depend on the other allocations of the process, and its callbacks of
+libraries, and the finalisers of the objects that it finds, would be counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @contextmanager
 def collector_rests() -> Iterator[None]:
-    """What is counted inside is of what runs there, and not of what other tests have left to be collected."""
+    """Disable the garbage collector in the block, so that a count does not include garbage of other tests."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -30,7 +30,7 @@ def collector_rests() -> Iterator[None]:
 
 
 def descriptors() -> set[str]:
-    """The numbers of the files that this process has open, and of the one that it reads them from."""
+    """Return the numbers of this process's open files, including the one from which they are read."""
     return set(os.listdir("/proc/self/fd"))
 
 
@@ -46,7 +46,7 @@ def descriptors_stay() -> Iterator[set[str]]:
 
 @contextmanager
 def _profiled(note: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    """``note`` is told of every call of this thread, and of none that the garbage collector makes."""
+    """Pass every call of this thread to ``note``, except calls that the garbage collector makes."""
     before = sys.getprofile()
     with collector_rests():
         sys.setprofile(note)
@@ -57,7 +57,7 @@ def _profiled(note: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions, of Python and of C, ``work`` calls in this thread."""
+    """Return the number of functions, of Python and of C, that ``work`` calls in this thread."""
     counts: Counter[str] = Counter()
 
     def count(_frame: FrameType, event: str, _argument: Any) -> None:
@@ -69,7 +69,7 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def lines(work: Callable[[], object]) -> int:
-    """How many lines of Python ``work`` runs in this thread, those of loops that call nothing too."""
+    """Return the number of lines of Python that ``work`` runs in this thread, including loops that call nothing."""
     count = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -88,7 +88,7 @@ def lines(work: Callable[[], object]) -> int:
 
 
 def calls_of_c(work: Callable[[], object]) -> Counter[str]:
-    """The functions of C that ``work`` calls in this thread, by their full names (``posix.fsync``)."""
+    """Return how often ``work`` calls each function of C in this thread, by full name (``posix.fsync``)."""
     counts: Counter[str] = Counter()
 
     def count(_frame: FrameType, event: str, argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which part of the distribution brings a module, and the line that installs it."""
+"""The part of the distribution that provides a module, and the line that installs it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Align(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A run's readings of one figure along the axis: the figure is ``amounts`` over ``weights``, summed over any stretch.
+    """A run's readings of one figure along the axis: over any stretch it is the sum of ``amounts`` over that of ``weights``.
 
     ``moments``: each reading is the figure at its place, and runs were read at different places.
     """
@@ -76,13 +76,13 @@ def aligned(runs: Sequence[Run], align: Align) -> list[Aligned]:
 
 
 def _moving(progress: Progress) -> np.ndarray:
-    """Return which spans between two reports belong to one attempt and made steps."""
+    """Return a mask of the spans between two reports that belong to one attempt and made steps."""
     moving: np.ndarray = (np.diff(progress.attempts) == 0) & (np.diff(progress.steps) > 0)
     return moving
 
 
 def edges_of(lines: Sequence[Line]) -> Floats | None:
-    """Return equal parts of the stretch that all lines cover, a few readings in each; None where they have none in common."""
+    """Return the edges of equal parts of the stretch that all lines cover, with a few readings in each; None without a common one."""
     spans = [line.places[np.isfinite(line.places) & np.isfinite(line.amounts)] for line in lines]
     if any(len(span) < 2 for span in spans):
         return None
@@ -99,8 +99,8 @@ def edges_of(lines: Sequence[Line]) -> Floats | None:
 def at_common_places(first: Line, second: Line) -> tuple[Line, Line]:
     """Return both lines at every place at which either was read, as far as both reach, interpolated linearly.
 
-    A figure that falls steeply differs between places. Read at places of its own, a run would look better than another one with the
-    same curve; at the places of both, each is between readings as often as the other.
+    Where a figure falls steeply, two runs with the same curve would differ if each were read at places of its own.
+    At the places of both runs, each is interpolated as often as the other.
     """
     curves = [_curve(line) for line in (first, second)]
     places = np.unique(np.concatenate([places for places, _ in curves]))

@@ -1,8 +1,8 @@
 """Compares runs with a first one, the baseline: per figure both means, the difference with its interval, and the result.
 
-Two runs are cut into the same parts of their common axis, and the difference of each pair of parts is a series of its own.
-What both runs go through alike (a warm-up, an epoch's rhythm, a falling loss) is gone from it; how much its neighbours
-resemble each other widens the interval.
+Two runs are cut into the same parts of their common axis, and the differences of the pairs of parts form a series.
+What both runs have in common (a warm-up, an epoch's rhythm, a falling loss) cancels out of it; the correlation of
+neighbouring differences widens the interval.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure of two runs: ``difference`` is the second's less the baseline's, ``relative`` that as a share of the baseline.
+    """One figure of two runs: ``difference`` is the second's minus the baseline's, ``relative`` is that as a share of the baseline.
 
-    ``lower_share`` and ``higher_share``: in which shares of the parts, from 0 to 1, the second is lower and higher.
+    ``lower_share`` and ``higher_share``: the shares of the parts, from 0 to 1, in which the second is lower and higher.
     """
 
     measure: Measure
@@ -89,7 +89,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All runs against the first."""
+    """All runs, each compared with the first."""
 
     align: Align
     names: tuple[str, ...]

@@ -56,7 +56,7 @@ def parse_condition(text: str) -> Condition:
     match = _FORM.fullmatch(text) if len(text) <= MOST_CHARACTERS else None
     if match is None:
         raise CompareError(
-            f"{text[:MOST_CHARACTERS]!r} is no condition; write METRIC>+5%, METRIC<-0.1 or the like, for example memory>+5%"
+            f"{text[:MOST_CHARACTERS]!r} is not a condition; write METRIC>+5%, METRIC<-0.1 or the like, for example memory>+5%"
         )
     return Condition(text=text.strip(), name=match[1], sign=match[2], bound=float(match[3]), percent=bool(match[4]))
 

@@ -57,7 +57,7 @@ FIXED: Final = (*OF_QUANTITY.values(), STEP_TIME, SAMPLES, TOKENS, JOULES, PEAK_
 
 
 def loss(name: str, axis: str) -> Measure:
-    """A loss at equal steps, or at equal time since the first report."""
+    """Return a loss at equal steps, or at equal time since the first report."""
     where = "equal steps" if axis == "step" else "equal time"
     return Measure(name=f"{name}_at_{where.replace(' ', '_')}", unit="", noun=f"{name} at {where}")
 

@@ -20,11 +20,11 @@ CAUTION: Final = (
 )
 
 NEARLY_ALL: Final = 0.95
-"""Of a difference without a result, one in at least this share of the parts is reported: one slow movement, or two curves that keep apart."""
+"""A difference without a result is reported if at least this share of the parts has its sign: one slow movement, or two curves that stay apart."""
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """The whole comparison."""
+    """Return the whole comparison as text."""
     lines = [f"{letter} = {name}" for letter, name in zip(LETTERS, comparison.names, strict=False)]
     lines[0] += " (baseline)"
     for pair in comparison.pairs:
@@ -95,7 +95,7 @@ def sentence(row: Row, letter: str) -> str:
 
 
 def _is_one_sided(row: Row) -> bool:
-    """Whether the second lies on the side of its mean nearly everywhere: an interval is wide where neighbouring differences are alike."""
+    """Whether nearly all parts have the sign of the mean difference: the interval is wide where neighbouring differences are correlated."""
     return (row.lower_share if row.difference.value < 0 else row.higher_share) >= NEARLY_ALL
 
 

@@ -1,4 +1,4 @@
-"""Estimates how long several jobs take that run some at a time. Pure."""
+"""Estimates how long several jobs take if a limited number runs at a time. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def time_left(running: Sequence[float], waiting: Sequence[float], at_once: int) -> float:
-    """Return seconds until the last job ends: ``running`` are remaining times, each ``waiting`` one starts when another ends.
+    """Return seconds until the last job ends: ``running`` are remaining times, each job of ``waiting`` starts when another ends.
 
-    ``at_once`` are the most that run at a time.
+    ``at_once`` is the largest number of jobs that run at a time.
     """
     ends: list[float] = []
     for seconds in running:

@@ -25,7 +25,7 @@ def matrix_page(
     search: SearchResult | None = None,
     remarks: Iterable[str] = (),
 ) -> str:
-    """The page; nothing is loaded from elsewhere. Raises OSError when a picture cannot be read."""
+    """Return the page, which loads nothing from elsewhere. Raises OSError when a picture cannot be read."""
     body = [f"<h1>{escape(title)}</h1>", *(f'<p class="note">{escape(text)}</p>' for text in remarks)]
     if search is not None:
         body += _trials(search)
@@ -33,7 +33,7 @@ def matrix_page(
 
 
 def _trials(search: SearchResult) -> list[str]:
-    """A row for each trial, those first that no other one beats in all objectives."""
+    """Return tables with a row for each trial, first the trials that no other one beats in all objectives."""
     names = list(dict.fromkeys(name for trial in search.trials for name in trial.values))
     head = ["trial", "job", "state", *names, *(f"{name} ({order})" for name, order in search.objectives.items())]
     best = [trial for trial in search.trials if trial.is_best]

@@ -24,7 +24,7 @@ _LABEL = 60
 
 
 def by_configuration(found: Sequence[Configuration], quantity: str, target: Path) -> Path:
-    """The mean, the range and the standard deviation of a quantity; the configurations from the top down in their order."""
+    """Draw the mean, the range and the standard deviation of a quantity; the configurations from the top down in their order."""
     shown = [one for one in found if quantity in one.quantities][:MOST_SHOWN]
     if not shown:
         raise PlotError(f"no run has reported {quantity}")

@@ -26,11 +26,11 @@ class SearchResult:
     trials: Sequence[TrialResult]
 
     def files(self) -> dict[str, Callable[[Path], None]]:
-        """What writes each file, by name."""
+        """Return the function that writes each file, by the file's name."""
         return {"trials.csv": self._write_csv, "search.json": self._write_json}
 
     def charts(self) -> dict[str, Callable[[Path], Path]]:
-        """What draws each chart, by the name of an objective, or ``pareto_front``."""
+        """Return the function that draws each chart, by name: ``objective_`` and the objective, or ``pareto_front``."""
         found: dict[str, Callable[[Path], Path]] = {}
         if len(self.objectives) > 1:
             found["pareto_front"] = partial(write_front, self.trials, self.objectives)
@@ -39,7 +39,7 @@ class SearchResult:
         return found
 
     def text(self) -> str:
-        """The best trials in lines."""
+        """Return a line for each best trial, and one with the numbers of trials."""
         best = [trial for trial in self.trials if trial.is_best]
         lines = []
         for trial in sorted(best, key=lambda trial: next(iter(trial.given.values()))):
@@ -67,5 +67,5 @@ class SearchResult:
 
 
 def as_cell(value: Any) -> Any:
-    """Return text that a spreadsheet does not take for a formula."""
+    """Return the value; text that a spreadsheet would take for a formula is quoted."""
     return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" else value

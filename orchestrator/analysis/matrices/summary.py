@@ -21,7 +21,7 @@ REPEATS: Final = frozenset({"seed", "random_seed", "repeat", "repetition", "tria
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRun:
-    """One job of a matrix: its values, its state, and its record if it has left one."""
+    """One job of a matrix: its values, its state, and its record if there is one."""
 
     job_id: str
     state: str
@@ -65,7 +65,7 @@ class Configuration:
 
 
 def figures_of(run: Run, score: Score | None) -> dict[str, float]:
-    """Return the compared figures of runs: the score at its best and at the end, time, speed, memory, energy."""
+    """Return the compared figures of a run: the best and the last score, time, speed, memory, energy."""
     summary = summarize_run(run)
     speed = summary.speed
     found: dict[str, float | None] = {}
@@ -96,7 +96,7 @@ def _length(run: Run) -> float | None:
 def configurations(
     runs: Sequence[MatrixRun], score: Score | None, *, repeats: Collection[str] = REPEATS
 ) -> tuple[Configuration, ...]:
-    """The configurations, by the mean of the score, the best first; without a score in their own order."""
+    """Return the configurations by the mean of the score, the best first; without a score in their own order."""
     groups: dict[tuple[tuple[str, Any], ...], list[MatrixRun]] = {}
     for run in runs:
         key = tuple((name, value) for name, value in run.values.items() if name not in repeats)
@@ -110,7 +110,7 @@ def configurations(
 
 
 def _typed(key: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, Any], ...]:
-    """Key that distinguishes True from 1."""
+    """Return a key that distinguishes True from 1."""
     return tuple((name, (type(value) is bool, value)) for name, value in key)
 
 
@@ -127,7 +127,7 @@ def _configuration(group: Sequence[MatrixRun], score: Score | None, repeats: Col
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The spread of at least one value."""
+    """Return the spread of at least one value."""
     array = np.array(values, dtype=float)
     return Spread(
         runs=len(array),

@@ -18,7 +18,7 @@ _MOST_NUMBERS: Final = 40
 
 
 def write_history(trials: Sequence[TrialResult], name: str, order: str, target: Path) -> Path:
-    """An objective by trial, the best so far as a line, and where trials were pruned. Raises PlotError."""
+    """Draw an objective by trial, the best so far as a line, and the pruned trials. Raises PlotError."""
     given = [trial for trial in trials if name in trial.given]
     if not given:
         raise PlotError(f"no trial has given {name}")
@@ -51,7 +51,7 @@ def _mark_pruned(panel: Any, trials: Sequence[TrialResult]) -> None:
 
 
 def write_front(trials: Sequence[TrialResult], objectives: Mapping[str, str], target: Path) -> Path:
-    """Each pair of objectives, with the trials that no other one beats in all of them as a front. Raises PlotError."""
+    """Draw each pair of objectives, with a front of the trials that no other beats in all. Raises PlotError."""
     given = [trial for trial in trials if all(name in trial.given for name in objectives)]
     pairs = list(combinations(objectives, 2))
     if not given or not pairs:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """A trial: its values, and what it has given for each objective; nothing where it was pruned or has failed."""
+    """A trial: its values, and its result for each objective; no results where it was pruned or has failed."""
 
     number: int
     job_id: str

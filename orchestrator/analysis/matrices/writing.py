@@ -49,7 +49,7 @@ class Results:
     missing: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, and the names of the files."""
+        """Return the figures, and the names of the files."""
         return {
             "directory": str(self.directory),
             "configurations": plain(self.configurations),
@@ -112,7 +112,7 @@ def _draw(results: Results, draw: Callable[[Path], Path], target: Path) -> None:
 
 
 def _together(results: Results, runs: Sequence[MatrixRun], graphs: Path) -> None:
-    """Pictures with a line or a bar for each run, under the names that `orch report` gives them."""
+    """Draw pictures with a line or a bar for each run, under the names that `orch report` gives them."""
     sampled = [(one, one.run) for one in runs if one.run is not None and any(gpu.times.size for gpu in one.run.gpus)]
     if not sampled:
         return
@@ -176,7 +176,7 @@ def _write_csv(results: Results) -> None:
 
 
 def summary_text(found: Sequence[Configuration]) -> str:
-    """The summary for people: each configuration over all its runs."""
+    """Return the summary for people: each configuration over all its runs."""
     lines = []
     for one in found:
         lines.append(f"{one.label}: {one.ended} of {one.runs} runs succeeded")

@@ -1,10 +1,10 @@
 """Intervals of means of series whose neighbouring values resemble each other.
 
-How far a mean may be off follows from the slow movements of the series: its first cosine components. Few of them are used, and
-Student's distribution knows how few. What neighbours have in common makes the slowest components the largest ones; by a
-model of that (each value is a part of its neighbour, and chance) the others are scaled up to them. The series has to be
-stationary; the published forms are by Mueller (2007) and by Lazarus, Lewis, Stock and Watson (2018).
-A block bootstrap, which was here before, covered 54 % instead of 95 % with 50 values each 0.8 like its neighbour.
+The error of a mean follows from the slow movements of the series: its first cosine components. Few of them are used, and
+Student's distribution accounts for their number. The correlation of neighbours makes the slowest components the
+largest; by a model of it (each value is a part of its neighbour plus noise) the others are scaled up to them. The
+series has to be stationary; the published forms are by Mueller (2007) and by Lazarus, Lewis, Stock and Watson (2018).
+A block bootstrap, used here before, covered 54 % instead of 95 % with 50 values and a correlation of neighbours of 0.8.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 CONFIDENCE: Final = 0.95
 LEAST_VALUES: Final = 8
 MOST_VALUES: Final = 1000
-"""Longer series are taken as the means of neighbours: more say nothing more, and take longer."""
+"""Longer series are replaced by means of neighbours: more values give no more information, and take longer."""
 BIAS: Final = (1.75, 8.0)
-"""Per value, and per square of their number. By simulation (benchmarks/analysis_figures.py): the bias of the likeness is not all that short
-series hide, and below 50 values each series knows its own likeness badly."""
+"""Coefficients of 1/n and 1/n² in the correction of the likeness, by simulation (benchmarks/analysis_figures.py): short series hide more than
+the bias of the likeness, and below 50 values the likeness of a series is a poor estimate."""
 MOST_BIAS: Final = 0.2
 MOST_ALIKE: Final = 0.985
 LEAST_FLAT: Final = 0.9
-"""So many components are used that they hold at least this share of what as many of the slowest would, by the model."""
+"""As many components are used as have a mean size, by the model, of at least this share of the slowest one's."""
 LEAST_COMPONENTS: Final = 2
 
 
@@ -48,12 +48,12 @@ class Interval:
 
 
 def mean_interval(values: Floats, *, confidence: float = CONFIDENCE) -> Interval:
-    """The mean of a series with its interval; without bounds for a series that is too short for one."""
+    """Return the mean of a series with its interval; without bounds for a series that is too short for one."""
     return interval_about(float(values.mean()), values, confidence=confidence)
 
 
 def interval_about(value: float, influence: Floats, *, confidence: float = CONFIDENCE) -> Interval:
-    """A figure with the interval of the mean of ``influence``: by how much each row draws the figure up or down."""
+    """Return a figure with the interval of the mean of ``influence``: by how much each row moves the figure."""
     half = _half_width(influence, confidence)
     if half is None:
         return Interval(value=value, low=None, high=None, confidence=confidence)
@@ -78,14 +78,14 @@ def _half_width(values: Floats, confidence: float) -> float | None:
 
 
 def _thinned(values: Floats) -> Floats:
-    """The means of as many neighbours as it takes; a rest at the end is left out."""
+    """Return at most MOST_VALUES means of equally many neighbours; a rest at the end is left out."""
     length = math.ceil(len(values) / MOST_VALUES)
     means: Floats = values[: len(values) // length * length].reshape(-1, length).mean(axis=1)
     return means
 
 
 def likeness(centred: Floats) -> float:
-    """How much of its neighbour's deviation a value has, from 0 to MOST_ALIKE: without the bias of short series."""
+    """Return the correlation of neighbouring values, from 0 to MOST_ALIKE, corrected for the bias of short series."""
     count = len(centred)
     measured = float(centred[1:] @ centred[:-1]) / float(centred @ centred)
     # The estimate is too low by (1 + 4 r) / n (Kendall 1954) and, close to 1, by more.
@@ -94,7 +94,7 @@ def likeness(centred: Floats) -> float:
 
 
 def _shape(alike: float, count: int) -> Floats:
-    """How large the components are to be, by the model, relative to the slowest of a series without an end."""
+    """Return the size of the components by the model, relative to the slowest one of an infinite series."""
     most = min(count // 2, int(0.8 * count ** (2 / 3)) + LEAST_COMPONENTS)
     frequencies = math.pi * np.arange(1, most + 1) / count
     shape: Floats = (1.0 - alike) ** 2 / (1.0 - 2.0 * alike * np.cos(frequencies) + alike**2)
@@ -108,7 +108,7 @@ def _components(shape: Floats) -> int:
 
 
 def student_quantile(share: float, freedom: int) -> float:
-    """The quantile of Student's distribution, from that of the normal one by Cornish and Fisher's expansion."""
+    """Return the quantile of Student's distribution, from that of the normal one by Cornish and Fisher's expansion."""
     from statistics import NormalDist
 
     if freedom == 1:

@@ -135,7 +135,7 @@ def _gpu(gpu: GpuSeries, curve: EnergyCurve | None) -> GpuSummary:
 
 
 def _total(gpus: Sequence[GpuSummary], quantity: Quantity) -> float | None:
-    """The sum of the GPUs' means; None where no GPU has the quantity."""
+    """Return the sum of the GPUs' means; None where no GPU has the quantity."""
     means = [gpu.quantities[quantity].mean for gpu in gpus if quantity in gpu.quantities]
     return sum(means) if means else None
 

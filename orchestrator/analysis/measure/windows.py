@@ -88,7 +88,7 @@ def _column_mean(values: Floats) -> Floats:
 
 
 def _cv(values: Floats) -> Floats:
-    """Population standard deviation over mean of each column with at least two values."""
+    """Return the population standard deviation over the mean of each column with at least two values."""
     numbers = np.isfinite(values).sum(axis=0)
     mean = _column_mean(values)
     square = _column_mean((values - mean) ** 2)
@@ -150,14 +150,14 @@ def balance_and_speed(run: Run, windows: Windows) -> BalanceAndSpeed | None:
 
 
 def _gain(cv: Floats, steps: Floats) -> Interval:
-    """The share of the mean step that the least-squares line takes away at a CV of 0; ``cv`` is not constant."""
+    """Return the share of the mean step that the least-squares line removes at a CV of 0; ``cv`` is not constant."""
     mean, seconds = float(cv.mean()), float(steps.mean())
     apart = cv - mean
     square = float((apart**2).mean())
     slope = float((apart * (steps - seconds)).mean()) / square
     residuals = steps - seconds - slope * apart
-    # A window far from the mean CV draws the line to itself: what it is off by alone is more than its residual.
+    # A window far from the mean CV pulls the line towards itself: its own error is larger than its residual.
     leverage = 1.0 / len(cv) + apart**2 / (square * len(cv))
     on_slope = apart * residuals / np.maximum(1.0 - leverage, 0.1) / square
-    # The CV and the speed that this run had are as they are; what chance has to do with is the line.
+    # The mean CV and the mean step of this run count as exact; only the line is subject to chance.
     return interval_about(slope * mean / seconds, on_slope * mean / seconds)

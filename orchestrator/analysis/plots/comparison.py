@@ -42,7 +42,7 @@ def _shared(runs: Sequence[Run], align: Align) -> list[tuple[Measure, list[Line]
 
 
 def write_overlay(runs: Sequence[Run], align: Align, target: Path) -> Path:
-    """``gpu_comparison.png``: a panel for each figure, a line for each run."""
+    """Draw ``gpu_comparison.png``: a panel for each figure, a line for each run."""
     shared = _shared(runs, align)[:MOST_PANELS]
     if not shared:
         raise PlotError("these runs have no figure in common to draw")
@@ -90,7 +90,7 @@ def _legend(figure: Any, panel: Any, title: str) -> None:
 
 
 def write_histograms(runs: Sequence[Run], align: Align, target: Path) -> Path:
-    """``gpu_comparison_histograms.png``: how often each value was read, as a share of the run's readings; lines are means."""
+    """Draw ``gpu_comparison_histograms.png``: how often each value was read, as a share of the run's readings; lines are means."""
     shared = [(measure, lines) for measure, lines in _shared(runs, align) if measure.name in HISTOGRAMS]
     if not shared:
         raise PlotError("these runs have no figure in common to draw")

@@ -61,7 +61,7 @@ def write_overview(run: Run, target: Path) -> Path:
 
 
 def draw_lines(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity, time: TimeAxis) -> None:
-    """A line for each GPU or, of many, the range between them with the median and the two that differ most."""
+    """Draw a line for each GPU or, for many, the range between them with the median and the two that differ most."""
     having = [gpu for gpu in gpus if gpu.has(quantity)]
     if len(having) > MOST_LINES:
         _range(axis, having, quantity, time)
@@ -106,7 +106,7 @@ def _range(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity, time: TimeA
 
 
 def _limits(axis: Any, gpus: Sequence[GpuSeries], quantity: Quantity) -> None:
-    """Return the limit of power, memory or temperature, where the files have it; left out where it would flatten the lines."""
+    """Draw the limit of power, memory or temperature, where the files have it; only as text where it would flatten the lines."""
     limit, name = {
         Quantity.POWER: (max((gpu.power_limit_watts or 0.0 for gpu in gpus), default=0.0), "power limit"),
         Quantity.TEMPERATURE: (max((gpu.temperature_limit_celsius or 0.0 for gpu in gpus), default=0.0), "limit"),

@@ -51,7 +51,7 @@ def total_over_time(run: Run, quantity: Quantity) -> tuple[Floats, Floats]:
 
 
 def while_training(run: Run, times: Floats) -> NDArray[np.bool_]:
-    """Return which of these times are in the training: from the first report to the last, else while the GPUs were busy."""
+    """Return a mask of the times in the training: from the first report to the last, else while the GPUs were busy."""
     found = np.ones(len(times), dtype=np.bool_)
     if run.progress is not None and len(run.progress.times) > 1:
         bounds = run.progress.times
@@ -62,7 +62,7 @@ def while_training(run: Run, times: Floats) -> NDArray[np.bool_]:
 
 
 def write_memory_timeline(runs: Sequence[Run], target: Path) -> Path:
-    """The memory of all GPUs together over time, a line for each run, from each run's own start."""
+    """Draw the memory of all GPUs together over time, a line for each run, from each run's own start."""
     found = [(run, *total_over_time(run, Quantity.MEMORY)) for run in runs]
     found = [one for one in found if len(one[1])]
     if not found:
@@ -132,7 +132,7 @@ def _against(mean: float, least: float, place: int) -> str:
 
 
 def write_memory_against_accuracy(runs: Sequence[Run], target: Path) -> Path:
-    """Mean memory of each run against its best accuracy, for runs that reported one."""
+    """Draw the mean memory of each run against its best accuracy, for runs that reported one."""
     points: list[tuple[Run, float, float]] = []
     for run in runs:
         best = run.progress.best(*ACCURACIES) if run.progress is not None else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.analysis.reading.series import Floats
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
-"""Okabe and Ito's, which differ in lightness, too; lines beyond them differ by their dashes."""
+"""Okabe and Ito's colours, which also differ in lightness; further lines differ by their dashes."""
 DASHES: Final = ("-", "--", ":", "-.")
 GREY: Final = "#666666"
 BAND_COLOURS: Final = {"excellent": "#56B4E9", "good": "#009E73", "fair": "#E69F00", "poor": "#D55E00"}
@@ -32,7 +32,7 @@ class PlotError(Exception):
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure of that many inches. Raises PlotError where matplotlib is not installed."""
+    """Return an empty figure of this size in inches. Raises PlotError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -57,7 +57,7 @@ def dash(place: int) -> str:
 
 
 def finish(axis: Any, *, y: str, x: str = "", title: str = "", from_zero: bool = True) -> None:
-    """Labels, a faint grid, and a vertical axis that begins at zero."""
+    """Set labels, a faint grid, and a vertical axis that begins at zero."""
     axis.set_ylabel(y)
     if x:
         axis.set_xlabel(x)
@@ -81,7 +81,7 @@ class TimeAxis:
     seconds: float
 
     def of(self, times: Floats) -> Floats:
-        """Places on the axis."""
+        """Return places on the axis."""
         return (times - self.start) / self.seconds
 
     @property
@@ -91,7 +91,7 @@ class TimeAxis:
 
 
 def time_axis(start: float, seconds: float) -> TimeAxis:
-    """Seconds for some minutes, minutes for some hours, then hours."""
+    """Return an axis in seconds for some minutes, in minutes for some hours, else in hours."""
     if seconds < 300:
         return TimeAxis(start, "s", 1.0)
     return TimeAxis(start, "min", 60.0) if seconds < 4 * 3600 else TimeAxis(start, "h", 3600.0)

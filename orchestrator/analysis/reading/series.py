@@ -141,5 +141,5 @@ class Run:
 
     @property
     def samples(self) -> int:
-        """Readings of all GPUs."""
+        """Number of readings of all GPUs."""
         return sum(len(gpu.times) for gpu in self.gpus)

@@ -37,7 +37,7 @@ def read_run(path: Path, *, name: str | None = None) -> Run:
 
 
 def _read_directory(path: Path, name: str | None) -> Run:
-    """A job's directory, or the folder ``telemetry`` in it."""
+    """Read a job's directory, also by the folder ``telemetry`` in it."""
     job = path.parent if path.name == "telemetry" else path
     gpus, dropped = read_telemetry(job / "telemetry")
     progress = read_progress(job / "metrics.jsonl")

@@ -25,7 +25,7 @@ IDENTITY_BYTES: Final = 64 * 1024
 BLOCK_ROWS: Final = 50_000
 _NUMBERS: Final = (0, 1, 2, 3, 4, 5, 6)
 _AFTER_THROTTLE: Final = len(COLUMNS) - COLUMNS.index("throttle")
-"""A row split so often from its end has the throttle reasons in the second place."""
+"""Number of splits from a row's end after which the throttle reasons are in the second place."""
 _COMMAS: Final = len(COLUMNS) - 1
 _HEADER: Final = f"{COLUMNS[0]},"
 _COLUMN_OF: Final = {
@@ -114,7 +114,7 @@ def open_regular(path: Path) -> Any:
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     return os.fdopen(handle, encoding="utf-8", errors="replace", newline="\n")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON: objects by field name, lists, and null for a number that is not finite."""
+    """Return a record as JSON values: objects by field name, lists, and null for a number that is not finite."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):

@@ -26,7 +26,7 @@ figcaption, .note { color: #444 } .scroll { overflow-x: auto }
 
 
 def page(title: str, runs: Sequence[RunSummary], pictures: Mapping[str, Path], *, remarks: Iterable[str] = ()) -> str:
-    """The page; ``pictures`` are PNG files by their caption. Raises OSError when one cannot be read."""
+    """Return the page; ``pictures`` are PNG files by their caption. Raises OSError when one cannot be read."""
     body = [f"<h1>{escape(title)}</h1>", *(f'<p class="note">{escape(text)}</p>' for text in remarks)]
     for run in runs:
         body += _run(run)
@@ -34,7 +34,7 @@ def page(title: str, runs: Sequence[RunSummary], pictures: Mapping[str, Path], *
 
 
 def shown(pictures: Mapping[str, Path]) -> list[str]:
-    """PNG files by their caption, embedded. Raises OSError when one cannot be read."""
+    """Return PNG files by their caption as embedded HTML. Raises OSError when one cannot be read."""
     body = ["<h2>Pictures</h2>"] if pictures else []
     for caption, path in pictures.items():
         data = base64.b64encode(path.read_bytes()).decode()
@@ -46,7 +46,7 @@ def shown(pictures: Mapping[str, Path]) -> list[str]:
 
 
 def document(title: str, body: Iterable[str]) -> str:
-    """A page of this HTML that loads nothing."""
+    """Return a page of this HTML that loads nothing."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -69,7 +69,7 @@ def _run(run: RunSummary) -> list[str]:
 
 
 def _gpus(run: RunSummary) -> str:
-    """A row for each GPU: mean and range of each quantity that any of them has."""
+    """Return a table with a row for each GPU: mean and range of each quantity that any of them has."""
     quantities = [quantity for quantity in SHOWN if any(quantity in gpu.quantities for gpu in run.gpus)]
     if not quantities:
         return ""

@@ -46,7 +46,7 @@ def write_job_report(job: Path) -> int:
 
 
 def remove_drafts(job: Path) -> None:
-    """Remove what killed writers left; not the draft of a live one."""
+    """Remove the drafts of killed writers, but not the draft of a live one."""
     for leftover in job.glob(f"{DRAFT}*"):
         owner = leftover.name.removeprefix(DRAFT)
         if owner.isdecimal() and len(owner) < 12 and Path("/proc", owner).exists():

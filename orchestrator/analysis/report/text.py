@@ -24,7 +24,7 @@ TITLE: Final = "GPU Performance Summary"
 
 
 def summary_text(run: RunSummary) -> str:
-    """The content of ``NAME_summary.txt``."""
+    """Return the content of ``NAME_summary.txt``."""
     lines = [TITLE, "=" * len(TITLE), "", *_head(run), ""]
     for gpu in run.gpus:
         lines += [*_gpu(gpu), ""]
@@ -48,7 +48,7 @@ def _head(run: RunSummary) -> Iterator[str]:
 def notes(run: RunSummary) -> Iterator[str]:
     """Return notes about the files, to read before their figures are used."""
     if run.repaired:
-        yield "the end of the file is cut off; the whole entries before it are used"
+        yield "the end of the file is cut off; the complete entries before it are used"
     if run.dropped:
         yield f"{count(run.dropped, 'entry', 'entries')} could not be read and {'is' if run.dropped == 1 else 'are'} left out"
     if not run.gpus:
@@ -61,7 +61,7 @@ def count(number: int, one: str, several: str = "") -> str:
 
 
 def moment(at: float | None) -> str:
-    """Local time to the second."""
+    """Return the local time to the second."""
     return "unknown" if at is None else dt.datetime.fromtimestamp(at).isoformat(sep=" ", timespec="seconds")  # noqa: DTZ006 - of the reader's clock
 
 
@@ -89,7 +89,7 @@ def _breakdown(run: RunSummary) -> Iterator[str]:
 
 
 def balance_line(spread: Spread) -> str:
-    """``Balance: CV = 0.3% (Excellent)``; of other quantities than memory with their name."""
+    """Return ``Balance: CV = 0.3% (Excellent)``; quantities other than memory with their name."""
     name = "Balance" if spread.quantity == "memory" else f"Balance of {spread.quantity}"
     least = "" if spread.min_per_median is None else f", least/median {spread.min_per_median:.2f}"
     return f"{name}: CV = {100 * spread.cv:.1f}% ({spread.band.capitalize()}){least if name != 'Balance' else ''}"
@@ -160,7 +160,7 @@ def with_bounds(interval: Interval, *, factor: float = 1.0, unit: str = "") -> s
 
 
 def relation_text(relation: BalanceAndSpeed | None) -> str:
-    """Return what an even load would have gained, or that these data show no relation."""
+    """Return a sentence about the gain of an even load, or that these data show no relation."""
     if relation is None:
         return "not related: too few windows of time have both a CV and step times, or neither changed"
     gain, of = relation.gain, f"{relation.windows} windows, CV of {relation.quantity}"

@@ -51,7 +51,7 @@ class Report:
         self.files.append(path)
 
     def to_json(self) -> dict[str, Any]:
-        """Files and figures."""
+        """Return files and figures."""
         return {
             "directory": str(self.directory),
             "files": [str(path) for path in self.files],
@@ -76,14 +76,14 @@ def write_report(runs: Sequence[Run], directory: Path, *, price_per_kwh: float |
 
 
 def places(runs: Sequence[Run], directory: Path) -> list[Path]:
-    """Return where each run's own files go: the directory itself, or a folder for each of several."""
+    """Return the directory of each run's own files: the directory itself, or a folder for each of several runs."""
     if len(runs) == 1:
         return [directory]
     return [directory / f"{number}-{file_name(run.name)}" for number, run in enumerate(runs, 1)]
 
 
 def file_name(name: str) -> str:
-    """A run's name as part of a file's name."""
+    """Return a run's name as part of a file's name."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).lstrip(".")[:120] or "run"
 
 

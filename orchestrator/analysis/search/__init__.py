@@ -1,1 +1,1 @@
-"""Searches over the parameters of a matrix, with Optuna: what to try next, which trials to end early, which are best."""
+"""Searches over the parameters of a matrix, with Optuna: the next values to try, the trials to end early, the best trials."""

@@ -1,4 +1,4 @@
-"""Which trials of a search are best: with one objective one of them, with several those that no other one beats. Pure."""
+"""Selects the best trials of a search: one with one objective, with several all that no other trial beats. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def best_trials(given: Mapping[int, Sequence[float]], orders: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of the trials on the Pareto front, by the first objective; ``given`` has those that count."""
+    """Return the numbers of the trials on the Pareto front, by the first objective; ``given`` has all that count."""
     signed = {
         number: tuple(-v if order == "max" else v for v, order in zip(values, orders, strict=True))
         for number, values in given.items()

@@ -1,7 +1,7 @@
 """Advises one search in its own process: ``python -m orchestrator.analysis.search.process``.
 
 The first line of its input describes the space, each further one all trials so far; each answer is one line. Jobs wrote the records that
-it reads, and Optuna takes a second to import: neither is for the daemon. The end of its input ends it.
+it reads, and Optuna takes a second to import: neither belongs in the daemon. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the records of trials: of an ended one once, of a running one when its file has grown."""
+    """Reads the records of trials: once for an ended one, and whenever its file has grown for a running one."""
 
     space: Space
     ended: dict[tuple[str, str], tuple[Trial, str]] = field(default_factory=dict)
     growing: dict[str, tuple[tuple[int, int], dict[int, float]]] = field(default_factory=dict)
 
     def trial(self, record: Mapping[str, Any]) -> tuple[Trial, str]:
-        """Return a trial with what it has given, and what is missing of an ended one."""
+        """Return a trial with its results, and a text about a missing result of an ended one."""
         key = (record["directory"], record["state"])
         if key in self.ended:
             return self.ended[key]
@@ -66,7 +66,7 @@ class Reader:
 
 
 def answer(reader: Reader, question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to one line: values to try, trials to end, and what each ended trial has given."""
+    """Return the answer to one line: values to try, trials to end, and the results of each ended trial."""
     read = [reader.trial(record) for record in question["trials"]]
     trials = [trial for trial, _ in read]
     advice = advise(reader.space, trials, question["want"])

@@ -1,4 +1,4 @@
-"""What a trial has given so far, from its job's records: objectives, and a metric at steps that all trials share."""
+"""Reads a trial's results so far from its job's records: objectives, and a metric at steps that all trials share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _GROWTH = 1.1
 
 
 def objectives_given(directory: Path, names: Iterable[str]) -> tuple[tuple[float, ...] | None, str]:
-    """Return the objectives of an ended trial; None, and what is missing, where it has not given all of them.
+    """Return the objectives of an ended trial; None, and a text about the missing one, where they are not complete.
 
-    A metric counts as it was reported last: the state that the trial has ended with.
+    The last reported value of a metric counts: the state in which the trial ended.
     """
     try:
         run = read_run(directory)
@@ -49,7 +49,7 @@ def _last(progress: Progress | None, name: str) -> float | None:
 def reported_by_step(directory: Path, name: str, order: str, *, running: bool) -> dict[int, float]:
     """Return a metric at shared steps; empty where there is none.
 
-    Between two reports it is interpolated, for a running trial it is the better one (`order` is `min` or `max`).
+    Between two reports it is interpolated; for a running trial it is the better of both (`order` is `min` or `max`).
     """
     progress = read_progress(directory / "metrics.jsonl")
     values = None if progress is None else progress.metrics.get(name)
@@ -64,9 +64,9 @@ def at_shared_steps(
 ) -> dict[int, float]:
     """Return the values at the steps of a fixed grid that the reports enclose: interpolated, or the better of both reports.
 
-    Reports come by time, so those of two trials are hardly ever of the same step, and a pruner compares equal steps only. A loss
-    falls fast and then slowly: a line between distant reports lies above it, and the trial whose reports lie further from the step
-    than those of others would be ended for it. Of steps that were trained again after a restart, the later report counts.
+    Reports are made by time, so two trials hardly ever report the same step, and a pruner compares equal steps only. A loss
+    falls fast and then slowly: a line between distant reports lies above it, and would end a trial only because its reports lie
+    further from the step than those of others. For steps that were trained again after a restart, the later report counts.
     """
     newest = dict(zip((int(step) for step in steps), (float(value) for value in values), strict=True))
     if not newest:
@@ -80,7 +80,7 @@ def at_shared_steps(
         of_both = np.maximum if better == "max" else np.minimum
         after = np.searchsorted(known, grid)
         before = np.where(known[after] == grid, after, after - 1)
-        found = of_both(reports[before], reports[after])  # not a number if one of them is not
+        found = of_both(reports[before], reports[after])  # NaN if one of them is NaN
     return dict(zip(grid.tolist(), found.tolist(), strict=True))
 
 

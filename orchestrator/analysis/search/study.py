@@ -1,7 +1,7 @@
 """Suggests values and prunes trials with Optuna, from all trials so far.
 
-Nothing is kept between calls: the jobs of the matrix are the study. So a daemon that was killed goes on with exactly what the
-store has, and there is no second record that could differ from it.
+Nothing is kept between calls: the jobs of the matrix are the study. A daemon that was killed therefore continues with exactly what
+the store has, and there is no second record that could differ from it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is searched: parameters with lists or bounds, and the objectives (`min` or `max`) by name."""
+    """Parameters to search, with lists or bounds, and the objectives (`min` or `max`) by name."""
 
     name: str
     objectives: Mapping[str, str]
@@ -59,7 +59,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One trial: its values, what it has given (None: nothing), and the metric that is pruned by, by step."""
+    """One trial: its values, its objectives (None where they are not complete), and the metric for pruning, by step."""
 
     number: int
     state: State
@@ -119,7 +119,7 @@ def _study(space: Space, trials: Sequence[Trial]) -> optuna.Study:
 def _frozen(trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     state = trial.state
     if state == "complete" and trial.objectives is None:
-        state = "failed"  # it ended well, and has not given what is sought
+        state = "failed"  # it succeeded, but not all objectives are known
     return optuna.trial.create_trial(
         state=_STATES[state],
         params={name: trial.values[name] for name in distributions},
@@ -151,7 +151,7 @@ def _pruned(study: optuna.Study, trials: Sequence[Trial]) -> tuple[Pruned, ...]:
 
 
 def _rounded(space: Space, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values as people read them in names and command lines: six digits, within the bounds."""
+    """Return the values as people read them in names and command lines: six digits, within the bounds."""
     return {
         name: value if (bounds := space.ranges.get(name)) is None or bounds.is_whole else _near(float(value), bounds)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Policies side by side on one trace."""
+"""Compares policies on one trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLENTY: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one policy did."""
+    """Outcome and figures of one policy."""
 
     policy: str
     outcome: Outcome
@@ -33,7 +33,7 @@ class Result:
 
 
 def parse_nodes(text: str) -> dict[str, Node]:
-    """Nodes for ``64x8`` (64 of 8 GPUs), or several kinds as ``64x8,4x16``. Raises ValueError."""
+    """Return nodes for ``64x8`` (64 of 8 GPUs), or several kinds as ``64x8,4x16``. Raises ValueError."""
     sizes: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3})\s*", part)
@@ -50,7 +50,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
 
 
 def parse_policies(text: str) -> list[str]:
-    """Names of policies, each once. Raises ValueError."""
+    """Return the names of policies, each once. Raises ValueError."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     known = [*POLICIES, *PUBLISHED, BOUND]
     for name in names:

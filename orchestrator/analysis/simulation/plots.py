@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def write_picture(results: Sequence[Result], target: Path) -> Path:
-    """Three panels, a line for each policy. Raises PlotError without matplotlib, and OSError."""
+    """Draw three panels with a line for each policy. Raises PlotError without matplotlib, and OSError."""
     figure = new_figure(11, 9)
     waits, busy, queued = figure.subplots(3, 1)
     start = min((r.outcome.samples[0][0] for r in results if r.outcome.samples), default=0.0)

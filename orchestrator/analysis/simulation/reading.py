@@ -49,7 +49,7 @@ FORMATS: Final = (
 
 
 def read_trace(path: Path) -> list[TraceJob]:
-    """The jobs of a trace that use GPUs, in order of submission. Raises TraceError, and OSError."""
+    """Return the jobs of a trace that use GPUs, in order of submission. Raises TraceError, and OSError."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             jobs = list(_jobs(str(path), csv.DictReader(file)))
@@ -83,7 +83,7 @@ def _format(path: str, columns: Iterable[str]) -> Format:
 
 
 def _job(known: Format, row: Mapping[str, str | None]) -> TraceJob | None:
-    """The job of a row; None for one without GPUs."""
+    """Return the job of a row; None for one without GPUs."""
     gpus = _number(row, known.gpus, empty=0.0 if known.ranks else None)
     ranks = _number(row, known.ranks, empty=1.0) if known.ranks else 1.0
     if gpus == 0:
@@ -118,7 +118,7 @@ def _number(row: Mapping[str, str | None], column: str, *, empty: float | None =
 
 
 def _time(row: Mapping[str, str | None], column: str) -> float:
-    """Seconds since the epoch, or since any other time, which a trace may give as a number."""
+    """Return seconds since the epoch, or since any other time, which a trace may give as a number."""
     text = (row.get(column) or "").strip()
     try:
         return float(text) if text.replace(".", "", 1).isdigit() else _parsed(text).timestamp()

@@ -28,7 +28,7 @@ _QUANTILES: Final = (
     (8, (1, 125, 216, 783, 3940, 12390, 23683, 64753, 140815, 203140, 352409, 525631, 1066894, 4628226)),
     (10_000, (1, 35, 69, 345, 880, 3165, 21137, 53862, 73728, 159985, 252560, 446126, 1152387, 1710643)),
 )
-"""Durations in seconds at ``_SHARES``, for jobs of at most so many GPUs."""
+"""Durations in seconds at ``_SHARES``, for jobs of at most this many GPUs."""
 _SIZES: Final = {1: 0.9317, 2: 0.0221, 4: 0.0227, 8: 0.02, 16: 0.0024, 32: 0.0008, 64: 0.0001}
 _LARGE_SIZES: Final = {1: 0.4, 2: 0.15, 4: 0.15, 8: 0.2, 16: 0.06, 32: 0.03, 64: 0.01}
 _MEAN_SECONDS: Final = 3600.0
@@ -55,7 +55,7 @@ FAMILIES: Final = {
 
 
 def synthetic_trace(family: str, *, jobs: int, gpus: float, load: float, seed: int) -> list[TraceJob]:
-    """Return jobs that request ``load`` of the time of ``gpus`` GPUs while they arrive. Larger ones are left out."""
+    """Return jobs that request the share ``load`` of ``gpus`` GPUs while they arrive, without jobs of more GPUs."""
     kind = FAMILIES[family]
     choose = random.Random(seed)  # noqa: S311  # a trace, no secret
     sizes = [size for size in kind.sizes if size <= gpus] or [1]
@@ -81,7 +81,7 @@ def write_trace(jobs: Sequence[TraceJob], path: Path) -> None:
 
 
 def _duration(choose: random.Random, size: int) -> float:
-    """A duration from the quantiles: logarithms are interpolated."""
+    """Draw a duration from the quantiles: logarithms are interpolated."""
     values = next(found for most, found in _QUANTILES if size <= most)
     share = choose.random()
     above = min(bisect_right(_SHARES, share), len(_SHARES) - 1)
@@ -91,7 +91,7 @@ def _duration(choose: random.Random, size: int) -> float:
 
 
 def _bursts(choose: random.Random, jobs: int, span: float) -> list[float]:
-    """Times in groups of about twenty within a minute."""
+    """Return times in groups of about twenty within a minute."""
     starts = [choose.uniform(0, span) for _ in range(-(-jobs // _BURST))]
     return sorted(choose.choice(starts) + choose.uniform(0, 60) for _ in range(jobs))
 

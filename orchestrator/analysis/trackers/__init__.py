@@ -1,4 +1,4 @@
 """Copies a job's records into experiment trackers, from a process of its own. Works on files alone.
 
-Begin with ``process.py``; ``records.py`` reads what the job recorded, ``journal.py`` keeps how far that went.
+Begin with ``process.py``; ``records.py`` reads what the job recorded, ``journal.py`` keeps the progress of the copy.
 """

@@ -1,8 +1,8 @@
-"""How far a job's records went into one tracker: a small file, replaced whole and synced.
+"""Progress of a copy of a job's records into one tracker: a small file, replaced atomically and synced.
 
-A point is written here before the tracker gets it, and leaves once the tracker is known to have kept it. So a process that is
-killed at any moment is followed by one that knows what is missing. The file lies in the job's directory, where the job
-may write as well: what is not as this module writes it is an empty journal.
+A point is written here before it is written to the tracker, and removed once the tracker has kept it. After a process was
+killed at any moment, the next one therefore finds here what may be missing. The file is in the job's directory, where
+the job may write as well: a file that this module would not write counts as an empty journal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST: Final = 2**53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where to read on in one file: which file it was (``inode``), and the offset of the next line."""
+    """Position for the next reading of one file: the file (``inode``), and the offset of the next line."""
 
     inode: int = 0
     offset: int = 0
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """What of a job's records has become points. ``slots`` are the GPUs' numbers, by the name of their files."""
+    """The part of a job's records that has become points. ``slots`` are the GPUs' numbers, by their files' names."""
 
     number: int = 0
     step: int = 0
@@ -51,7 +51,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """A tracker's state for one job. ``where`` says where the run is, ``facts`` the same for programs, ``problem`` what went wrong last."""
+    """A tracker's state for one job. ``where`` is the run's place for people, ``facts`` for programs, ``problem`` the last error."""
 
     cursor: Cursor = Cursor()
     pending: tuple[Point, ...] = ()
@@ -64,12 +64,12 @@ class Journal:
 
 
 def path_of(job: Path, tracker: str) -> Path:
-    """The journal of a tracker in a job's directory."""
+    """Return the path of a tracker's journal in a job's directory."""
     return job / FOLDER / f"{tracker}.json"
 
 
 def load(path: Path) -> Journal:
-    """The journal at ``path``; an empty one where there is none that can be used."""
+    """Return the journal at ``path``; an empty one where there is no valid one."""
     try:
         body = json.loads(read_plain(path, MOST_BYTES))
         if not isinstance(body, dict) or body.get("version") != VERSION:
@@ -89,7 +89,7 @@ def load(path: Path) -> Journal:
 
 
 def save(path: Path, journal: Journal) -> Journal:
-    """Replace the file, synced; the journal as written. Raises OSError."""
+    """Replace the file, synced, and return the journal as written. Raises OSError."""
     journal = replace(journal, updated_at=round(time.time(), 3))
     body = {
         "version": VERSION,

@@ -20,14 +20,14 @@ NETWORK: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerPackage:
-    """What a tracker needs: ``packages`` by the module that each is imported as, and the prefixes of its variables."""
+    """Requirements of a tracker: ``packages`` by the module that each is imported as, and prefixes of variables."""
 
     name: str
     packages: Mapping[str, str]
     prefixes: tuple[str, ...] = ()
 
     def missing(self) -> tuple[str, ...]:
-        """The packages that cannot be imported by this interpreter."""
+        """Return the packages that cannot be imported by this interpreter."""
         return tuple(package for module, package in self.packages.items() if find_spec(module) is None)
 
 
@@ -47,6 +47,6 @@ TRACKERS: Final = {
 
 
 def settings_of(name: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Those of a job's variables that this tracker, or its way to its server, reads."""
+    """Return those of a job's variables that this tracker, or its connection to its server, reads."""
     prefixes = TRACKERS[name].prefixes
     return {key: value for key, value in values.items() if key in NETWORK or (prefixes and key.startswith(prefixes))}

@@ -1,4 +1,4 @@
-"""What a tracker gets: points of a job's metrics and of its GPUs, under the names of the sources. Pure."""
+"""Points for trackers: values of a job's metrics and of its GPUs, under the names of the sources. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GpuWindow:
 
 
 def gpu_values(windows: Sequence[tuple[int, GpuWindow]]) -> dict[str, float]:
-    """The values of a job's GPUs, each by its number among them; what was not measured is left out.
+    """Return the values of a job's GPUs, each by its number among them; what was not measured is left out.
 
     Memory in MiB, load in percent, power in watts, CVs in percent, as gputop and the scripts around it write them.
     """
@@ -87,14 +87,14 @@ def _load(window: GpuWindow) -> GpuLoad | None:
 
 
 def to_json(point: Point) -> list[Any]:
-    """A point as the journal keeps it."""
+    """Return a point as the journal keeps it."""
     # JSON has no NaN and no infinity, and a diverged loss is one.
     values = {name: value if math.isfinite(value) else str(value) for name, value in point.values.items()}
     return [point.number, point.at, point.step, values]
 
 
 def from_json(body: Any) -> Point:
-    """The point that ``to_json`` wrote. Raises ValueError, TypeError."""
+    """Return the point that ``to_json`` wrote. Raises ValueError, TypeError."""
     number, at, step, values = body
     if not (_whole(number) and _whole(step) and isinstance(values, dict) and len(values) <= MOST_VALUES):
         raise ValueError("no point")
@@ -108,7 +108,7 @@ def _whole(value: Any) -> bool:
 
 
 def parse_line(line: bytes) -> tuple[float, int | None, dict[str, float]] | None:
-    """Time, step and values of a line of ``metrics.jsonl``; None where it is not what orch writes."""
+    """Return time, step and values of a line of ``metrics.jsonl``; None for a line that orch does not write."""
     try:
         body = json.loads(line)
         at, step, metrics = float(body["at"]), body["step"], body["metrics"]

@@ -1,8 +1,8 @@
 """Follows one job's records into one tracker: ``python -m orchestrator.analysis.trackers.process JOB_DIRECTORY TRACKER``.
 
-The first line of its input is a JSON object, what the run is called and how the tracker is set; a line ``end STATE`` says that the job
-has ended. When its input closes, the daemon is gone: it ends at once, as the journal allows it to at any moment. A tracker that
-does not answer ends it as well. Nothing else waits for any of this.
+The first line of its input is a JSON object with the fields of ``RunFacts``; a line ``end STATE`` reports that the job
+has ended. When its input closes, the daemon has ended, and this process ends at once, which the journal allows at any moment. It
+also ends when the tracker does not answer. No other process waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RUNS: Final = {
 }
 POLL_SECONDS: Final = 2.0
 LAST_ROWS_SECONDS: Final = 3.0
-"""GPUs' last samples come this much after a job's end."""
+"""Time after a job's end in which the last samples of its GPUs arrive."""
 ANSWER_SECONDS: Final = 180.0
 PREDECESSOR_SECONDS: Final = 10.0
 MOST_PENDING: Final = 5000
@@ -49,14 +49,14 @@ EXIT_BUSY: Final = 76
 
 @dataclass(slots=True)
 class Orders:
-    """What the daemon has reported: ``ended`` is set once the job has, in the state ``outcome``."""
+    """Reports of the daemon: ``ended`` is set once the job has ended, in the state ``outcome``."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     outcome: str = ""
 
 
 class Answers:
-    """Ends the process when a call to the tracker takes too long. The journal has what it was about."""
+    """Ends the process when a call to the tracker takes too long. The journal still has the call's points."""
 
     def __init__(self, seconds: float, hung: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -64,7 +64,7 @@ class Answers:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """A call to the tracker is made inside."""
+        """Limit the time of a call to the tracker made inside."""
         timer = threading.Timer(self._seconds, self._hung)
         timer.daemon = True
         timer.start()
@@ -75,7 +75,7 @@ class Answers:
 
 
 class Following:
-    """One job into one tracker, until the job has ended and everything is there."""
+    """Copies one job's records into one tracker, until the job has ended and everything is copied."""
 
     def __init__(self, job: Path, tracker: str, orders: Orders, *, poll: float, answer_seconds: float) -> None:
         self._job = job
@@ -87,7 +87,7 @@ class Following:
         self._answer_seconds = answer_seconds
 
     def follow(self, open_run: Callable[[], TrackerRun]) -> int:
-        """Copy what there is, then what comes; the exit code."""
+        """Copy the existing records, then new ones; return the exit code."""
         if self._journal.finished:
             return 0
         try:
@@ -107,7 +107,7 @@ class Following:
         return 0
 
     def _round(self, run: TrackerRun) -> bool:
-        """Copy what is new, then wait for more. Whether all is copied of a job that has ended."""
+        """Copy new records, then wait for more; return whether everything of an ended job is copied."""
         last = self._orders.ended.is_set()
         now = float("inf") if last else time.time()
         points: Sequence[Point] = ()
@@ -144,7 +144,7 @@ def main(
     poll: float = POLL_SECONDS,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> int:
-    """Run until the job has ended; the exit code. ``runs`` has the module and the class of each tracker."""
+    """Run until the job has ended; return the exit code. ``runs`` has the module and the class of each tracker."""
     job, tracker = Path(arguments[0]), arguments[1]
     module, name = runs[tracker]
     os.nice(10)
@@ -152,7 +152,7 @@ def main(
     orders = Orders()
     threading.Thread(target=_listen, args=(orders,), daemon=True).start()
     folder = job / j.FOLDER
-    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: of a job that was removed nothing is reported
+    folder.mkdir(mode=0o700, exist_ok=True)  # without its parents: a job that was removed is not copied
     with (folder / f"{tracker}.lock").open("w") as lock:
         if not _locked(lock.fileno()):
             return EXIT_BUSY
@@ -161,7 +161,7 @@ def main(
 
 
 def _locked(handle: int, seconds: float = PREDECESSOR_SECONDS) -> bool:
-    """Whether this is the one process for the job and the tracker; an earlier daemon's is about to end."""
+    """Lock the job and the tracker; return whether that succeeded. An earlier daemon's process is about to end."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -190,7 +190,7 @@ def _listen(orders: Orders) -> None:
 
 
 def _end_group(code: int) -> None:
-    """End this process and what its libraries have started, at once."""
+    """End this process and the processes that its libraries have started, at once."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(code)

@@ -1,6 +1,6 @@
-"""Reads on in a job's records, and makes points of what is new: metrics as reported, GPUs as means over ten seconds.
+"""Reads the new part of a job's records, and makes points of it: metrics as reported, GPUs as means over ten seconds.
 
-A bounded part at once. Only whole lines are read; what is not as orch writes it is passed over.
+Each call reads a bounded part. Only complete lines are read; lines that orch does not write are skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0
-"""A window is reported once it has been over for so long: exporters write within a second, and clocks of nodes differ."""
+"""Time from the end of a window until it is reported: exporters write within a second, and clocks of nodes differ."""
 MOST_BYTES: Final = 2**20
 MOST_LINES: Final = 200
 MOST_GPUS: Final = 1024
@@ -32,7 +32,7 @@ _CELLS: Final = tuple(
 
 @dataclass(slots=True)
 class _Part:
-    """What is new of one GPU: its windows, and where each ends in the file."""
+    """New samples of one GPU: its windows, and the offset of each one's end in the file."""
 
     windows: dict[int, GpuWindow] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class _Part:
 def read_on(
     job: Path, cursor: Cursor, now: float, *, window_seconds: float = WINDOW_SECONDS
 ) -> tuple[list[Point], Cursor]:
-    """The points that follow on a cursor, and the cursor after them. With an infinite ``now`` nothing is held back."""
+    """Return the points after a cursor, and the cursor after them. With an infinite ``now`` nothing is held back."""
     found, cursor = _reported(job, cursor)
     gpus, cursor = _sampled(job / "telemetry", cursor, now - SETTLE_SECONDS, window_seconds)
     points: list[Point] = []
@@ -59,7 +59,7 @@ _Entry = tuple[float, int | None, dict[str, float]]
 
 
 def _reported(job: Path, cursor: Cursor) -> tuple[list[_Entry], Cursor]:
-    """New lines of ``metrics.jsonl``, and before them what is left of the file that it has replaced."""
+    """Return the new lines of ``metrics.jsonl``, and before them the rest of the file that it has replaced."""
     current, rotated = job / "metrics.jsonl", job / "metrics.jsonl.1"
     inodes = {path: _inode(path) for path in (rotated, current)}
     place = cursor.metrics
@@ -69,7 +69,7 @@ def _reported(job: Path, cursor: Cursor) -> tuple[list[_Entry], Cursor]:
         order = [(rotated, place.offset), (current, 0)]
     else:
         order = [(rotated, 0), (current, 0)]
-    # Copied to another disk, a file has another inode; its lines have the times that they had.
+    # A file that was copied to another disk has another inode, but its lines keep their times.
     known_until = -math.inf if place.inode in inodes.values() else cursor.last_at
     found: list[_Entry] = []
     last_at = cursor.last_at
@@ -93,7 +93,7 @@ def _reported(job: Path, cursor: Cursor) -> tuple[list[_Entry], Cursor]:
 
 
 def _sampled(folder: Path, cursor: Cursor, until: float, seconds: float) -> tuple[list[_Entry], Cursor]:
-    """The windows that are over, each as one entry."""
+    """Return the windows that are over, each as one entry."""
     parts = {name: _part(folder / name, cursor.telemetry.get(name, 0), seconds) for name in _telemetry(folder)}
     until = min([until, *(part.unread_from for part in parts.values())])
     over = sorted(
@@ -115,9 +115,9 @@ def _sampled(folder: Path, cursor: Cursor, until: float, seconds: float) -> tupl
 
 
 def assign(slots: Mapping[str, int], active: Mapping[str, object]) -> dict[str, int]:
-    """The numbers of a job's GPUs: a GPU keeps its number, and one that takes another's place takes its number.
+    """Return the numbers of a job's GPUs: a GPU keeps its number, and one that takes another's place takes its number.
 
-    So the second attempt's GPUs go on with the curves of the first one's.
+    The GPUs of the second attempt therefore continue the curves of those of the first.
     """
     kept = {name: slots[name] for name in active if name in slots}
     free = (number for number in range(len(active) + len(kept) + 1) if number not in kept.values())
@@ -143,13 +143,13 @@ def _part(path: Path, start: int, seconds: float) -> _Part:
             if (value := _number(cells[column])) is not None:
                 values.append(value)
         part.ends[number] = max(end, part.ends.get(number, 0))
-    if end - start > MOST_BYTES - 4096:  # there is more; the last window may go on in it
+    if end - start > MOST_BYTES - 4096:  # there is more, and the last window may continue in it
         part.unread_from = last
     return part
 
 
 def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
-    """Whole lines from an offset on, with the offset behind each; a bounded part of them."""
+    """Yield complete lines from an offset on, with the offset after each; a bounded part of them."""
     try:
         handle = open_plain(path)
     except OSError:
@@ -162,7 +162,7 @@ def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
         return
     finally:
         os.close(handle)
-    if b"\n" not in data and len(data) == MOST_BYTES:  # no line of orch's: passed over
+    if b"\n" not in data and len(data) == MOST_BYTES:  # not a line of orch: skipped
         yield b"", offset + len(data)
         return
     for line in data.splitlines(keepends=True):

@@ -1,7 +1,7 @@
 """The control application: routes under /api/v1, each a few lines between the gate and the service.
 
-A route parses, asks the service, renders. Here, and only here, is decided who may act: everyone who passes the gate
-may look; a job is acted on by its owner or the daemon's; nodes, pruning and shutting down are the daemon's owner's.
+A route parses, calls the service, renders. Only the routes check permissions: every caller that passes the gate may
+read; a job's owner and the daemon's owner may act on a job; only the latter may change nodes, prune and shut down.
 Long polls and followed logs end when ``closing`` is set, so that the daemon can stop at once.
 """
 
@@ -86,12 +86,12 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 def create_control_app(
     service: JobService, policy: GatePolicy, closing: asyncio.Event, links: PageLinks | None = None
 ) -> Gate:
-    """The control application behind its gate; the FastAPI object is ``control_routes``'s."""
+    """Return the control application behind its gate; ``control_routes`` makes the FastAPI object."""
     return Gate(control_routes(service, closing, links), policy)
 
 
 def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks | None = None) -> FastAPI:
-    """The routes without the gate. Serve them only behind one: they trust ``request.state.caller``.
+    """Return the routes without the gate. Serve them only behind one: they trust ``request.state.caller``.
 
     ``links`` is None where the daemon serves no page.
     """
@@ -124,7 +124,7 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
 
 
 def answer(view: View, status: int = 200) -> Response:
-    """The view as JSON; rendered here, since views are checked by their types and not a second time by Pydantic."""
+    """Return the view as JSON; views are checked by their types, so Pydantic does not check them a second time."""
     body = json.dumps(view.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
         "utf-8", "replace"
     )
@@ -132,7 +132,7 @@ def answer(view: View, status: int = 200) -> Response:
 
 
 def caller_of(request: Request) -> Caller:
-    """Who asks, as the gate found out. Raises NotPermittedError where no gate did."""
+    """Return the caller that the gate authenticated. Raises NotPermittedError if there is none."""
     caller = getattr(request.state, "caller", None)
     if not isinstance(caller, Caller):
         raise NotPermittedError("the caller is not authenticated")
@@ -152,7 +152,7 @@ async def _own_job(service: JobService, ref: str, request: Request, verb: str) -
 
 
 async def own_job(service: JobService, ref: str, caller: Caller, verb: str) -> JobId:
-    """The job's id. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
+    """Return the job's id. Raises NotPermittedError for another user's job unless the caller is the daemon's owner."""
     return JobId((await own_job_view(service, ref, caller, verb)).id)
 
 
@@ -168,7 +168,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return problem(DaemonStoppingError(STOPPING))
 
     async def internal(_: Request, __: Exception) -> Response:
-        return problem(InternalError(FAILED))  # Starlette raises it on to the gate, which logs it
+        return problem(InternalError(FAILED))  # Starlette raises it again for the gate, which logs it
 
     async def invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -217,7 +217,7 @@ def _states(names: list[str]) -> frozenset[str]:
 def _add_reading_routes(app: FastAPI, service: JobService) -> None:
     @app.get(f"{API_PREFIX}/health", response_model=HealthView)
     async def health() -> Response:
-        """The daemon's own state."""
+        """Return the daemon's own state."""
         return answer(await service.health())
 
     @app.get(f"{API_PREFIX}/jobs", response_model=JobList)
@@ -228,8 +228,8 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         before: Annotated[str | None, Query(max_length=256)] = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
     ) -> Response:
-        """Jobs, newest first; `before`, the id of a job, continues after it."""
-        version = service.change_version()  # before the jobs: what changes in between is then reported again, not lost
+        """Return jobs, newest first; `before`, the id of a job, continues after it."""
+        version = service.change_version()  # before the jobs: a change in between is then reported again, not lost
         earlier = None if before is None else await service.resolve(before)
         query = JobFilter(user=user, states=_states(state or []), since=since, before=earlier, limit=limit)
         found = tuple(await service.jobs(query))
@@ -237,7 +237,7 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}", response_model=JobView)
     async def job(ref: Ref) -> Response:
-        """One job."""
+        """Return one job."""
         return answer(await service.job(await service.resolve(ref)))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/events", response_model=EventList)
@@ -247,34 +247,34 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         tail: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
     ) -> Response:
-        """The job's history, oldest first, from sequence `after` on; with `tail` only what is among its last so many."""
+        """Return the job's history, oldest first, from sequence `after` on; only its last `tail` events, if given."""
         found = tuple(await service.events(await service.resolve(ref), after, limit=limit, tail=tail))
         return answer(EventList(events=found, more=len(found) == limit))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/checkpoints", response_model=CheckpointList)
     async def checkpoints(ref: Ref, *, verify: bool = False) -> Response:
-        """The job's checkpoints, newest first; ``verify`` reads every byte."""
+        """Return the job's checkpoints, newest first; ``verify`` reads every byte."""
         found = await service.checkpoints(await service.resolve(ref), verify=verify)
         return answer(CheckpointList(checkpoints=tuple(found)))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/spec", response_model=SpecView)
     async def spec(ref: Ref) -> Response:
-        """What the job runs, as it was resolved at submission; values that look like secrets are masked."""
+        """Return the job's spec as it was resolved at submission; values that look like secrets are masked."""
         return answer(await service.spec(await service.resolve(ref)))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/diff/{{other}}", response_model=SpecDiff)
     async def diff(ref: Ref, other: Ref) -> Response:
-        """In what the job `other` differs from the job `ref`."""
+        """Return the differences of the job `other` from the job `ref`."""
         return answer(await service.diff(await service.resolve(ref), await service.resolve(other)))
 
     @app.get(f"{API_PREFIX}/gpus", response_model=GpuList)
     async def gpus() -> Response:
-        """Every GPU of every node: its newest values, and the ranks that run on it."""
+        """Return every GPU of every node: its newest values, and the ranks that run on it."""
         return answer(GpuList(gpus=tuple(dict(row) for row in await service.gpus())))
 
     @app.get(f"{API_PREFIX}/nodes", response_model=NodeList)
     async def nodes() -> Response:
-        """Every node of the cluster."""
+        """Return every node of the cluster."""
         return answer(NodeList(nodes=tuple(await service.nodes())))
 
 
@@ -286,7 +286,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109 - the query parameter's name
         job: Annotated[list[Annotated[str, Query(pattern=REF_PATTERN)]] | None, Query(max_length=1000)] = None,
     ) -> Response:
-        """The change counter, once it differs from ``after`` by a change of ``job`` (none: of any), or in time."""
+        """Return the change counter after a change of ``job`` (none: any) since ``after``, or at the timeout."""
         if after is None:
             return answer(ChangeReply(version=service.change_version()))
         ids = frozenset(JobId(item) for item in job or [])
@@ -309,7 +309,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         *,
         follow: bool = False,
     ) -> StreamingResponse:
-        """Lines of the job's log, oldest first."""
+        """Stream lines of the job's log, oldest first."""
         job_id = await service.resolve(ref)
         query = LogQuery(rank=rank, attempt=attempt, tail=tail, follow=follow, since=since)
         return StreamingResponse(log_stream(service.logs(job_id, query), closing), media_type="application/x-ndjson")
@@ -318,7 +318,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
 def _add_submission_routes(app: FastAPI, service: JobService) -> None:
     @app.post(f"{API_PREFIX}/jobs", response_model=SubmitReply, status_code=201)
     async def submit(body: SubmitBody, request: Request) -> Response:
-        """Accept a job: 201 where it is new, 200 where the key was known or secrets are wanted first."""
+        """Accept a job: 201 if it is new, 200 if the key is known or secrets are required first."""
         reply = await service.submit(body.request(), caller_of(request))
         return answer(reply, 201 if reply.created else 200)
 
@@ -348,14 +348,14 @@ def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         responses={200: {"description": "A Chrome trace, gzipped JSON", "content": {"application/gzip": {}}}},
     )
     async def profile(ref: Ref, body: ProfileBody, request: Request) -> Response:
-        """A torch.profiler trace of the next steps of a job of one's own."""
+        """Return a torch.profiler trace of the next steps of a job of the caller."""
         job_id, _ = await _own_job(service, ref, request, "profile")
         data = await until_closing(service.profile(job_id, body.request()), closing, request)
         return Response(data, media_type="application/gzip")
 
     @app.post(f"{API_PREFIX}/jobs/{{ref}}/stacks", response_model=StacksView)
     async def stacks(ref: Ref, body: StacksBody, request: Request) -> Response:
-        """Where the ranks of a running job of one's own stand; it is written to their logs, too."""
+        """Return the stacks of the ranks of a running job of the caller; they are also written to the ranks' logs."""
         job_id, _ = await _own_job(service, ref, request, "look into")
         return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
 
@@ -369,13 +369,13 @@ def _add_daemon_routes(app: FastAPI, service: JobService) -> None:
 
     @app.post(f"{API_PREFIX}/shutdown", response_model=ShutdownReply)
     async def shutdown(body: ShutdownBody, request: Request) -> Response:
-        """Stop the daemon; jobs run on unless ``stop_jobs``."""
+        """Stop the daemon; jobs continue unless ``stop_jobs``."""
         caller = _owner_of_daemon(request, "stop it")
         return answer(await service.shutdown(stop_jobs=body.stop_jobs, caller=caller))
 
     @app.post(f"{API_PREFIX}/prune", response_model=PruneReply)
     async def prune(body: PruneBody, request: Request) -> Response:
-        """Remove what is left of jobs that ended long ago."""
+        """Remove the files and records of jobs that ended long ago."""
         caller = _owner_of_daemon(request, "remove jobs")
         reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run, caller=caller)
         return answer(reply)
@@ -384,7 +384,7 @@ def _add_daemon_routes(app: FastAPI, service: JobService) -> None:
 def _add_page_routes(app: FastAPI, links: PageLinks | None) -> None:
     @app.post(f"{API_PREFIX}/page/link", response_model=PageLinkView)
     async def page_link(_: EmptyBody, request: Request) -> Response:
-        """A link that signs a browser in to the page, once, as the caller."""
+        """Return a link that signs a browser in to the page, once, as the caller."""
         caller = caller_of(request)
         if links is None:
             raise RefusedError(

@@ -1,7 +1,7 @@
 """Request bodies: the only untrusted JSON, read strictly and within bounds, turned into the service's records.
 
-Pydantic lives here and nowhere else in the API. A refused value is named by its place and never repeated: it may be
-a secret.
+Other modules of the API use Pydantic only for bodies that derive from ``Body``. A refused value is named by its place
+and never repeated: it may be a secret.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Body(BaseModel):
 
 
 class SubmitBody(Body):
-    """A job.yaml as text, and where it was typed."""
+    """A job.yaml as text, with the directory and the environment of its submission."""
 
     yaml: str
     source: Text = "job.yaml"
@@ -74,7 +74,7 @@ class SubmitBody(Body):
     upload: list[Digest] = Field(default_factory=list, max_length=MAX_MANIFEST_BYTES // MAX_PIECE_BYTES)
 
     def request(self) -> SubmitRequest:
-        """The service's record. Raises RequestTooLargeError for a text over the bound."""
+        """Return the service's record. Raises RequestTooLargeError for a text over the bound."""
         if len(self.yaml.encode("utf-8", "surrogatepass")) > MAX_YAML_BYTES:
             raise RequestTooLargeError(
                 f"{self.source} is larger than {MAX_YAML_BYTES // 1024} KiB",
@@ -118,7 +118,7 @@ class ActionBody(Body):
     failed: bool = False
 
     def request(self, verb: Verb) -> ActionRequest:
-        """The service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
+        """Return the service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
         if (self.priority is not None) != (verb is Verb.UPDATE):
             word = "needs" if verb is Verb.UPDATE else "takes no"
             raise BadRequestError(f"{verb} {word} priority", hint="only `update` takes it: a number from 0 to 100")
@@ -138,42 +138,42 @@ class ActionBody(Body):
 
 
 class ProfileBody(Body):
-    """Which steps to trace."""
+    """Number of steps to trace, the rank, and the time limit."""
 
     steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MAX_STEPS)
     rank: int = Field(default=0, ge=0)
     timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_PROFILE_SECONDS)
 
     def request(self) -> ProfileRequest:
-        """The service's record."""
+        """Return the service's record."""
         return ProfileRequest(steps=self.steps, rank=self.rank, timeout_seconds=self.timeout_seconds)
 
 
 class StacksBody(Body):
-    """Of which rank; all of them where none is named."""
+    """Rank to return the stacks of; None means all ranks."""
 
     rank: int | None = Field(default=None, ge=0)
 
 
 class EmptyBody(Body):
-    """Nothing: ``{}``."""
+    """Empty object: ``{}``."""
 
 
 class ShutdownBody(Body):
-    """Whether jobs save and go back to the queue first; otherwise they run on without the daemon."""
+    """``stop_jobs``: jobs save and return to the queue first; otherwise they continue without the daemon."""
 
     stop_jobs: bool = False
 
 
 class PruneBody(Body):
-    """Which ended jobs to remove."""
+    """Least time since the end of the jobs to remove."""
 
     older_than_seconds: float = Field(ge=0, allow_inf_nan=False)
     dry_run: bool = False
 
 
 class ProblemItem(BaseModel):
-    """One thing wrong with a text."""
+    """One error in a text."""
 
     message: str
     path: str = ""
@@ -197,12 +197,12 @@ class ProblemDocument(BaseModel):
 
     @classmethod
     def media_schema(cls) -> dict[str, object]:
-        """The document's place in an OpenAPI response."""
+        """Return the document's entry in an OpenAPI response."""
         return {PROBLEM_CONTENT_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}}
 
 
 def bad_request(found: list[dict[str, object]]) -> BadRequestError:
-    """The API's error for what Pydantic found wrong with a request; values are left out."""
+    """Return the API's error for the errors that Pydantic found in a request; values are left out."""
     problems = []
     for item in found:
         where = item.get("loc")

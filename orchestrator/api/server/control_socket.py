@@ -36,12 +36,12 @@ class ControlSocket:
     inode: int
 
     def release(self) -> None:
-        """Remove the file, if it is still ours, and release the lock for the next daemon."""
+        """Remove the file, if it is still this daemon's, and release the lock for the next daemon."""
         self.withdraw()
         os.close(self.lock)
 
     def withdraw(self) -> None:
-        """Remove the file, if it is still ours. The lock stays until this process has ended, for processes that wait for that."""
+        """Remove the file, if it is this daemon's; hold the lock until this process ends, which others wait for."""
         self.sock.close()
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_ino == self.inode:
@@ -53,9 +53,9 @@ def bind_control_socket(
 ) -> ControlSocket:
     """Listen on ``path`` with mode 0600, or 0660 for ``group``.
 
-    A socket that a dead daemon left is replaced. Raises RefusedError where a live daemon listens, where the path holds
-    something else than a socket, or where its directory is open to others; BadRequestError for an unknown group.
-    A daemon on its way out is waited for ``predecessor_seconds``.
+    A socket that a dead daemon left is replaced. Raises RefusedError if a live daemon listens, if the path is not a
+    socket, or if other users could write to its directory; BadRequestError for an unknown group.
+    Waits up to ``predecessor_seconds`` for a daemon that is stopping.
     """
     gid = None if group is None else group_id(group)
     _private_directory(path.parent, traversable=group is not None)
@@ -78,7 +78,7 @@ def _private_directory(directory: Path, *, traversable: bool) -> None:
         make_private(directory, traversable=traversable)
     except NotPrivateError as error:
         raise RefusedError(
-            f"no socket can be made where other users could put a false daemon: {error}",
+            f"no socket can be created where other users could place a false daemon: {error}",
             hint="set ORCH_HOME, or XDG_RUNTIME_DIR, to a directory of your own",
         ) from error
 
@@ -120,7 +120,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise RefusedError(f"{path} is in the way: it is not a socket", hint="move it away and start again")
+        raise RefusedError(f"{path} exists and is not a socket", hint="move it away and start again")
     if _is_answered(path):
         raise _in_use(path)
     path.unlink(missing_ok=True)

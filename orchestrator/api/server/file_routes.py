@@ -1,4 +1,4 @@
-"""Files that a job left: listed, digested, and sent from any offset on, to the job's user and the daemon's owner; and uploads."""
+"""Routes that list, digest and send a job's files, to the job's user and the daemon's owner; and routes of uploads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_OFFSET = 2**53
 def add_file_routes(
     app: FastAPI, service: JobService, caller_of: Callable[[Request], Caller], answer: Callable[[View], Response]
 ) -> None:
-    """The three routes."""
+    """Add the three routes of a job's files."""
 
     async def files_of(ref: str, request: Request) -> FileReader:
         job = await own_job_view(service, ref, caller_of(request), "read files of")
@@ -43,12 +43,12 @@ def add_file_routes(
         request: Request,
         pattern: Annotated[list[Annotated[str, Query(max_length=1024)]] | None, Query(max_length=100)] = None,
     ) -> Response:
-        """Outputs and checkpoints of a job of one's own."""
+        """Return the list of outputs and checkpoints of a job of the caller."""
         return answer(await (await files_of(ref, request)).find(pattern or []))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/files/digest", response_model=FileDigest)
     async def digest(ref: Ref, request: Request, path: FilePath) -> Response:
-        """The SHA-256 of one of them."""
+        """Return the size and SHA-256 of one file."""
         return answer(await (await files_of(ref, request)).digest(path))
 
     @app.get(
@@ -59,7 +59,7 @@ def add_file_routes(
     async def content(
         ref: Ref, request: Request, path: FilePath, offset: Annotated[int, Query(ge=0, le=MAX_OFFSET)] = 0
     ) -> StreamingResponse:
-        """The bytes of one of them, from `offset` on."""
+        """Stream the bytes of one file, from `offset` on."""
         found = await (await files_of(ref, request)).open(path)
         return StreamingResponse(_pieces(found, offset), media_type="application/octet-stream")
 
@@ -76,11 +76,11 @@ async def _pieces(content: FileContent, offset: int) -> AsyncGenerator[bytes, No
 def add_upload_routes(
     app: FastAPI, service: JobService, caller_of: Callable[[Request], Caller], answer: Callable[[View], Response]
 ) -> None:
-    """Uploads of working directories by remote submitters: which pieces are missing, and one piece."""
+    """Add the routes by which remote submitters upload working directories: missing pieces, and one piece."""
 
     @app.post(f"{API_PREFIX}/pieces", response_model=MissingPieces)
     async def missing(body: MissingPiecesBody, request: Request) -> Response:
-        """Which of these pieces have to be sent; the others are kept for a day."""
+        """Return the pieces that must be sent; the others are kept for a day."""
         found = await service.missing_pieces(tuple(body.digests), body.size_bytes, caller_of(request))
         return answer(MissingPieces(missing=tuple(found)))
 
@@ -90,7 +90,7 @@ def add_upload_routes(
         openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
     )
     async def put(digest: Sha256, request: Request) -> Response:
-        """Keep a piece; it is refused where its content has another SHA-256."""
+        """Keep a piece; it is refused if its content has another SHA-256."""
         if request.headers.get("content-type") != "application/octet-stream":
             raise MediaTypeError("a piece is sent as application/octet-stream")
         await service.put_piece(digest, await request.body(), caller_of(request))

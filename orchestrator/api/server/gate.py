@@ -1,9 +1,9 @@
 """The gate in front of every listener: checks the caller, its origin, and the size of its request.
 
-Pure ASGI, so that streams stay streams. A request passes when its Host and Origin are this daemon's own, its caller is
-known (authenticated by peer credentials on a Unix socket, by a token on TCP), its protocol is ours, and its body is
-JSON within the limit. Only then is a route looked up: an endpoint cannot omit a check. It must not decide who may act
-on which job; that needs the job and is in ``app``.
+Pure ASGI, so that streams stay streams. A request passes if its Host and Origin are this daemon's, its caller is
+authenticated (by peer credentials on a Unix socket, by a token on TCP), its protocol is this daemon's, and its body is
+JSON within the limit. Only then is a route looked up: an endpoint cannot omit a check. It must not decide which user
+may act on which job; that needs the job and is in ``app``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 FAILED = "the daemon failed to answer"
 STOPPING = "the daemon is shutting down"
 _MEDIA_TYPES = frozenset({"application/json", "application/octet-stream"})
-"""A page of another site cannot send either without asking first."""
+"""A browser sends a preflight request before a page of another site can send either."""
 
 _NO_BODY = frozenset({"GET", "HEAD"})
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
@@ -60,9 +60,9 @@ class Peer:
 class GatePolicy:
     """The requirements of a listener.
 
-    ``owner_uid`` owns the daemon. ``token`` is wanted from callers that are not on a Unix socket; with ``open_to_all``
+    ``owner_uid`` owns the daemon. ``token`` is required of callers that are not on a Unix socket; with ``open_to_all``
     (reading on the loopback address) no token is needed. ``hosts`` are the names, without port, that Host may carry;
-    None accepts any, which only a listener with a token may do. ``methods`` are all that the listener knows.
+    None accepts any, which only a listener with a token may do. ``methods`` are the methods that the listener supports.
     """
 
     owner_uid: int
@@ -82,7 +82,7 @@ class Gate:
         self._policy = policy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; answer refusals itself."""
+        """Serve one request; send the answer if it is refused."""
         if scope["type"] not in {"http", "websocket"}:
             return
         started = finished = False
@@ -152,7 +152,7 @@ class Gate:
         scheme, _, token = (headers.one("authorization") or "").partition(" ")
         given = token.strip().encode("utf-8", "surrogateescape")
         if not policy.token or scheme.lower() != "bearer" or not compare_digest(given, policy.token.encode()):
-            raise UnauthenticatedError("this listener wants the daemon's token")
+            raise UnauthenticatedError("this listener requires the daemon's token")
         return Caller(uid=policy.owner_uid, gid=-1, user=user_name(policy.owner_uid), is_owner=True, channel="tcp")
 
     async def _bounded(self, scope: Scope, receive: Receive) -> Receive:
@@ -200,22 +200,22 @@ def replay_body(body: bytes, receive: Receive) -> Receive:
 
 
 def _port_of(host: str) -> str:
-    """The port in a Host header; empty without one.
+    """Return the port in a Host header; empty without one.
 
-    A client of the socket knows no port. One that names a port has connected to TCP, and something (``ssh -L``) forwards
-    that to the socket: the peer is the forwarder, and the client may be on another machine.
+    A client of the socket names no port. One that names a port has connected to TCP, and a forwarder (``ssh -L``)
+    passes that on to the socket: the peer is the forwarder, and the client may be on another machine.
     """
     port = host.rpartition(":")[2]
     return port if ":" in host and port.isdigit() else ""
 
 
 def _method(scope: Scope) -> str:
-    """The method; a WebSocket begins with a GET."""
+    """Return the method; a WebSocket begins with a GET."""
     return str(scope.get("method", "GET"))
 
 
 class Headers:
-    """Read access to a scope's headers; a repeated one has no value."""
+    """Read access to a scope's headers; the values of a repeated one are joined, which makes it invalid."""
 
     def __init__(self, scope: Scope) -> None:
         self._values: dict[str, list[str]] = {}
@@ -223,7 +223,7 @@ class Headers:
             self._values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
 
     def one(self, name: str) -> str | None:
-        """The header's value; None where there is none."""
+        """Return the header's value; None if there is none."""
         values = self._values.get(name)
         if values is None:
             return None

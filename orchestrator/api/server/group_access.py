@@ -32,7 +32,7 @@ def group_id(group: str) -> int:
 def open_way(home: Path, socket: Path, group: str) -> None:
     """Let members of ``group`` traverse ``home`` to ``socket``.
 
-    Raises RefusedError where they could not reach it: the socket lies elsewhere, a directory above is closed to them,
+    Raises RefusedError if they could not reach it: the socket lies elsewhere, a directory above is closed to them,
     or this user may not give a directory to the group.
     """
     gid = group_id(group)
@@ -56,7 +56,7 @@ def open_way(home: Path, socket: Path, group: str) -> None:
 
 
 def give_to_group(path: Path, gid: int, group: str, mode: int) -> None:
-    """Give ``path`` to the group with ``mode``. Raises RefusedError where this user is no member."""
+    """Give ``path`` to the group with ``mode``. Raises RefusedError if this user is not a member."""
     try:
         os.chown(path, -1, gid)
     except PermissionError as error:

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger("orch.api")
 
 HEAD_SECONDS = 10.0
-"""A connection is closed that has not sent a whole request head by then: from its start, or from the head's first byte."""
+"""A connection without a whole request head after this time, from its start or the head's first byte, is closed."""
 
 LATE_BODY_SECONDS = BODY_SECONDS + 5.0
-"""The same for a body. The gate answers a late body; this is for bodies that no route reads."""
+"""Time for a body. The gate answers a late body; this is for bodies that no route reads."""
 
 MAX_CONNECTIONS = 4096
 """The maximum of a listener's connections, and never more than a quarter of the process's descriptors."""
@@ -53,7 +53,7 @@ STOP_SECONDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long a connection may take to send a request."""
+    """Time in which a connection must send a request."""
 
     head_seconds: float = HEAD_SECONDS
     body_seconds: float = LATE_BODY_SECONDS
@@ -62,7 +62,7 @@ class Deadlines:
 class OrchProtocol(H11Protocol):
     """uvicorn's HTTP/1.1, with the peer of a Unix socket, and with a deadline for every request's head and body.
 
-    uvicorn forgets its own deadline, that between two requests, at the first byte of the next one.
+    uvicorn's own deadline, the one between two requests, ends at the first byte of the next one.
     """
 
     release: Callable[[], None]
@@ -71,7 +71,7 @@ class OrchProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's declaration
-        """Note the peer before the first request, for the gate."""
+        """Record the peer before the first request, for the gate."""
         super().connection_made(transport)
         peer = _peer(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": peer}
@@ -89,12 +89,12 @@ class OrchProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """The next request may have begun already."""
+        """Set the deadline of the next request, which may have begun already."""
         super().on_response_complete()
         self._watch()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Pass the connection to a protocol of sessions: it makes room, and no further request is expected."""
+        """Pass the connection to the protocol of sessions, which calls ``release``; no further request is expected."""
         self._set_deadline(None)
         self.ws_protocol_class = functools.partial(WebSocketSession, release=self.release)  # type: ignore[assignment]
         super().handle_websocket_upgrade(event)
@@ -238,7 +238,7 @@ class ApiServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Return once requests are answered."""
+        """Start serving; return once requests are answered."""
         self._task = asyncio.create_task(self._server.serve(sockets=self._sockets), name="orch-api")
         ready = asyncio.create_task(self._server.ready.wait())
         await asyncio.wait([self._task, ready], return_when=asyncio.FIRST_COMPLETED)
@@ -256,16 +256,18 @@ class ApiServer:
 
 
 def bind_tcp(host: str, port: int, *, option: str = "") -> socket.socket:
-    """A listening TCP socket; port 0 picks one. ``option`` is what on the command line chose the port, for the error.
+    """Return a listening TCP socket; port 0 picks one. ``option`` is the command line's option for it, for the error.
 
-    Raises BadRequestError for a host that is no address, RefusedError for a port that is taken.
+    Raises BadRequestError for an invalid address, RefusedError for a port that is taken.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise BadRequestError(f"{host!r} is no address: {error.strerror}", hint="write one like 127.0.0.1") from error
+        raise BadRequestError(
+            f"{host!r} is not an address: {error.strerror}", hint="write one like 127.0.0.1"
+        ) from error
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -285,7 +287,7 @@ def host_names(host: str) -> frozenset[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on ``host``."""
+    """Return whether only this machine can reach a listener on ``host``."""
     import ipaddress
 
     if host == "localhost":

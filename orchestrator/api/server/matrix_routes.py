@@ -1,4 +1,4 @@
-"""Routes of matrices and of acting on jobs: a matrix is acted on as one."""
+"""Routes of matrices and of actions on jobs; an action on a matrix applies to its jobs together."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def add_matrix_routes(
     caller_of: Callable[[Request], Caller],
     answer: Callable[[View], Response],
 ) -> None:
-    """The routes; ``own_job`` is the job's id where the caller may act on it, and raises where not."""
+    """Add the routes; ``own_job`` returns the job's id if the caller may act on the job, else it raises."""
 
     @app.get(f"{API_PREFIX}/matrices/{{ref}}", response_model=MatrixView)
     async def matrix(ref: JobOrMatrix) -> Response:
-        """A matrix, and where each of its jobs stands."""
+        """Return a matrix, with the state of each of its jobs."""
         found = await service.find_matrix(ref)
         if found is None:
             raise NotFoundError(f"there is no matrix {ref!r}", hint="`orch matrix` lists those that there are")
@@ -49,7 +49,7 @@ def add_matrix_routes(
 
     @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)
     async def act(ref: JobOrMatrix, verb: Verb, body: ActionBody, request: Request) -> Response:
-        """Cancel, pause, resume, hold, release, rerun or update a job of one's own, or all of a matrix."""
+        """Cancel, pause, resume, hold, release, rerun or update a job of the caller, or a matrix."""
         details = body.request(verb)
         found = await service.find_matrix(ref)
         if found is None:

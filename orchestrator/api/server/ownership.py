@@ -1,4 +1,4 @@
-"""Names of jobs in paths, and who may act on one: its user, and the daemon's owner."""
+"""References to jobs in paths, and the check that a caller may act on a job: its user or the daemon's owner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ref = Annotated[
 
 
 async def own_job_view(service: JobService, ref: str, caller: Caller, verb: str) -> JobView:
-    """Return the job. Raises NotPermittedError where it is another user's, and ``caller`` not the daemon's owner."""
+    """Return the job. Raises NotPermittedError if it is another user's and ``caller`` is not the daemon's owner."""
     job = await service.job(await service.resolve(ref))
     if not caller.is_owner and job.uid != caller.uid:
         raise NotPermittedError(

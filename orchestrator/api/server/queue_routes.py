@@ -1,4 +1,4 @@
-"""Routes of queues and of what a user sets of nodes: everyone looks, the daemon's owner changes."""
+"""Routes of queues and of settings of nodes: every user may read, only the daemon's owner may change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAME_PATTERN = r"^[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?$"
 
 
 class QueueBody(Body):
-    """What to change of a queue; what is left out stays."""
+    """Changes of a queue; a value that is left out stays."""
 
     guaranteed: int | None = Field(default=None, ge=0, le=MOST_GPUS)
     maximum: int | None = Field(default=None, ge=0, le=MOST_GPUS)
@@ -49,7 +49,7 @@ class QueueBody(Body):
     parent: str | None = Field(default=None, pattern=r"^(?:[a-z0-9](?:[a-z0-9-]{0,48}[a-z0-9])?)?$")
 
     def request(self) -> QueueChange:
-        """The service's record."""
+        """Return the service's record."""
         return QueueChange(
             guaranteed=self.guaranteed,
             maximum=self.maximum,
@@ -65,7 +65,7 @@ LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", ma
 
 
 class ReservationBody(Body):
-    """When a node is to be reserved: Unix time, and for how many seconds."""
+    """Reservation of a node: its start in Unix time, and its length in seconds."""
 
     start: float = Field(ge=0, le=MOST_TIME, allow_inf_nan=False)
     seconds: float = Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)
@@ -73,14 +73,14 @@ class ReservationBody(Body):
 
 
 class NodeBody(Body):
-    """What to change of a node; a label of null is removed."""
+    """Changes of a node; a label of null is removed."""
 
     labels: dict[LabelKey, LabelValue | None] = Field(default_factory=dict, max_length=MOST_LABELS)
     reserve: ReservationBody | None = None
     unreserve: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]{0,20}$")] | None = None
 
     def request(self) -> NodeChange:
-        """The service's record."""
+        """Return the service's record."""
         asked = self.reserve
         reserve = (
             None if asked is None else ReservationRequest(start=asked.start, seconds=asked.seconds, reason=asked.reason)
@@ -91,7 +91,7 @@ class NodeBody(Body):
 def add_node_routes(
     app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
 ) -> None:
-    """The routes; ``owner`` as in ``add_queue_routes``."""
+    """Add the routes; ``owner`` as in ``add_queue_routes``."""
 
     @app.post(f"{API_PREFIX}/nodes/{{node}}", response_model=NodeActionReply)
     async def change_node(node: NodeRef, body: NodeBody, request: Request) -> Response:
@@ -103,22 +103,22 @@ def add_node_routes(
 def add_queue_routes(
     app: FastAPI, service: JobService, owner: Callable[[Request, str], Caller], answer: Callable[[View], Response]
 ) -> None:
-    """The routes; ``owner`` is the caller where that is the daemon's owner, and raises where it is not."""
+    """Add the routes; ``owner`` returns the caller if it is the daemon's owner, else it raises."""
 
     @app.get(f"{API_PREFIX}/queues", response_model=QueueShares)
     async def queues() -> Response:
-        """The order of waiting jobs, and the shares of queues and users."""
+        """Return the order of waiting jobs, and the shares of queues and users."""
         return answer(await service.queue_shares())
 
     @app.get(f"{API_PREFIX}/outlook", response_model=OutlookView)
     async def outlook(job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
-        """When a job is expected to start, and why not before; without ``job``, when the first of the queue are."""
+        """Return when a job is expected to start and why; without ``job``, the starts of the queue's first jobs."""
         return answer(await service.outlook(await service.resolve(job) if job else None))
 
     @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
     async def set_queue(
         name: Annotated[str, Path(pattern=NAME_PATTERN)], body: QueueBody, request: Request
     ) -> Response:
-        """Change a queue, or make it."""
+        """Change or create a queue."""
         caller = owner(request, "change a queue")
         return answer(await service.set_queue(name, body.request(), caller))

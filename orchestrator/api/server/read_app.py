@@ -47,14 +47,14 @@ class ReadSource(Protocol):
         ...
 
     async def not_ready(self) -> Sequence[str]:
-        """Return why no job can be accepted and placed now, by a check of each part; nothing where one can."""
+        """Return the reasons why no job can be accepted and placed now, by a check of each part; empty if one can."""
         ...
 
 
 def read_policy(host: str, token: str, owner_uid: int) -> GatePolicy:
-    """The gate of a reading listener on ``host``. Raises BadRequestError for another address without a token.
+    """Return the gate of a reading listener. Raises BadRequestError without a token if ``host`` is not loopback.
 
-    With a token any Host is accepted: a web page misled by a forged name does not know the token.
+    With a token any Host is accepted: a web page that uses a forged name does not have the token.
     """
     if not token and not is_loopback(host):
         raise BadRequestError(
@@ -70,7 +70,7 @@ def read_policy(host: str, token: str, owner_uid: int) -> GatePolicy:
 
 
 def create_read_app(source: ReadSource, policy: GatePolicy) -> Gate:
-    """The reading application behind its gate."""
+    """Return the reading application behind its gate."""
 
     async def metrics(request: Request) -> Response:
         page = await source.metrics(request.headers.get("accept", ""))

@@ -1,8 +1,9 @@
 """Sessions beside a rank over a WebSocket: the request that opens one, then bytes and control messages both ways.
 
-The client's first message says what is wanted (``OpenBody``); the answer is ``{"opened": ...}``, or ``{"error": PROBLEM}`` and
-the end. After that a binary message of the client is input; a binary message of the daemon is output, its first byte
-1 (standard output, a terminal, a connection) or 2 (standard error). The last message is ``{"ended": ...}`` or ``{"error": ...}``.
+The client's first message is the request (``OpenBody``); the answer is ``{"opened": ...}``, or ``{"error": PROBLEM}``
+and the end. After that, a binary message of the client is input; a binary message of the daemon is output, its first
+byte 1 (standard output, a terminal, a connection) or 2 (standard error). The last message is ``{"ended": ...}`` or
+``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class TerminalBody(Body):
 
 
 class CommandBody(Body):
-    """A command; none: a shell."""
+    """A command; without ``argv``, a shell."""
 
     argv: list[LongText] = Field(default_factory=list, max_length=4096)
     terminal: TerminalBody | None = None
@@ -80,7 +81,7 @@ class AttachBody(Body):
 
 
 class OpenBody(Body):
-    """What a session is: a command, the rank's own terminal, or a connection to a port of the rank's node."""
+    """Request for a session: a command, the rank's own terminal, or a connection to a port of the rank's node."""
 
     rank: int = Field(default=0, ge=0, le=1_000_000)
     command: CommandBody | None = None
@@ -88,7 +89,7 @@ class OpenBody(Body):
     port: int | None = Field(default=None, ge=1, le=65535)
 
     def request(self, *, secrets: bool) -> SessionRequest:
-        """The runtime's record. Raises BadRequestError unless it is one of the three."""
+        """Return the runtime's record. Raises BadRequestError unless it is one of the three."""
         if sum(one is not None for one in (self.command, self.attach, self.port)) != 1:
             raise BadRequestError("a session is a command, attach or a port", hint="send one of them")
         if self.port is not None:
@@ -113,7 +114,7 @@ class ControlBody(Body):
 
 
 def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
-    """The one route."""
+    """Add the route of sessions."""
 
     @app.websocket(f"{API_PREFIX}/jobs/{{ref}}/session")
     async def session(socket: WebSocket, ref: str) -> None:
@@ -121,7 +122,7 @@ def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event
         if not isinstance(caller, Caller):
             raise NotPermittedError("the caller is not authenticated")
         await socket.accept()
-        with suppress(WebSocketDisconnect, RuntimeError):  # Starlette's words for a client that is gone
+        with suppress(WebSocketDisconnect, RuntimeError):  # Starlette's errors for a client that disconnected
             try:
                 channel = await _opened(socket, _checked(ref), service, caller)
                 await _Session(socket, channel).run(closing)
@@ -146,7 +147,7 @@ async def _opened(socket: WebSocket, ref: str, service: JobService, caller: Call
         async with asyncio.timeout(BODY_SECONDS):
             body = _parsed(OpenBody, await socket.receive_text())
     except TimeoutError as error:
-        raise DeadlineError("the client did not say what it wants in time", hint="send it again") from error
+        raise DeadlineError("the client did not send its request in time", hint="send it again") from error
     except KeyError as error:
         raise BadRequestError("the first message is text", hint="see docs/api.md") from error
     job = await own_job_view(service, ref, caller, "enter")
@@ -195,7 +196,7 @@ class _Session:
                 await _send(self._socket, {"alive": True})
 
     async def _in(self) -> None:
-        """Returns when the client is gone."""
+        """Pass on the client's messages; return when it disconnects."""
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":

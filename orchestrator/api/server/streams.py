@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 async def until_closing(work: Coroutine[Any, Any, Result], closing: asyncio.Event, request: Request) -> Result:
-    """Return the result of ``work``, unless the daemon stops or the client disconnects first: then DaemonStoppingError."""
+    """Return the result of ``work``. Raises DaemonStoppingError if the daemon stops or the client disconnects first."""
     task = asyncio.ensure_future(work)
     others = [asyncio.ensure_future(closing.wait()), asyncio.ensure_future(_disconnect(request))]
     try:
@@ -51,7 +51,7 @@ async def log_stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the lines as JSON lines; empty lines while there is nothing new; a last line that marks completeness.
 
-    When the daemon stops, the stream ends without that last line, and the client asks again later.
+    When the daemon stops, the stream ends without that last line, and the client repeats the request later.
     """
     stopped: asyncio.Future[Any] = asyncio.ensure_future(closing.wait())
     following: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))

@@ -1,9 +1,9 @@
 # ruff: noqa: D102 - JobService and ReadSource document the methods
-"""A daemon without jobs for tests: the service port in memory, and a server for it on a real socket.
+"""A daemon without real jobs for tests: the service port in memory, and a server for it on a real socket.
 
 For tests of the application, the client and the command line, also those of programs that use the client. The fake
-keeps the port's promises (idempotency, references, the change counter, followed logs); time, places and outcomes are
-set by the test. Nothing here is imported by the daemon.
+keeps the port's guarantees (idempotency, references, the change counter, followed logs); the test sets times, places
+and outcomes. The daemon does not import this module.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ class ServedFake:
         asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(timeout=300)
 
     def stop(self) -> None:
-        """Stop listening, like an orderly stopping daemon."""
+        """Stop listening, like a daemon that stops in an orderly way."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(timeout=300)
 
     def read_with_token(self, token: str) -> Endpoint:
@@ -458,7 +458,7 @@ def serve_fake(
     body_seconds: float = BODY_SECONDS,
     deadlines: Deadlines | None = None,
 ) -> Iterator[ServedFake]:
-    """A FakeService on ``directory/orch.sock``, on a reading port, and with ``token`` on a TCP control port as well."""
+    """Serve a FakeService on ``directory/orch.sock``, on a reading port, and with ``token`` on a TCP control port."""
     policy = GatePolicy(owner_uid=owner_uid, max_body_bytes=max_body_bytes, body_seconds=body_seconds)
     served = ServedFake(directory, policy, token, deadlines or Deadlines())
     with served.running():

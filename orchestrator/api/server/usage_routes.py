@@ -1,4 +1,4 @@
-"""The routes of what was used, and of how good estimates were: everyone looks."""
+"""Routes of usage reports and of the quality of estimates, which every user may read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Moment = Annotated[float | None, Query(ge=0, le=LATEST, allow_inf_nan=False)]
 
 
 def add_usage_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
-    """The routes."""
+    """Add the routes."""
 
     @app.get(f"{API_PREFIX}/usage", response_model=UsageReport)
     async def usage(
@@ -33,11 +33,11 @@ def add_usage_routes(app: FastAPI, service: JobService, answer: Callable[[View],
         until: Moment = None,
         price: Annotated[float | None, Query(ge=0, le=1e9, allow_inf_nan=False)] = None,
     ) -> Response:
-        """GPU hours by phase, waiting, energy and cost between two times, by `user`, `queue` or `label:KEY`."""
+        """Return GPU hours by phase, waiting, energy and cost between two times, by `user`, `queue` or `label:KEY`."""
         query = UsageQuery(by=tuple(by or ("user",)), since=since, until=until, price=price)
         return answer(await service.usage(query))
 
     @app.get(f"{API_PREFIX}/estimates", response_model=EstimateQualityView)
     async def estimates() -> Response:
-        """How good estimates of time left were: how often their intervals held what came."""
+        """Return how often the intervals of estimates of time left contained the actual time."""
         return answer(await service.estimate_quality())

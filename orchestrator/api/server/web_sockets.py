@@ -15,18 +15,18 @@ MAX_MESSAGE_BYTES: Final = 256 * 1024
 """The largest message that a client may send."""
 
 SILENT_PEER_MILLISECONDS: Final = 60_000
-"""A peer over TCP that acknowledges nothing for so long is gone; the daemon sends something every few seconds."""
+"""A peer over TCP that acknowledges nothing for this time is lost; the daemon sends data every few seconds."""
 
 
 class WebSocketSession(WSProtocol):
-    """``release`` makes room for another connection when this one is over."""
+    """WebSocket protocol of a session that calls ``release`` when the connection is lost."""
 
     def __init__(self, *, release: Callable[[], None], **settings: Any) -> None:
         super().__init__(**settings)
         self._release = release
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's declaration
-        """Have the kernel find out when a peer over TCP is gone."""
+        """Set the timeout by which the kernel detects that a peer over TCP is lost."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:

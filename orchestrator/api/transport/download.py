@@ -1,6 +1,6 @@
 """Downloads files of a job into a directory: resumes interrupted downloads, and keeps only files with the daemon's digest.
 
-Names are untrusted: none can lead out of the directory, by its text or by a link in it.
+Names are untrusted: no name can lead out of the directory, by its text or by a link in the directory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FileSource(Protocol):
         ...
 
     def file_content(self, ref: str, path: str, offset: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError where they were cut."""
+        """Yield the bytes of one file, from ``offset`` on. Raises ConnectionLostError if they end early."""
         ...
 
 
@@ -90,7 +90,7 @@ class Downloader:
         )
 
     def _append(self, path: str, parent: int, part: str, *, afresh: bool) -> int:
-        """Append the missing bytes of the file to its part; return how many arrived."""
+        """Append the missing bytes of the file to its part; return how many were received."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_TRUNC if afresh else 0)
         received = 0
         with os.fdopen(os.open(part, flags, 0o600, dir_fd=parent), "wb") as out:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_SOCKET_BYTES = 100
-SHARED_DIRECTORY = "/tmp"  # noqa: S108 - only where nothing else is short enough; its owner is checked
+SHARED_DIRECTORY = "/tmp"  # noqa: S108 - only if no other path is short enough; its owner is checked
 
 CONNECT_SECONDS = 30.0
-"""A listener that accepts no connection for this long serves none."""
+"""A listener that accepts no connection for this time is treated as unreachable."""
 
 SILENCE_SECONDS = 10.0
-"""After this long without a byte, even before the deadline, the daemon's process is checked: a stopped one ends the wait."""
+"""After this time without a byte, the daemon's process is checked; a stopped one ends the wait before the deadline."""
 
 
 class Endpoint(NamedTuple):
@@ -100,10 +100,10 @@ def _refuse_a_trap(path: str) -> None:
 
 
 def may_serve(socket_path: str, uid: int) -> bool:
-    """Whether a daemon of user ``uid`` behind that socket may receive requests, which can hold secrets.
+    """Return whether a daemon of user ``uid`` behind that socket may receive requests, which can hold secrets.
 
-    This user's own, root's, or that of the user whose directory the socket is in, where no other user could have made
-    that directory (a daemon that serves a group).
+    Allowed are this user, root, and the owner of the socket's directory, if no other user could have created that
+    directory (a daemon that serves a group).
     """
     if uid in (os.geteuid(), 0):
         return True
@@ -121,10 +121,10 @@ def may_serve(socket_path: str, uid: int) -> bool:
 
 
 def endpoint_from(environ: Mapping[str, str], *, shared: str = SHARED_DIRECTORY) -> Endpoint:
-    """The daemon that ``environ`` points at.
+    """Return the endpoint of the daemon that ``environ`` names.
 
-    That is ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``; else the one of `orch login`, whose token ``$ORCH_ADDRESS`` has, too, where it
-    is the same; else the socket of ``$ORCH_HOME``.
+    It is ``$ORCH_ADDRESS`` with ``$ORCH_TOKEN``; else the address of `orch login`, whose token is also used for an
+    equal ``$ORCH_ADDRESS``; else the socket of ``$ORCH_HOME``.
 
     Raises BadRequestError for an address that is not ``http://host:port``, or a relative home; NotPermittedError for a
     socket in another user's directory.
@@ -142,7 +142,7 @@ def endpoint_from(environ: Mapping[str, str], *, shared: str = SHARED_DIRECTORY)
 
 
 def tcp_endpoint(address: str, token: str = "") -> Endpoint:
-    """The daemon at ``http://host:port``. Raises BadRequestError for another text."""
+    """Return the endpoint of ``http://host:port``. Raises BadRequestError for another text."""
     host, _, port = address.removeprefix("http://").rstrip("/").rpartition(":")
     if "://" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise BadRequestError(
@@ -157,12 +157,12 @@ MAX_LOGIN_BYTES = 8192
 
 
 def login_path(environ: Mapping[str, str]) -> str:
-    """The file in which `orch login` keeps an address and its token."""
+    """Return the file in which `orch login` keeps an address and its token."""
     return f"{orch_home(environ).rstrip('/')}/{LOGIN_FILE}"
 
 
 def read_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Address and token of `orch login`; None where there is no login.
+    """Return address and token of `orch login`; None if there is no login.
 
     Raises NotPermittedError for a file that other users could have read or written, BadRequestError for one that is damaged.
     """

@@ -29,7 +29,7 @@ Absence = (DaemonUnreachableError, DeadlineError)
 
 
 class Clock(Protocol):
-    """Measures and makes pauses."""
+    """Monotonic time and pauses."""
 
     def now(self) -> float:
         """Return seconds, from any origin."""
@@ -52,22 +52,22 @@ class Daemon(Protocol):
     """The requests to a daemon; ``Client`` implements them."""
 
     def job(self, ref: str) -> JobView:
-        """One job."""
+        """Return one job."""
         ...
 
     def wait_change(self, after: int | None, *, job_ids: Sequence[str], timeout_seconds: float) -> int:
-        """The change counter, once it is not ``after`` any more or the time is up."""
+        """Return the change counter, once it differs from ``after`` or at the timeout."""
         ...
 
     def logs(
         self, ref: str, *, rank: int | None, attempt: int | None, tail: int | None, since: float | None, follow: bool
     ) -> Iterator[LogLine]:
-        """Lines of the job's log."""
+        """Yield lines of the job's log."""
         ...
 
 
 class Patience:
-    """How long to wait for an absent daemon. ``notice`` is called once per absence."""
+    """Bounds the wait for an absent daemon. ``notice`` is called once per absence."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Patience:
         self._pause = FIRST_PAUSE_SECONDS
 
     def absent(self, error: DaemonUnreachableError | DeadlineError, deadline: float | None = None) -> None:
-        """Record the daemon's absence: return after a pause, or raise ``error`` when the patience is exhausted, or at ``deadline``."""
+        """Record an absence: return after a pause; raise ``error`` after ``reconnect_seconds`` or at ``deadline``."""
         if deadline is not None and time.monotonic() >= deadline:
             raise error
         now = self.clock.now()
@@ -112,8 +112,9 @@ def watch(
 ) -> Iterator[Seen]:
     """Yield what ``read`` returns now, and again after each change of ``job_ids`` (none: of any job), for ever.
 
-    Also every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can check the clock: from
-    then on an absent daemon is not waited for. Changes within ``rest_seconds`` after a reading are read together.
+    Also yields every ``POLL_SECONDS`` without a change, and at ``deadline`` (monotonic), so that a caller can check the
+    clock; then it does not wait for an absent daemon. Changes within ``rest_seconds`` after a reading are read
+    together.
     """
     patience = patience or Patience()
     version: int | None = None
@@ -127,7 +128,7 @@ def watch(
             version = client.wait_change(version, job_ids=job_ids, timeout_seconds=held)
             value = read()
         except Absence as error:
-            version = None  # the next answer arrives at once, for changes meanwhile
+            version = None  # the next answer arrives at once, because there may have been changes
             patience.absent(error, deadline)
             continue
         patience.present()
@@ -160,12 +161,12 @@ def not_ended(job: JobView) -> NotEndedError:
     """Return the error about a job that has not ended in time."""
     return NotEndedError(
         f"job {job.id} has not ended yet: {job.state} ({job.reason})",
-        hint=f"it goes on: `orch wait {job.id}` waits on, `orch cancel {job.id}` ends it",
+        hint=f"it keeps running: `orch wait {job.id}` continues to wait, `orch cancel {job.id}` ends it",
     )
 
 
 def present(ask: Callable[[], Seen], patience: Patience, deadline: float | None = None) -> Seen:
-    """Return the result of ``ask``, once the daemon answers. At ``deadline`` (monotonic) an absent one is not waited for."""
+    """Return the result of ``ask``, once the daemon answers. Do not wait for it after ``deadline`` (monotonic)."""
     while True:
         try:
             value = ask()
@@ -186,9 +187,9 @@ def follow_logs(
     since: float | None = None,
     patience: Patience | None = None,
 ) -> Iterator[LogLine]:
-    """Yield lines of the job's log until the job has ended; each line once, also when the daemon restarts in between."""
+    """Yield lines of the job's log until the job has ended; each line once, even if the daemon restarts in between."""
     patience = patience or Patience()
-    job_id = present(lambda: client.job(ref), patience).id  # after a reconnect a name must not mean a newer job
+    job_id = present(lambda: client.job(ref), patience).id  # after a reconnect, a name must not refer to a newer job
     given = _Given()
     while True:
         try:
@@ -211,7 +212,7 @@ class _Given:
         self._repeats: dict[LogKey, int] = {}
 
     def is_new(self, line: LogLine) -> bool:
-        """Record ``line``; False for one that was yielded before the last reconnect."""
+        """Record ``line``; return False if it was yielded before the last reconnect."""
         key = (line.attempt, line.rank, line.stream)
         at, count = self._newest.get(key, (float("-inf"), 0))
         if line.at < at:

@@ -26,7 +26,7 @@ def credentials(sock: socket.socket) -> tuple[int, int, int] | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process exists and is stopped: by SIGSTOP, by a debugger, or by its cgroup's freezer."""
+    """Return whether the process exists and is stopped: by SIGSTOP, by a debugger, or by its cgroup's freezer."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read(4096).rpartition(b")")[2].split()[0]

@@ -18,13 +18,13 @@ def lock_path(socket_path: str) -> str:
 
 
 def sign(lock: int) -> None:
-    """Write the own process id to the lock's file; in place and padded, for a full disk."""
-    with contextlib.suppress(OSError):  # only messages name it
+    """Write this process's id to the lock's file; in place and padded, so that it works on a full disk."""
+    with contextlib.suppress(OSError):  # only messages use the id
         os.pwrite(lock, f"{os.getpid()}\n".encode().ljust(_SIGNATURE_BYTES), 0)
 
 
 def holder(socket_path: str) -> int | None:
-    """Return the process that holds the lock: its id, or 0 if unknown. None where no process holds it.
+    """Return the process that holds the lock: its id, or 0 if unknown. None if no process holds it.
 
     None as well for a lock that this user may not open.
     """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.endpoint import Endpoint
 
 MAX_WAITING_BYTES = 64 * 1024
-"""A caller reads no more input while this much waits to be sent: the output of a command that reads nothing must still be shown."""
+"""A caller reads no input while this much is unsent: the output of a command that reads nothing must still be shown."""
 
 SILENCE_SECONDS = 6 * SESSION_READ_SECONDS
 STDOUT, STDERR = 1, 2
@@ -109,7 +109,7 @@ class SessionStream:
         except OrchError as error:
             if not found:
                 raise
-            self._held = error  # what came before it counts first
+            self._held = error  # the output before it is returned first
         return found
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class SessionStream:
 
     def _check_silence(self) -> None:
         if time.monotonic() - self._heard_at > SILENCE_SECONDS:
-            raise ConnectionLostError(f"the daemon at {self._socket.label} has said nothing for {SILENCE_SECONDS:.0f}s")
+            raise ConnectionLostError(f"the daemon at {self._socket.label} has sent nothing for {SILENCE_SECONDS:.0f}s")
 
     def _answer(self) -> dict[str, Any]:
         """Read the daemon's answer to the request."""

@@ -46,7 +46,7 @@ def new_key() -> str:
 
 
 def find_python(path: str) -> str | None:
-    """Return what ``python`` means on this PATH: the absolute file, symbolic links kept (a venv's python is one)."""
+    """Return the absolute file of ``python`` on this PATH; symbolic links are kept (a venv's python is one)."""
     for name in ("python", "python3"):
         for directory in path.split(os.pathsep):
             candidate = f"{directory}/{name}"
@@ -63,7 +63,7 @@ SCRIPTS = {
         "`orch import {path}` prints the job.yaml for a batch script; `orch run -- bash {path}` runs it",
     ),
 }
-"""What to do with a file that is certainly not a job.yaml, by the end of its name."""
+"""Hints for files that are certainly not a job.yaml, by the suffix of the name."""
 
 
 def read_job_file(path: str, stdin: Any = None) -> str:
@@ -109,9 +109,10 @@ def request_body(
     key: str = "",
     note: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Any]:
-    """Return the JSON body of a submission or a plan: the text, where it was typed, and the variables that it passes.
+    """Return the JSON body of a submission or a plan: the text, the directory and the variables that it passes.
 
-    ``note`` is called with variables that match ``env: {pass: [...]}`` and stay here. Raises InvalidSpecError.
+    ``note`` is called with a message about variables that match ``env: {pass: [...]}`` but are not sent.
+    Raises InvalidSpecError.
     """
     path = environ.get("PATH", os.defpath)
     passed = _passed(text, source, overrides, environ, note)
@@ -133,7 +134,7 @@ def request_body(
 def _passed(
     text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
 ) -> dict[str, str]:
-    """The variables that the text takes from this environment: read here, since the daemon must not choose what leaves it."""
+    """Return the variables that the text takes from this environment; the daemon must not choose them."""
     if "pass" not in text and not any("pass" in override for override in overrides):
         return {}
     from orchestrator.api.errors import invalid_spec
@@ -156,18 +157,18 @@ class UploadWatch(Protocol):
     """Reports the progress of an upload."""
 
     def sent(self, done: int, total: int) -> None:
-        """So many of so many bytes are with the daemon."""
+        """Report that the daemon has received ``done`` of ``total`` bytes."""
         ...
 
     def ended(self, uploaded: Uploaded) -> None:
-        """The directory is with the daemon."""
+        """Report that the daemon has received the whole directory."""
         ...
 
 
 def with_upload(endpoint: Endpoint, body: dict[str, Any], watch: UploadWatch | None = None) -> dict[str, Any]:
-    """The body, with the working directory that it names uploaded: read here, from the text that is sent.
+    """Upload the working directory that the body's job.yaml names; return the body with the upload.
 
-    The daemon is not asked which directory that is: it must not choose what leaves this machine.
+    The directory is read from the text that is sent: the daemon must not choose what leaves this machine.
     """
     from pathlib import Path
 
@@ -201,7 +202,7 @@ def submit(
 ) -> dict[str, Any]:
     """Send a submission until its answer is known; the idempotency key makes that safe. Returns the reply's JSON.
 
-    Raises DaemonUnreachableError at once where nothing listens and nothing was sent yet; after a lost answer it tries
+    Raises DaemonUnreachableError at once if no daemon listens and nothing was sent yet; after a lost answer it tries
     again until ``deadline_seconds``. Raises SecretMissingError for a name that ``environ`` lacks.
     """
     deadline = time.monotonic() + deadline_seconds
@@ -215,7 +216,7 @@ def submit(
         body = {**body, "secrets": _secrets(wanted, environ)}
         reply = _deliver(endpoint, body, deadline)
         if reply.get("needs_secrets"):
-            raise InternalError(f"the daemon asked again for secrets that it was given: {', '.join(wanted)}")
+            raise InternalError(f"the daemon requested secrets that it already has: {', '.join(wanted)}")
     return reply
 
 
@@ -226,9 +227,9 @@ def submit_together(
     environ: Mapping[str, str],
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[dict[str, Any] | OrchError]:
-    """Send several submissions in few requests, as `submit` sends one. Returns the reply's JSON or the refusal of each, in order.
+    """Send submissions in few requests, as `submit` does. Returns the reply's JSON or the error of each, in order.
 
-    Those that need secrets or an upload are sent again alone. Raises what `submit` raises where the daemon cannot be reached.
+    Those that need secrets or an upload are sent again alone. Raises what `submit` raises if the daemon is unreachable.
     """
     outcomes: list[dict[str, Any] | OrchError] = []
     for group in _groups(bodies):
@@ -252,7 +253,7 @@ def submit_together(
 
 
 def _groups(bodies: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Groups that fit into a request."""
+    """Yield groups of bodies that fit into one request."""
     group: list[dict[str, Any]] = []
     size = 0
     for body in bodies:
@@ -269,7 +270,7 @@ def _groups(bodies: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 def plan(
     endpoint: Endpoint, body: dict[str, Any], *, deadline_seconds: float, watch: UploadWatch | None = None
 ) -> dict[str, Any]:
-    """What a submission would do. Raises the daemon's errors."""
+    """Return what a submission would do. Raises the daemon's errors."""
 
     def ask(body: dict[str, Any]) -> dict[str, Any]:
         path = f"{API_PREFIX}/plan"

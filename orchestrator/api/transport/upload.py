@@ -1,7 +1,7 @@
-"""Uploads a working directory to a daemon on another machine, in pieces that are named by their content.
+"""Uploads a working directory to a daemon on another machine, in pieces that are named by the digest of their content.
 
-The daemon says which pieces it lacks, so that an upload that was cut off, or the next one of nearly the same directory, sends
-the rest alone. What ignore files leave out is not sent, as it is not taken by a submission on the daemon's own machine.
+The daemon returns the pieces that it does not have, so that an interrupted upload, or the next one of nearly the same
+directory, sends only these. Files that ignore files exclude are not sent, as in a submission on the daemon's machine.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 PIECE_SECONDS = 120.0
 PATIENCE_SECONDS = 300.0
-"""How long one piece is tried again while the daemon is away."""
+"""Time for which a piece is sent again while the daemon is unreachable."""
 
 LONGEST_PAUSE_SECONDS = 2.0
 
 
 class Uploaded(NamedTuple):
-    """What a submission names: the pieces of the manifest. ``sent_bytes`` of ``size_bytes`` had to be sent."""
+    """An upload: the manifest's pieces, which a submission names; ``sent_bytes`` of ``size_bytes`` were sent."""
 
     manifest: tuple[str, ...]
     files: int
@@ -45,7 +45,7 @@ class Uploaded(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a piece is read: from a file at an offset, or from ``data``."""
+    """Source of a piece: a file at an offset, or ``data``."""
 
     path: Path | None
     offset: int
@@ -66,10 +66,10 @@ class Uploader:
         self._endpoint, self._progress, self._patience_seconds = endpoint, progress, patience_seconds
 
     def upload(self, directory: Path) -> Uploaded:
-        """Have the daemon hold what ``directory`` holds.
+        """Upload the content of ``directory`` that the daemon does not have.
 
-        Raises BadRequestError for a directory that cannot be taken, RefusedError for one that changes meanwhile or is over
-        the daemon's limit, DaemonUnreachableError.
+        Raises BadRequestError for a directory that cannot be uploaded, RefusedError for one that changes meanwhile or
+        is over the daemon's limit, DaemonUnreachableError.
         """
         if not directory.is_dir():
             raise BadRequestError(
@@ -108,7 +108,7 @@ class Uploader:
             self._progress(done, total)
 
     def _send_piece(self, digest: str, data: bytes) -> None:
-        """Send it until it is there: its name makes a second time harmless."""
+        """Send the piece until the daemon has it; sending it twice is harmless, because its name is its digest."""
         deadline, pause = time.monotonic() + self._patience_seconds, 0.05
         while True:
             try:

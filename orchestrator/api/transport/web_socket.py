@@ -1,6 +1,6 @@
-"""The client's half of a WebSocket over the control socket or TCP: whole messages, and nothing that blocks once it is open.
+"""The client's half of a WebSocket over the control socket or TCP: whole messages, without blocking once it is open.
 
-Data to send waits in memory until the daemon takes it; the caller checks ``waiting`` before it reads more input.
+Unsent data is buffered until the daemon takes it; the caller checks ``waiting`` before it reads more input.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class WebSocket:
-    """An open connection to ``path`` under the API. Raises the daemon's refusal, ConnectionLostError when it breaks."""
+    """An open connection to ``path`` under the API. Raises the daemon's error, ConnectionLostError when it breaks."""
 
     def __init__(self, endpoint: Endpoint, path: str, *, deadline: float) -> None:
         self.label = endpoint.label

@@ -1,7 +1,7 @@
 """The client's half of HTTP/1.1, over a Unix socket or TCP, with a deadline on every call.
 
 Why not http.client: importing it takes 25 ms (it loads ssl and the e-mail parser), a tenth of the time budget of ``orch
-submit``. This code talks to one server, our own: one request on one connection, bodies with a length or in chunks. It
+submit``. This code talks to the daemon only: one request on one connection, bodies with a length or in chunks. It
 must not grow redirects, proxies or TLS; a program that needs those has httpx.
 """
 
@@ -52,7 +52,7 @@ class Reply(NamedTuple):
 
 
 class _Stream:
-    """The receiving half of a connection: a buffer, and a deadline for whatever is read next."""
+    """The receiving half of a connection: a buffer, and a deadline for the next read."""
 
     def __init__(self, sock: socket.socket, endpoint: Endpoint) -> None:
         self._socket = sock
@@ -109,7 +109,7 @@ class _Stream:
         return int(code), headers
 
     def chunks(self, headers: dict[str, str]) -> Iterator[bytes]:
-        """Yield the body as it arrives. Ends only at the body's proper end; a cut connection raises."""
+        """Yield the body as it arrives. Ends only at the body's proper end; a lost connection raises."""
         if headers.get("transfer-encoding", "").lower() != "chunked":
             yield self.exactly(_length(headers.get("content-length", "0"), 10, self._label))
             return
@@ -156,7 +156,7 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     except PermissionError as error:
         raise NotPermittedError(
             f"{endpoint.label} may not be opened by this user",
-            hint="the daemon belongs to someone else: ask its owner for a group socket, or start your own with `orch up`",
+            hint="the daemon belongs to another user: ask its owner for a group socket, or start your own with `orch up`",
         ) from error
     except OSError as error:
         raise DaemonUnreachableError(f"no daemon answers at {endpoint.label} ({error.strerror or error})") from error
@@ -251,7 +251,7 @@ def exchange(
 ) -> Reply:
     """Send one request and return its whole answer within ``deadline_seconds``.
 
-    Raises DaemonUnreachableError where nothing was sent, ConnectionLostError where the answer was lost, DeadlineError,
+    Raises DaemonUnreachableError if nothing was sent, ConnectionLostError if the answer was lost, DeadlineError,
     ProtocolMismatchError. The status is not checked here.
     """
     sock, stream, status, headers = _open(endpoint, method, path, body, time.monotonic() + deadline_seconds, media_type)
@@ -260,7 +260,7 @@ def exchange(
 
 
 def call(endpoint: Endpoint, method: str, path: str, *, body: object = None, deadline_seconds: float = 10.0) -> Any:
-    """Like ``exchange``, with JSON both ways; an answer of 400 and up is raised as the error it describes."""
+    """Call ``exchange`` with JSON both ways; an answer of 400 and up is raised as the error that it describes."""
     data = None if body is None else _encoded(body)
     reply = exchange(endpoint, method, path, body=data, deadline_seconds=deadline_seconds)
     if reply.status >= 400:
@@ -269,7 +269,7 @@ def call(endpoint: Endpoint, method: str, path: str, *, body: object = None, dea
 
 
 def fetch(endpoint: Endpoint, method: str, path: str, *, body: object = None, deadline_seconds: float = 10.0) -> bytes:
-    """Like ``call``, for an answer that is not JSON."""
+    """Do as ``call`` does, for an answer that is not JSON."""
     data = None if body is None else _encoded(body)
     reply = exchange(endpoint, method, path, body=data, deadline_seconds=deadline_seconds)
     if reply.status >= 400:
@@ -278,7 +278,7 @@ def fetch(endpoint: Endpoint, method: str, path: str, *, body: object = None, de
 
 
 def send(endpoint: Endpoint, path: str, data: bytes, *, deadline_seconds: float) -> None:
-    """Post bytes that are no JSON. An answer of 400 and up is raised as the error it describes."""
+    """Post bytes that are not JSON. An answer of 400 and up is raised as the error that it describes."""
     reply = exchange(endpoint, "POST", path, body=data, deadline_seconds=deadline_seconds, media_type=BYTES)
     if reply.status >= 400:
         raise _error_of(reply, endpoint)
@@ -312,7 +312,7 @@ def _error_of(reply: Reply, endpoint: Endpoint) -> OrchError:
 
 
 def pieces(endpoint: Endpoint, path: str, *, silence_seconds: float = 60.0) -> Iterator[bytes]:
-    """The bytes of a streamed answer as they come; ``silence_seconds`` bounds each wait. A cut connection raises."""
+    """Yield the bytes of a streamed answer; ``silence_seconds`` bounds each wait. A lost connection raises."""
     sock, stream, status, headers = _open(endpoint, "GET", path, None, time.monotonic() + silence_seconds)
     with sock:
         if status >= 400:
@@ -325,10 +325,10 @@ def pieces(endpoint: Endpoint, path: str, *, silence_seconds: float = 60.0) -> I
 def json_lines(
     endpoint: Endpoint, path: str, *, deadline_seconds: float = 10.0, idle_seconds: float = 30.0
 ) -> Iterator[Any]:
-    """JSON values, one from each line of a streamed answer; empty lines are heartbeats and are left out.
+    """Yield JSON values, one from each line of a streamed answer; empty lines are heartbeats and are left out.
 
     ``deadline_seconds`` bounds the beginning, ``idle_seconds`` each silence after it. Ends at the stream's proper end;
-    raises ConnectionLostError where it was cut, DeadlineError after a silence.
+    raises ConnectionLostError if it ends early, DeadlineError after a silence.
     """
     sock, stream, status, headers = _open(endpoint, "GET", path, None, time.monotonic() + deadline_seconds)
     with sock:

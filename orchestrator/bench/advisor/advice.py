@@ -21,7 +21,7 @@ _TIE: Final = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """For one global batch: the predictions by ranks, the number to take, and whether the intervals make it certain."""
+    """Predictions for one global batch by ranks, the number to take, and whether the intervals make it certain."""
 
     batch: int
     predictions: tuple[Prediction, ...]
@@ -36,7 +36,7 @@ class Advice:
 
 
 def advise(cells: Iterable[Cell], probe: Probe, calibration: Calibration) -> tuple[Advice, ...]:
-    """Advice for each global batch among the cells, as far as the calibration knows their ranks."""
+    """Return the advice for each global batch among the cells, for the numbers of ranks that the calibration has."""
     by_batch: dict[int, list[Prediction]] = {}
     for cell in cells:
         if calibration.knows(cell.ranks):
@@ -58,7 +58,7 @@ def _choose(batch: int, predictions: Sequence[Prediction]) -> Advice:
 
 
 def paying_batch(ranks: int, probe: Probe, calibration: Calibration) -> int | None:
-    """Return the smallest global batch (ranks times a power of two) at which this many ranks beat one; None up to a large one."""
+    """Return the smallest global batch (ranks times a power of two) at which this many ranks beat one; None if none does."""
     per_rank = 1
     while (batch := per_rank * ranks) <= MOST_PAYING_BATCH:
         single, several = (predict(Cell(batch=batch, ranks=n), probe, calibration) for n in (1, ranks))
@@ -69,7 +69,7 @@ def paying_batch(ranks: int, probe: Probe, calibration: Calibration) -> int | No
 
 
 def efficiency(prediction: Prediction, single: Prediction | None) -> float | None:
-    """Speed-up against one rank, per rank."""
+    """Return the speed-up against one rank, divided by the number of ranks; None without ``single``."""
     if single is None:
         return None
     return prediction.throughput.mean / single.throughput.mean / prediction.cell.ranks
@@ -96,7 +96,7 @@ def _ms(seconds: float) -> str:
 
 
 def sentence(advice: Advice, probe: Probe) -> str:
-    """The advice for people."""
+    """Return the advice as a sentence for people."""
     chosen = advice.choice.cell.ranks
     what = f"global batch {advice.batch}: {chosen} rank{'s' * (chosen != 1)}"
     if advice.certain or advice.rival is None:
@@ -108,7 +108,7 @@ def sentence(advice: Advice, probe: Probe) -> str:
 
 
 def advice_json(advice: Advice, probe: Probe) -> dict[str, Any]:
-    """One entry of ``advice``."""
+    """Return one entry of ``advice``, as JSON values."""
     return {
         "batch_size": advice.batch,
         "ranks": advice.choice.cell.ranks,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_STEPS: Final = 20
 MOST_SECONDS: Final = 2.0
-"""Steps of the model on one rank and their time, those beside neighbours included."""
+"""Limits for the steps of the model on one rank and for their time, including those beside neighbours."""
 BESIDE_STEPS: Final = 3
 """Steps beside neighbours that count; one before them warms up."""
 REFERENCES: Final = ((192, 2), (768, 3))
@@ -74,7 +74,7 @@ def run_advisor(
 
 
 def probe_sizes(cells: Sequence[Cell]) -> tuple[int, ...]:
-    """At most three batch sizes of one rank to probe: the largest, the smallest, and the one between them by ratio."""
+    """Return at most three batch sizes of one rank to probe: the largest, the smallest, one between them by ratio."""
     needed = sorted({cell.per_rank for cell in cells})
     middle = math.sqrt(needed[0] * needed[-1])
     between = min(needed, key=lambda size: abs(math.log(size / middle)))
@@ -155,7 +155,7 @@ def calibrate(ranks: RankProcesses, precision: str, known: Sequence[int], probe:
         for n in known:
             answers = ranks.ask({**command, "ranks": n}, n)
             if alone is None:
-                alone = answers[0]["mean"]  # what slows one rank down is in its probed steps already
+                alone = answers[0]["mean"]  # the probed steps already include what slows one rank down
             mean = fmean(answer["mean"] for answer in answers)
             slowdowns[n].append((int(answers[0]["bytes"]), max(mean / alone, 0.5)))
             waits[n].append((mean, max(0.0, answers[0]["waiting"] - mean - tiny[n]) if n > 1 else 0.0))

@@ -3,9 +3,9 @@
     step(n, B) = slowdown(n) * (step(1, B / n) + wrapper) + exposed(n) + wait(n)
 
 *step(1, b)* is measured at up to three batch sizes and interpolated. *wrapper* is what DDP adds on one rank: its copies of
-gradients into buckets. *slowdown(n)* is what a step takes longer while n ranks make one: shared memory, shared cores. Where ranks
+gradients into buckets. *slowdown(n)* is the factor by which n ranks slow each other down: shared memory and cores. Where ranks
 share processors, the probe measures it with the model's own steps for one number of ranks; reference models give the others.
-*wait(n)* is what ranks wait for the slowest of them at each step: a line through what ranks of the reference models wait, by the length of their steps. *exposed(n)* follows from the moments at which DDP hands over its
+*wait(n)* is the time that ranks wait for the slowest rank at each step: interpolated from the reference models' waits, by the length of a step. *exposed(n)* follows from the moments at which DDP hands over its
 buckets, the links' time for each, and the share of communication that computation beside it can hide.
 
 Links are a latency and a bandwidth between each two of the measured sizes; beyond the largest the last bandwidth holds.
@@ -29,7 +29,7 @@ MODEL_ERROR: Final = 0.03
 SEVERAL_RANKS_ERROR: Final = 0.1
 """The same for several ranks, which interfere in more ways than the calibration measures."""
 EXPOSED_ERROR: Final = 0.5
-"""Of communication: links are calibrated when nothing else uses them."""
+"""Error of exposed communication, as a share of it: links are calibrated when nothing else uses them."""
 _NORMAL_975: Final = 1.96
 
 
@@ -53,7 +53,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowding:
-    """How much longer a step of the model takes beside those of ``ranks - 1`` neighbours, and the relative standard error."""
+    """Factor by which a step takes longer beside those of ``ranks - 1`` neighbours, and its relative standard error."""
 
     ranks: int
     factor: float
@@ -131,7 +131,7 @@ def interpolate(points: Sequence[tuple[float, float]], at: float) -> float:
 
 
 def predict(cell: Cell, probe: Probe, calibration: Calibration) -> Prediction:
-    """Predict a configuration whose number of ranks the calibration knows."""
+    """Predict a configuration; the calibration must have its number of ranks."""
     at = cell.per_rank
     step = _positive(interpolate([(p.batch, p.step) for p in probe.points], at), probe)
     backward = min(step, interpolate([(p.batch, p.backward) for p in probe.points], at))
@@ -169,10 +169,10 @@ def _positive(step: float, probe: Probe) -> float:
 
 
 def slowdown_of(ranks: int, probe: Probe, calibration: Calibration) -> tuple[float, float]:
-    """Return the slowdown of a step while so many ranks make one, and its error.
+    """Return the slowdown of a step while this many ranks make one, and its error.
 
-    The model's own, where the probe has it for this number. For fewer ranks the reference models' slowdown is scaled, by logarithms, so that
-    it is the model's own at the number of the probe.
+    It is the model's own where the probe measured this number. For fewer ranks the reference models' slowdown is scaled, by logarithms, so
+    that it equals the model's own at the number of the probe.
     """
     factor, disagreement = _by_references(calibration.slowdowns[ranks], probe.gradient_bytes)
     crowding = probe.crowding

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAYS: Final = 0.5
-"""From this efficiency on, more ranks are worth their GPUs: below it, each two ranks do less than one."""
+"""Least efficiency at which more ranks are worth their GPUs: below it, every two ranks do less than one alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptAdvice:
     """Predictions by ranks, the number to take, and the numbers that this machine cannot be calibrated for.
 
-    ``certain``: the other side of ``PAYS`` lies outside of the interval of each prediction.
+    ``certain``: the interval of each prediction's efficiency lies on one side of ``PAYS``.
     """
 
     device: str
@@ -41,17 +41,17 @@ class ScriptAdvice:
     unknown: tuple[int, ...]
 
     def efficiency(self, prediction: Prediction) -> float:
-        """Return its throughput per rank, as a share of one rank's."""
+        """Return a prediction's throughput per rank, as a share of one rank's."""
         return prediction.throughput.mean / self.predictions[0].throughput.mean / prediction.cell.ranks
 
     @property
     def shown(self) -> Prediction:
-        """What speaks for the choice: its own figures, or those of the widest gang where that does not pay."""
+        """Prediction that explains the choice: its own, or that of the widest gang where more ranks do not pay."""
         widest = self.predictions[-1]
         return widest if widest.cell.ranks > self.choice.cell.ranks else self.choice
 
     def interval(self, prediction: Prediction) -> list[float] | None:
-        """Return the interval of its speed-up; None for one rank, whose is 1."""
+        """Return the interval of a prediction's speed-up; None for one rank, where it is 1, or without an interval."""
         one, ends = self.predictions[0].throughput.mean, prediction.throughput.as_json()
         return None if ends is None or prediction.cell.ranks == 1 else [end / one for end in ends]
 
@@ -79,7 +79,7 @@ def run_script_advisor(
 def _calibrated(
     probe: Probe, device: str, ranks: Sequence[int], precision: str, environ: Mapping[str, str], logs: Path
 ) -> tuple[list[int], Calibration]:
-    """The numbers of ranks that this machine has devices for, with one rank among them, and what it does to each."""
+    """Return the numbers of ranks that this machine has devices for, including 1, and the calibration for them."""
     try:
         with RankProcesses(logs, environ) as processes:
             processes.start(1)
@@ -119,7 +119,7 @@ def advise_script(
 
 
 def script_sentence(advice: ScriptAdvice) -> str:
-    """The advice for people, with its reason."""
+    """Return the advice with its reason, as a sentence for people."""
     chosen, shown = advice.choice, advice.shown
     megabytes = advice.probe.gradient_bytes / 1e6
     reason = (
@@ -138,7 +138,7 @@ def script_sentence(advice: ScriptAdvice) -> str:
 
 
 def script_json(advice: ScriptAdvice) -> dict[str, Any]:
-    """Everything for programs."""
+    """Return the advice as JSON values, for programs."""
     return {
         "policy": "measured",
         "batch_size_is": "per rank: the script's own",

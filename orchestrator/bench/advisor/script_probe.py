@@ -140,7 +140,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rank_script() -> str:
-    """The program that watches the script: by its path, because it needs no more of an interpreter than torch."""
+    """Return the path of the program that times the script; it runs by path, as its interpreter may have only torch."""
     return str(Path(__file__).parents[1] / "rank" / "script.py")
 
 

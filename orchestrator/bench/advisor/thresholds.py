@@ -24,7 +24,7 @@ LARGE_LEAST_BATCH: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThresholdAdvice:
-    """Whether several GPUs are used: yes, no, or None where the thresholds ask for a measurement."""
+    """Whether several GPUs are used: yes, no, or None where the thresholds recommend a measurement."""
 
     several: bool | None
     reason: str
@@ -52,7 +52,7 @@ def advise_by_thresholds(parameters: int, batch: int) -> ThresholdAdvice:
 def run_thresholds(
     request: BenchRequest, *, environ: Mapping[str, str], logs: Path
 ) -> tuple[int, dict[int, ThresholdAdvice]]:
-    """The model's parameters, and the thresholds' advice by global batch. Raises BenchError for a model that cannot be made."""
+    """Return the parameter count, and the advice by global batch. Raises BenchError for a model that cannot be made."""
     check(request)
     with RankProcesses(logs, rank_environ(environ, request.threads)) as ranks:
         parameters = look_at(ranks, request).parameters

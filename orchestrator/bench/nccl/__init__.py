@@ -1,4 +1,4 @@
-"""`orch bench --nccl-sweep`: which NCCL settings make all-reduces of this machine faster. It reports, and sets nothing.
+"""`orch bench --nccl-sweep`: finds the NCCL settings that make all-reduces of this machine faster, and changes none.
 
-``settings.py`` says what is tried for a topology, ``sweep.py`` tries it, ``measuring.py`` is the port with real ranks behind it.
+``settings.py`` lists the candidates for a topology, ``sweep.py`` tries them, ``measuring.py`` times all-reduces with real ranks.
 """

@@ -1,4 +1,4 @@
-"""A sweep on this machine: what its GPUs are, how they are linked, and real ranks that time all-reduces."""
+"""A sweep on this machine: detects its GPUs and their links, and times all-reduces with real ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port that times all-reduces under given settings, and the real one: ranks that are started anew with them."""
+"""The port that times all-reduces under given settings, and its implementations: new ranks each time, and a fake."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class AllReduceTimer(Protocol):
     """Times all-reduces over all GPUs of a machine."""
 
     def seconds(self, variables: Mapping[str, str], sizes: Sequence[int]) -> Sequence[float]:
-        """Of an all-reduce of each so many bytes, under these environment variables. Raises RankError where NCCL refuses them."""
+        """Return seconds for an all-reduce of each size in bytes, under these variables. Raises RankError if NCCL refuses."""
 
 
 class RankTimer:
-    """NCCL reads its settings once in a process: each measurement has ranks of its own."""
+    """Measures with real ranks: new ones each time, because NCCL reads its settings once in a process."""
 
     def __init__(self, gpus: int, logs: Path, environ: Mapping[str, str]) -> None:
         self._gpus, self._logs, self._environ = gpus, logs, environ
 
     def seconds(self, variables: Mapping[str, str], sizes: Sequence[int]) -> Sequence[float]:
-        """The slowest rank's, of each size."""
+        """Return the slowest rank's seconds for each size."""
         with RankProcesses(self._logs, {**self._environ, **variables}) as ranks:
             ranks.start(self._gpus)
             ranks.join([self._gpus], "cuda")
@@ -34,14 +34,14 @@ class RankTimer:
 
 
 class FakeTimer:
-    """Times by a table of factors: for tests, and for a look at the report without GPUs."""
+    """Computes times from a table of factors: for tests, and for a look at the report without GPUs."""
 
     def __init__(self, factors: Mapping[frozenset[tuple[str, str]], float | Exception]) -> None:
         self._factors = factors
         self.asked: list[dict[str, str]] = []
 
     def seconds(self, variables: Mapping[str, str], sizes: Sequence[int]) -> Sequence[float]:
-        """A latency and a bandwidth, times the product of the factors of the settings; every call a little different."""
+        """Return a latency plus the bytes at a bandwidth, times the settings' factors; each call differs a little."""
         self.asked.append(dict(variables))
         factor = 1 + 0.001 * (len(self.asked) % 7)
         for setting in variables.items():

@@ -22,7 +22,7 @@ _FEWEST_FOR_TREE: Final = 4
 
 
 class Link(enum.StrEnum):
-    """How two GPUs are linked, from the fastest on."""
+    """Kinds of links between two GPUs, the fastest first."""
 
     NVLINK = "NVLink"
     SWITCH = "PCIe switch"
@@ -35,29 +35,29 @@ _KINDS: Final = {"PIX": Link.SWITCH, "PXB": Link.SWITCH, "PHB": Link.HOST, "NODE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Settings that are tried together, with what they ask of NCCL. The first one tried has none: NCCL's own choice."""
+    """Settings that are tried together, as environment variables. The first candidate has none: NCCL's own choice."""
 
     name: str
     variables: Mapping[str, str]
 
 
 def links_of(topology: str | None) -> frozenset[Link]:
-    """The kinds of links between GPUs in the matrix; none where there is no matrix, or it is written otherwise."""
+    """Return the kinds of links between GPUs in the matrix; none where there is no matrix, or it has another form."""
     found = set()
     for line in (topology or "").splitlines()[:_MOST_LINES]:
         if _GPU_ROW.match(line):
-            # A column a GPU, then those of network cards and affinities.
+            # One column for each GPU, then those of network cards and affinities.
             cells = [cell for cell in line.split()[1:] if _LINK.match(cell)]
             found |= {Link.NVLINK if cell.startswith("NV") else _KINDS[cell] for cell in cells}
     return frozenset(found)
 
 
 def candidates(gpus: int, links: frozenset[Link]) -> tuple[Candidate, ...]:
-    """What to try on so many GPUs; NCCL's own choice first."""
+    """Return the candidates for this many GPUs; NCCL's own choice first."""
     found = [Candidate(name="NCCL's own choice", variables={})]
     algorithms = ("Ring", "Tree") if gpus >= _FEWEST_FOR_TREE else ("Ring",)
     found += [Candidate(name=f"algorithm {one}", variables={"NCCL_ALGO": one}) for one in algorithms]
-    # LL128 needs links that keep the order of 128 bytes; NCCL says where that is: NVLink.
+    # LL128 needs links that keep the order of 128 bytes: according to NCCL, NVLink.
     protocols = ("Simple", "LL", "LL128") if Link.NVLINK in links else ("Simple", "LL")
     found += [Candidate(name=f"protocol {one}", variables={"NCCL_PROTO": one}) for one in protocols]
     if Link.NVLINK not in links:

@@ -1,4 +1,4 @@
-"""Tries NCCL settings in turn and says which make all-reduces faster: each alone, then those that help, together."""
+"""Tries NCCL settings in turn and reports which make all-reduces faster: each alone, then those that help, together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SIZES: Final = (64 << 10, 1 << 20, 25 << 20, 128 << 20)
 """Bytes of an all-reduce: a small layer, DDP's first bucket, its others, a large model's."""
 WORTH: Final = 1.02
-"""From this speed-up on, settings are said to help, if the interval lies above 1."""
+"""Least speed-up at which settings count as helpful, if the interval lies above 1."""
 NOT_VERIFIED: Final = (
     "not verified: this sweep has not run on several GPUs yet; check what it reports with orch bench before you use it"
 )
@@ -27,7 +27,7 @@ NOT_VERIFIED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Settings, their speed-up over NCCL's own choice at each size, or why they could not be tried."""
+    """Settings, and their speed-up over NCCL's own choice at each size, or the error that prevented the measurement."""
 
     candidate: Candidate
     speed_ups: tuple[Interval, ...] = ()
@@ -39,7 +39,7 @@ class Tried:
         return one is not None and one.low is not None and one.low > 1 and one.mean >= WORTH
 
     def harms(self, size: int) -> bool:
-        """Whether they are slower for certain."""
+        """Whether all-reduces of that size are slower for certain."""
         one = self.speed_ups[size] if self.speed_ups else None
         return one is not None and one.high is not None and one.high < 1
 
@@ -55,7 +55,7 @@ class SweepOutcome:
 
     @property
     def best(self) -> Tried | None:
-        """What helps at one size at least and harms at none; the largest gain at a size of DDP's buckets counts."""
+        """Settings that help at a size and harm at none, with the largest gain at the size of DDP's buckets."""
         usable = [one for one in (*self.tried, *([self.together] if self.together else [])) if _useful(one)]
         return max(usable, key=lambda one: one.speed_ups[2].mean, default=None)
 
@@ -77,7 +77,7 @@ def check_machine(gpus: int, *, nvidia: bool) -> None:
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds of each size, by round; and why a candidate dropped out."""
+    """Seconds of each size, by round; and the error that excluded the candidate."""
 
     rounds: list[Sequence[float]] = field(default_factory=list)
     error: str = ""
@@ -86,7 +86,7 @@ class _Times:
 def sweep(
     timer: AllReduceTimer, gpus: int, links: frozenset[Link], *, rounds: int, note: Callable[[str], None]
 ) -> SweepOutcome:
-    """Measure every candidate once a round, in the opposite order in every other one. Raises BenchError where NCCL itself fails."""
+    """Measure every candidate once a round, in reverse order in every other one. Raises BenchError where NCCL itself fails."""
     if rounds < FEWEST_RUNS:
         raise BenchError(
             f"--runs is {rounds}: a sweep needs {FEWEST_RUNS} for an interval", hint=f"--runs {FEWEST_RUNS}"
@@ -126,7 +126,7 @@ def _together(
     rounds: int,
     note: Callable[[str], None],
 ) -> Tried | None:
-    """Those that help, in one: of several values of a variable the first found; measured against NCCL's own choice anew."""
+    """Measure the helpful settings together (the first value of each variable), against NCCL's own; None without any."""
     variables: dict[str, str] = {}
     for one in helping:
         if not variables.keys() & one.variables.keys():
@@ -146,7 +146,7 @@ def _compared(candidate: Candidate, mine: _Times, base: _Times) -> Tried:
 
 
 def sweep_lines(outcome: SweepOutcome) -> Iterator[str]:
-    """The report, in Markdown."""
+    """Yield the lines of the report, in Markdown."""
     links = ", ".join(sorted(outcome.links)) or "links not known"
     yield f"NCCL settings on {outcome.gpus} GPUs ({links}): speed-up of an all-reduce over NCCL's own choice, with 95 % intervals"
     yield ""
@@ -171,7 +171,7 @@ def _size(size: int) -> str:
 
 
 def sweep_json(outcome: SweepOutcome) -> dict[str, Any]:
-    """Everything for programs."""
+    """Return the outcome as JSON values, for programs."""
     best = outcome.best
     every = (*outcome.tried, *([outcome.together] if outcome.together else []))
     return {

@@ -1,4 +1,4 @@
-"""Points in time of a device's work: processor time points on a CPU, events of the current stream on a GPU.
+"""Points in time of a device's work: readings of ``perf_counter`` on a CPU, events of the current stream on a GPU.
 
 On a GPU a mark records when the device reaches it, not when Python did: nothing waits until the marks are read.
 """
@@ -24,7 +24,7 @@ class DeviceClock:
         self._on_gpu = device.type == "cuda"
 
     def mark(self) -> Mark:
-        """Return a mark of now, in the order of the device's work."""
+        """Return a mark at the present point of the device's work."""
         if not self._on_gpu:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)

@@ -102,7 +102,7 @@ def measure(
     gpus: int = 0,
     window: int = WINDOW,
 ) -> dict[str, Any]:
-    """One run of a cell: warm up (in windows of so many steps), a timed block, the split of a step, the peak of memory."""
+    """Make one run of a cell: warm-up (in windows of steps), a timed block, the split of a step, the peak memory."""
     clock = DeviceClock(place.device)
     group = place.groups[ranks]
     used = [torch.device("cuda", index) for index in range(gpus)] or [place.device]
@@ -152,7 +152,7 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Return the peak memory since then: what torch allocated on a GPU, the whole process on a CPU."""
+    """Return the peak memory since ``_forget_peak``: torch's on a GPU, the whole process's on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with contextlib.suppress(OSError):

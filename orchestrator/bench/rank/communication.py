@@ -32,7 +32,7 @@ class StepMarks:
 
     @property
     def bytes(self) -> int:
-        """Of all buckets."""
+        """Size of all buckets."""
         return sum(self.sizes)
 
 
@@ -80,7 +80,7 @@ def split(clock: DeviceClock, step: StepMarks) -> tuple[float, float]:
 def exposed_and_hidden(buckets: Sequence[tuple[float, float]], backward_end: float) -> tuple[float, float]:
     """Return the seconds in which the step waited for all-reduces, and seconds of all-reduces before that.
 
-    ``buckets`` are (handed over, reduced), which overlap where several are under way.
+    ``buckets`` are times (handed over, reduced); they overlap where several all-reduces run at once.
     """
     last_ready = max(ready for ready, _ in buckets)
     exposed = max(0.0, backward_end - last_ready)

@@ -1,6 +1,6 @@
 """A rank of a benchmark: reads commands, runs them, answers. Started only by ``bench/processes.py``.
 
-The end of its input ends the process at once: then no command will follow, and a collective that waits for an ended rank would wait for ever.
+The end of its input ends the process at once: no command will follow, and a collective that waits for an ended rank would wait for ever.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class ModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model and what it is trained on."""
+    """A model with its training data and loss."""
 
     model: nn.Module
     batch: MakeBatch
@@ -44,12 +44,12 @@ class Workload:
 
     @property
     def parameters(self) -> int:
-        """Trainable numbers."""
+        """Number of trainable parameters."""
         return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
 
 
 def make_workload(name: str, seed: int) -> Workload:
-    """The model of this name, or of ``FILE.py:factory``, initialised from the seed. Raises ModelError."""
+    """Create the model of this name, or of ``FILE.py:factory``, initialised from the seed. Raises ModelError."""
     torch.manual_seed(seed)
     made = _BUILT_IN[name]() if name in _BUILT_IN else _from_file(name)
     if not made.parameters:
@@ -58,7 +58,7 @@ def make_workload(name: str, seed: int) -> Workload:
 
 
 def table_batch(samples: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Fifty features, two of which follow from the first as indicators of a market do, and three targets."""
+    """Return a batch of 50 features, two of them correlated with the first as market indicators are, and 3 targets."""
     features = torch.randn(samples, FEATURES, generator=generator)
     noise = torch.randn(samples, 2, generator=generator)
     features[:, 1] = 0.7 * features[:, 0] + 0.3 * noise[:, 0]

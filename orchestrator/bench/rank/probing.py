@@ -77,7 +77,7 @@ def probe(
     most_steps: int,
     most_seconds: float,
 ) -> dict[str, Any]:
-    """Steps on this rank alone: at each of the batch sizes, then through DDP at the smallest. What the budget forbids is left out."""
+    """Make steps on this rank alone: at each batch size, then through DDP at the smallest. Steps beyond the budget are left out."""
     clock, budget = DeviceClock(place.device), _Budget(most_steps, most_seconds)
     workload = make_workload(model, seed)
     _wake(place.device, clock)
@@ -110,7 +110,7 @@ def probe(
 
 
 def _wake(device: torch.device, clock: DeviceClock) -> None:
-    """Compute something else for a moment: the first steps of a device that idled are those of low clocks."""
+    """Compute something else for a moment: an idle device makes its first steps at low clocks."""
     matrix = torch.rand(256, 256, device=device)
     began = perf_counter()
     while perf_counter() - began < _WAKING_SECONDS:
@@ -121,9 +121,9 @@ def _wake(device: torch.device, clock: DeviceClock) -> None:
 def beside(
     place: Place, rank: int, *, ranks: int, model: str, seed: int, precision: str, batch: int, steps: int
 ) -> list[float]:
-    """Seconds of each of a few steps while so many ranks make the same steps, without waiting for each other.
+    """Return the seconds of a few steps while this many ranks make the same steps, without waiting for each other.
 
-    The first step of each rank warms up. Those of the first rank count; the others make some more, so as to be there until its last.
+    The first step of each rank warms up. Only the steps of rank 0 count; the others make twice as many, to run until its last one.
     """
     clock, group = DeviceClock(place.device), place.groups[ranks]
     stepper = Stepper(
@@ -136,7 +136,7 @@ def beside(
 
 
 def _buckets(stepper: Stepper, place: Place, clock: DeviceClock, budget: _Budget) -> list[tuple[float, int]]:
-    """Return the share of backward after which each bucket is ready, and its bytes, of the last step."""
+    """Return, for the last step, the share of backward after which each bucket is ready, and the bucket's bytes."""
     timer = BucketTimer(clock, place.groups[1])
     stepper.wrap(place.groups[1], timer)
     shares: list[tuple[float, int]] = []
@@ -152,7 +152,7 @@ def _buckets(stepper: Stepper, place: Place, clock: DeviceClock, budget: _Budget
 
 
 def all_reduce(place: Place, rank: int, *, ranks: int, sizes: Sequence[int]) -> list[float]:
-    """Seconds of an all-reduce of so many bytes each, ranks arriving together."""
+    """Return the seconds of an all-reduce of each size in bytes, with all ranks starting together."""
     del rank
     group, clock = place.groups[ranks], DeviceClock(place.device)
     found = []
@@ -179,7 +179,7 @@ def _reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None, ranks: int) -
 
 
 def overlap(place: Place, rank: int, *, ranks: int, size: int) -> float:
-    """The share of an all-reduce that computation beside it hides: 1 where both take as long as the longer alone."""
+    """Return the share of an all-reduce that computation hides: 1 where both take as long as the longer alone."""
     del rank
     group, clock = place.groups[ranks], DeviceClock(place.device)
     tensor, matrix = torch.zeros(max(1, size // 4), device=place.device), torch.rand(192, 192, device=place.device)
@@ -213,13 +213,13 @@ def overlap(place: Place, rank: int, *, ranks: int, size: int) -> float:
 
 
 def reference_steps(pilot: float) -> int:
-    """Steps of a reference model of which one takes so many seconds."""
+    """Return the number of steps to make with a reference model that takes ``pilot`` seconds for one."""
     least, most = _REFERENCE_STEPS
     return int(min(max(_REFERENCE_SECONDS / pilot, least), most))
 
 
 def reference(place: Place, rank: int, *, ranks: int, width: int, layers: int, precision: str) -> dict[str, float]:
-    """Seconds of a step of a reference model while so many ranks make one: left alone, and each waiting for the others after it.
+    """Return a reference model's seconds per step while this many ranks make one: alone, and waiting for the others after it.
 
     The number of steps follows from the slowest rank's time.
     """
@@ -232,7 +232,7 @@ def reference(place: Place, rank: int, *, ranks: int, width: int, layers: int, p
     workload = Workload(model=nn.Sequential(*parts[:-1]), batch=table_batch, loss=nn.functional.mse_loss)
     stepper = Stepper(workload, batch=32, precision=precision, device=place.device, clock=clock, seed=rank)
     pilot = fmean(stepper.block(5).steps[1:])
-    wanted = torch.tensor([float(reference_steps(pilot))])  # the same type on every rank, or gloo ends them
+    wanted = torch.tensor([float(reference_steps(pilot))])  # the same type on every rank, or gloo ends the processes
     if ranks > 1:
         dist.all_reduce(wanted, dist.ReduceOp.MIN, group=group)
     steps = int(wanted.item())

@@ -1,8 +1,8 @@
 """Runs an unchanged training script on one rank, for a few optimizer steps, and reports their times.
 
 Started by ``bench/advisor/script_probe.py`` with the script's interpreter, as ``script.py FD LIMITS script|module TARGET ARGS...``; needs torch
-and the standard library alone. The script is not changed: a step ends where its first optimizer's ``step()`` returns, backward is what ``torch.autograd.backward``
-takes. After the last step the process ends at once, whatever the script would do next.
+and the standard library alone. The script is not changed: a step ends where its first optimizer's ``step()`` returns, backward is the time of
+``torch.autograd.backward``. After the last step the process ends at once, whatever the script would do next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StepWatch:
         self._seen = 0
 
     def install(self) -> None:
-        """Watch every optimizer and backward pass of this process from here on."""
+        """Time every later optimizer step and backward pass of this process."""
         inner = torch.autograd.backward
 
         def timed(*args: Any, **kwargs: Any) -> None:
@@ -60,10 +60,10 @@ class StepWatch:
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """One step of a script with several optimizers is from one step of the first to the next."""
+        """Record a step: with several optimizers, from one step of the first optimizer to its next."""
         if self._optimizer is None:
             self._optimizer = optimizer
-            # Before the next zero_grad: which parameters have gradients is known now.
+            # Before the next zero_grad: only now is it known which parameters have gradients.
             parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self._sizes = [p.numel() * p.element_size() for p in parameters]
         if optimizer is not self._optimizer:
@@ -100,7 +100,7 @@ class StepWatch:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the script until its steps are timed; one that ends earlier is reported with its steps."""
+    """Run the script until its steps are timed; if it ends earlier, report the steps that it made."""
     descriptor, limits, kind, target, *args = arguments
 
     def report(figures: dict[str, Any]) -> None:

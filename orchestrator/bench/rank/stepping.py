@@ -32,7 +32,7 @@ WINDOW: Final = 10
 STABLE: Final = 0.05
 MOST_WINDOWS: Final = 10
 MOST_SECONDS: Final = 3.0
-"""No further window of warm-up after so long."""
+"""Warm-up begins no further window after this time."""
 _AUTOCAST: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -71,13 +71,13 @@ class Stepper:
         self.use(batch)
 
     def use(self, batch: int) -> None:
-        """Train with batches of this size from here on: each step with one of them, in as many passes as are accumulated."""
+        """Train with batches of this size from now on: each step uses one, in as many passes as are accumulated."""
         generator = torch.Generator().manual_seed(self._seed)
         made = [self._make(batch // self._passes, generator) for _ in range(BATCHES)]
         self._batches = cycle([(inputs.to(self._device), targets.to(self._device)) for inputs, targets in made])
 
     def wrap(self, group: dist.ProcessGroup | None, timer: BucketTimer | None = None) -> None:
-        """Train through DDP from here on; with a timer as its hook."""
+        """Train through DDP from now on, with the timer, if given, as its hook."""
         ids = [self._device.index] if self._device.type == "cuda" else None
         self.wrapped = DistributedDataParallel(self.model, device_ids=ids, process_group=group)
         if timer is not None:
@@ -86,7 +86,7 @@ class Stepper:
             )  # DDP refuses annotations of Any
 
     def spread(self, gpus: int) -> None:
-        """Hand each batch to so many GPUs, from this process (DataParallel)."""
+        """Distribute each batch over this many GPUs, from this process (DataParallel)."""
         self.wrapped = DataParallel(self.model, device_ids=list(range(gpus)))
 
     @property
@@ -94,7 +94,7 @@ class Stepper:
         return next(self.model.parameters()).device
 
     def forward(self) -> Tensor:
-        """Return the loss of the next batch, scaled as fp16 needs it. A disabled autocast or scaler costs microseconds: fp32 has none."""
+        """Return the loss of the next batch, scaled for fp16. A disabled autocast or scaler costs microseconds: fp32 uses none."""
         inputs, targets = next(self._batches)
         if self._autocast is None:
             return self._loss(self.wrapped(inputs), targets)
@@ -113,12 +113,12 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """One whole step."""
+        """Make one whole step."""
         self.backward()
         self.update()
 
     def backward(self) -> None:
-        """Forward and backward of every pass; the last of them sends gradients."""
+        """Run forward and backward of every pass; the last pass communicates gradients."""
         if self._passes == 1:
             self.forward().backward()
             return
@@ -128,7 +128,7 @@ class Stepper:
         (self.forward() / self._passes).backward()
 
     def without_communication(self) -> contextlib.AbstractContextManager[Any]:
-        """In this context, steps keep their gradients to this rank."""
+        """Return a context in which steps do not communicate gradients."""
         return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else contextlib.nullcontext()
 
     def block(self, steps: int) -> Block:
@@ -147,7 +147,7 @@ class Stepper:
         return self._clock.mark()
 
     def hooked(self, timer: BucketTimer, steps: int) -> Iterator[StepMarks]:
-        """Make this many steps with the hook's marks."""
+        """Make this many steps; yield the hook's marks of each."""
         for _ in range(steps):
             marks = timer.begin()
             self.backward()
@@ -163,9 +163,9 @@ def together(group: dist.ProcessGroup | None, ranks: int) -> None:
 
 
 def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, window: int = WINDOW) -> tuple[int, bool]:
-    """Make steps until the median step of a window is within 5 % of the previous window's; return the steps, and whether so.
+    """Make steps until a window's median is within 5 % of the previous one's; return their number, and whether it is.
 
-    The ranks decide together, by the least stable and the slowest of them: one that went on alone would wait for the others.
+    The ranks decide together, by the least stable and the slowest of them: a rank that went on alone would wait for ever.
     """
     first = stepper.block(window)
     before, spent = median(first.steps), first.seconds
@@ -185,7 +185,7 @@ def warm_up(stepper: Stepper, group: dist.ProcessGroup | None, ranks: int, windo
 def communication_split(
     stepper: Stepper, clock: DeviceClock, group: dist.ProcessGroup | None, ranks: int, steps: int
 ) -> dict[str, float]:
-    """A mean step's computation without communication, and its exposed and hidden communication, in seconds."""
+    """Measure a mean step's computation without communication, and its exposed and hidden communication, in seconds."""
     with stepper.without_communication():
         stepper.block(max(1, steps // 4))
         together(group, ranks)

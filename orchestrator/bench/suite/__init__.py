@@ -1,5 +1,5 @@
-"""`orch bench --suite training`: what a training system's documentation claims, each claim beside what is measured here.
+"""`orch bench --suite training`: compares the claims of a training system's documentation with measurements made here.
 
-Must not measure by itself: ``bench/rounds.py`` does. ``claims.py`` has the claims, ``quantities.py`` what they are about,
-``report.py`` the text. Begin with ``training.py``.
+Must not measure by itself: ``bench/rounds.py`` does. ``claims.py`` has the claims, ``quantities.py`` the quantities that
+they are about, ``report.py`` the text. Begin with ``training.py``.
 """

@@ -1,6 +1,6 @@
-"""The claims of the training system's documentation as values, and what measured ones make of them. Pure.
+"""The claims of the training system's documentation as values, and their comparison with measured ones. Pure.
 
-They are of GPUs that the documentation does not name. What is measured on processors is shown beside them and decides nothing.
+They are about GPUs that the documentation does not name. Measurements on processors are shown beside them and decide nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Quantity(enum.StrEnum):
-    """What a claim is about."""
+    """Subjects of the claims."""
 
     DATA_PARALLEL_SPEED_UP = "data_parallel_speed_up"
     DATA_PARALLEL_MEMORY = "data_parallel_memory"
@@ -32,7 +32,7 @@ class Quantity(enum.StrEnum):
 
 
 class Finding(enum.StrEnum):
-    """What the measurement makes of a claim."""
+    """Result of comparing a claim with the measurement."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -42,7 +42,7 @@ class Finding(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A quantity of so many GPUs is said to be at least, or at most, so much."""
+    """Statement that a quantity on a number of GPUs is at least, or at most, a value."""
 
     quantity: Quantity
     gpus: int
@@ -84,7 +84,7 @@ CLAIMS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A quantity as it was found with so many ranks or GPUs. ``on_gpus``: whether the claims are about such devices."""
+    """A quantity as measured with a number of ranks or GPUs. ``on_gpus``: whether the claims are about such devices."""
 
     quantity: Quantity
     gpus: int
@@ -94,7 +94,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A claim, what was measured of it, and what follows. ``needs`` says what is missing for it."""
+    """A claim, its measurement, and the finding. ``needs`` names the hardware that is missing for it."""
 
     claim: Claim
     measured: Measured | None
@@ -103,7 +103,7 @@ class Checked:
 
 
 def check_claim(claim: Claim, found: Mapping[tuple[Quantity, int], Measured]) -> Checked:
-    """Hold a claim against what was measured of the same quantity on as many GPUs."""
+    """Compare a claim with the measurement of the same quantity on the same number of GPUs."""
     measured = found.get((claim.quantity, claim.gpus))
     if measured is None or not measured.on_gpus:
         needs = f"needs {claim.gpus} GPU{'s' * (claim.gpus != 1)}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.results import CellResult
 
 PASSES: Final = 4
-"""Of a step with accumulation."""
+"""Number of passes of a step with accumulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class Plan:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Each once."""
+        """All configurations, each once."""
         every = (self.single, *self.ddp, *self.data_parallel, self.mixed, self.accumulated, *self.other_models)
         return tuple(dict.fromkeys(every))
 
 
 def plan_of(*, model: str, per_rank: int, ranks: Sequence[int], gpus: int, mixed: str) -> Plan:
-    """For a batch per rank and numbers of ranks; DataParallel where there are GPUs. ``mixed`` is the lower precision."""
+    """Return the plan for a batch per rank and numbers of ranks; DataParallel on GPUs. ``mixed``: lower precision."""
     several = sorted(n for n in ranks if n > 1)
     most = several[-1] if several else 1
     others = [name for name in MODELS if name != model] if most > 1 else []
@@ -59,7 +59,7 @@ def plan_of(*, model: str, per_rank: int, ranks: Sequence[int], gpus: int, mixed
 def quantities(
     plan: Plan, results: Mapping[Cell, CellResult], *, on_gpus: bool
 ) -> dict[tuple[Quantity, int], Measured]:
-    """Every quantity that both of its configurations have runs for. Memory is reported on GPUs alone: a process's is mostly torch itself."""
+    """Return the quantities whose configurations both have runs. Memory is reported on GPUs alone: a process's is mostly torch itself."""
     usable = {cell: one for cell, one in results.items() if one.runs}
     found = [
         *_of_ddp(plan, usable, on_gpus=on_gpus),
@@ -86,7 +86,7 @@ def _of_ddp(plan: Plan, usable: Mapping[Cell, CellResult], *, on_gpus: bool) -> 
 
 
 def _of_communication(plan: Plan, usable: Mapping[Cell, CellResult], *, on_gpus: bool) -> Iterator[Measured]:
-    """The median model's share in each round, on the most ranks; claimed of two GPUs and more."""
+    """Yield the median share over the models in each round, on the most ranks; the claim is about two GPUs and more."""
     shares = [exposed_share(usable[cell]) for cell in (*plan.ddp[-1:], *plan.other_models) if cell in usable]
     medians = [median(one) for one in zip(*shares, strict=False)]
     if medians:

@@ -1,4 +1,4 @@
-"""training_suite_{model}.md: the document's tables as measured here, and each of its claims beside what was found. Values in, Markdown out."""
+"""training_suite_{model}.md: the document's tables as measured here, and each claim beside the measurement. Values in, Markdown out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def render_suite(
     results: Mapping[Cell, CellResult],
     checked: Sequence[Checked],
 ) -> str:
-    """The whole report."""
+    """Return the whole report."""
     usable = {cell: one for cell, one in results.items() if one.runs}
     where = "processors, over gloo" if device == "cpu" else "GPUs"
     lines = [
@@ -77,7 +77,7 @@ def _throughput(plan: Plan, usable: Mapping[Cell, CellResult], device: str) -> I
 
 
 def _memory(one: CellResult, device: str) -> str:
-    """Of all GPUs of the row, as the document counts DataParallel's; for several ranks, of each."""
+    """Return the memory of all GPUs of the row, as the document counts DataParallel's; for several ranks, of each."""
     if device == "cpu":
         return "needs a GPU"
     most = max(run.all_memory_bytes if one.cell.gpus else run.peak_memory_bytes for run in one.runs)
@@ -130,13 +130,13 @@ def _communication(request: BenchRequest, plan: Plan, usable: Mapping[Cell, Cell
     if not rows:
         yield "One rank alone does not communicate."
         return
-    yield "Of a step, what it waits for all-reduces; what is hidden behind computation costs nothing."
+    yield "The part of a step spent waiting for all-reduces; communication hidden behind computation costs nothing."
     yield ""
     yield from table(("model", "ranks", "exposed share", "95 % interval", "hidden ms"), rows)
 
 
 def claim_lines(checked: Sequence[Checked]) -> Iterator[str]:
-    """The claims as a table."""
+    """Yield the lines of a table of the claims."""
     rows = []
     for one in checked:
         claim, sign = one.claim, "at least" if one.claim.at_least else "at most"
@@ -169,7 +169,7 @@ def _remarks(device: str, results: Mapping[Cell, CellResult]) -> Iterator[str]:
 
 
 def checked_json(one: Checked) -> dict[str, Any]:
-    """One entry of ``claims``."""
+    """Return one entry of ``claims``."""
     return {
         "quantity": one.claim.quantity.value,
         "gpus": one.claim.gpus,

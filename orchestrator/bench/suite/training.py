@@ -1,4 +1,4 @@
-"""Runs the training suite: measures its configurations in turn, holds the claims against them, writes JSON and a report."""
+"""Runs the training suite: measures its configurations in turn, compares the claims with them, writes JSON and a report."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 SUITES: Final = ("training",)
 BATCH: Final = 32
-"""Of each rank, where none is asked for: that of the document."""
+"""Default batch size per rank: that of the document."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteOutcome:
-    """What came of the suite."""
+    """Results of the suite, its report and its files."""
 
     plan: Plan
     results: Mapping[Cell, CellResult]
@@ -45,7 +45,7 @@ class SuiteOutcome:
 
 
 def check_suite(name: str, request: BenchRequest) -> None:
-    """Raise BenchError for a suite that is not known, or a request that it has no use for."""
+    """Raise BenchError for an unknown suite, or a request with options that it does not support."""
     if name not in SUITES:
         raise BenchError(f"--suite {name} is not known", hint=f"one of: {', '.join(SUITES)}")
     check(request)

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.external.file_facts import Facts
 
 SETTLE_SECONDS = 2.0  # without a change before something counts as written
-QUIET_SECONDS = 0.02  # before a copy is begun: two ticks of the file systems' clock
-_FEWER_FILES_SECONDS = 20.0  # until one with fewer files than the previous one counts
+QUIET_SECONDS = 0.02  # without a change before a copy begins: two ticks of the file systems' clock
+_FEWER_FILES_SECONDS = 20.0  # without a change until a checkpoint with fewer files than the previous one counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterEnd:
-    """When the process that writes the files ended (seconds since the epoch), None while it runs; whether it had finished."""
+    """End of the process that writes the files: time (seconds since the epoch), None while it runs; whether it finished."""
 
     at: float | None = None
     well: bool = False
@@ -42,7 +42,7 @@ class CompletenessCheck:
         """Whether the files in ``facts`` are a complete checkpoint.
 
         ``is_copied``: it is copied before it can change. ``previous`` gives the files of the newest complete one.
-        Raises CorruptCheckpointError where a format proves one torn, OSError where one cannot be read.
+        Raises CorruptCheckpointError where a format proves a file torn, OSError where a file cannot be read.
         """
         proofs = [file_formats.check(member(path, name)) for name in facts]
         if writer.well:

@@ -77,7 +77,7 @@ class ExternalCheckpoints:
         self._retention = FileRetention(settings.keep, self._registry, self._copies, self._glob)
         self.problems: list[str] = []
         self.notes: list[Note] = []
-        """Notes about files that are incomplete, or that none is used."""
+        """Notes that a copy was restored or used, or that no file is used."""
         self.is_waiting = False
         """Whether a file that needs a copy is being written."""
 
@@ -88,7 +88,7 @@ class ExternalCheckpoints:
 
     @property
     def copy_failure(self) -> str:
-        """Why the newest complete file has no copy; empty when it has one, or needs none."""
+        """Reason why the newest complete file has no copy; empty when it has one, or needs none."""
         return self._copies.failure
 
     def adopt_none(self) -> None:
@@ -107,7 +107,7 @@ class ExternalCheckpoints:
         ended_well: bool = False,
         step_at: StepAt | None = None,
     ) -> list[CheckpointInfo]:
-        """Register what has become complete; return the new ones, oldest first.
+        """Register the checkpoints that have become complete; return the new ones, oldest first.
 
         ``writer_gone_at`` (seconds since the epoch): when the writer ended; ``ended_well``: it finished. ``step_at``
         gives the step of a file whose name does not contain it.
@@ -140,7 +140,7 @@ class ExternalCheckpoints:
         return fresh
 
     def newest_good(self, *, attempt: int) -> str | None:
-        """Return the newest unchanged one, the same for every call of one attempt; None when there is none.
+        """Return the path of the newest unchanged checkpoint, the same in every call of one attempt; None without any.
 
         Each changed one is marked in the registry, with a note in ``problems``. Where only a copy is left, it is restored.
         """
@@ -158,17 +158,17 @@ class ExternalCheckpoints:
             return chosen[str(attempt)]
 
     def newest_info(self) -> CheckpointInfo | None:
-        """Return the newest that is registered as valid."""
+        """Return the newest checkpoint that is registered as valid; None when there is none."""
         return next((info for info in self.infos() if info.status is CheckpointStatus.COMPLETE), None)
 
     def infos(self) -> list[CheckpointInfo]:
-        """Return everything registered that still exists, newest first. Reads no content."""
+        """Return every registered checkpoint that still exists, newest first. Reads no content."""
         return existing(self._registry.read(), self._copies)
 
     def verify(self, info: CheckpointInfo) -> CheckpointInfo:
         """Compare every byte with the registered digests; return the entry with its status. Changes nothing.
 
-        For one that its script has begun to overwrite, the copy counts, and the path is the copy's.
+        For a file that its script has begun to overwrite, the copy is verified, and the path is the copy's.
         """
         entry = self._registry.read()["known"].get(info.path)
         if entry is None:
@@ -179,7 +179,7 @@ class ExternalCheckpoints:
         return info_of(info.path, {**entry, "why": why})
 
     def retain(self) -> list[str]:
-        """Delete what is older than the ``keep`` newest valid ones; return what was deleted.
+        """Delete the checkpoints older than the ``keep`` newest valid ones; return the paths of the deleted ones.
 
         Nothing is deleted unless the newest remaining one verifies.
         """
@@ -189,7 +189,7 @@ class ExternalCheckpoints:
     # -- finding
 
     def _unregistered(self, registry: Mapping[str, Any]) -> Iterator[str]:
-        """Return matches that are new, or were written again since they were registered; of those only copies still count."""
+        """Yield matches that are new, or rewritten since registration; these stay registered only with a copy."""
         for path in self._glob.matches():
             text = file_facts.text(facts_of(path))
             if path in registry["removing"] or registry["foreign"].get(path) == text:
@@ -211,7 +211,7 @@ class ExternalCheckpoints:
     # -- registering
 
     def _register(self, path: str, facts: Facts, registry: dict[str, Any], look: _Scan) -> dict[str, Any] | None:
-        """Return the registry's entry; None when it is incomplete, or changed while it was read."""
+        """Return the checkpoint's registry entry; None when it is incomplete, or changed while it was read."""
         overwritten = self._is_overwritten(path, facts, registry)
         try:
             if not self._completeness.is_complete(

@@ -21,7 +21,7 @@ Facts = dict[str, tuple[int, int]]
 
 
 def facts_of(path: str) -> Facts:
-    """Every regular file of a checkpoint; links are left out."""
+    """Return the facts of every regular file of a checkpoint; links are left out."""
     found: Facts = {}
     if os.path.islink(path):
         return found
@@ -41,7 +41,7 @@ def facts_of(path: str) -> Facts:
 
 
 def changed_at(path: str, facts: Facts) -> float:
-    """Return when any part of it was last written, a file created or removed."""
+    """Return when the checkpoint last changed: a file written, created or removed (seconds since the epoch)."""
     times = [mtime for _, mtime in facts.values()]
     for folder in (path, *(os.path.join(path, os.path.dirname(name)) for name in facts if name)):
         with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ def changed_at(path: str, facts: Facts) -> float:
 
 
 def text(facts: Facts) -> str:
-    """The facts as the registry keeps them."""
+    """Return the facts as the registry stores them."""
     return json.dumps(sorted((name, *values) for name, values in facts.items()))
 
 
@@ -60,7 +60,7 @@ def member(path: str, name: str) -> str:
 
 
 def digests(path: str, names: Iterable[str]) -> dict[str, list[Any]]:
-    """Size and SHA-256 of the named files of a checkpoint. Raises OSError."""
+    """Return size and SHA-256 of the named files of a checkpoint. Raises OSError."""
     return {name: list(file_formats.digest(member(path, name))) for name in names}
 
 

@@ -1,7 +1,7 @@
 """Checks whether a script's file is complete, by its format. Reads no more than necessary.
 
 A zip file (torch.save, npz) ends with its table of contents, a safetensors file begins with the length of its content,
-JSON has a definite end. Other formats do not show it. The files are untrusted: only regular ones are opened, links are not
+JSON has a definite end. Other formats show no end. The files are untrusted: only regular ones are opened, links are not
 followed, and every read is bounded.
 """
 
@@ -40,14 +40,14 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def digest(path: str) -> tuple[int, str]:
-    """Size and SHA-256 of a regular file."""
+    """Return size and SHA-256 of a regular file."""
     with open_regular(path) as file:
         sha256 = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # an unbuffered file is one, too
         return file.tell(), sha256.hexdigest()
 
 
 def check(path: str) -> bool:
-    """Whether the format proves the file complete; False where it does not show it.
+    """Whether the format proves the file complete; False where the format cannot prove it.
 
     Raises CorruptCheckpointError when the file is incomplete, OSError when it is not a regular file.
     """

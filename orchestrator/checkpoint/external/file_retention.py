@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FileRetention:
-    """Keeps the ``keep`` newest (None: all). The caller holds the registry's lock."""
+    """Deletes all but the ``keep`` newest checkpoints (None: keeps all). The caller holds the registry's lock."""
 
     def __init__(self, keep: int | None, file: RegistryFile, copies: OverwrittenFiles, glob: WatchedGlob) -> None:
         self._keep = keep
@@ -30,7 +30,7 @@ class FileRetention:
         self._glob = glob
 
     def apply(self, registry: dict[str, Any]) -> list[str]:
-        """Delete what is older than the ones to keep; return what was deleted. Nothing unless the newest one verifies."""
+        """Delete checkpoints beyond the ``keep`` newest; return their paths. Delete none unless the newest verifies."""
         self._finish_removals(registry)
         good = [info for info in existing(registry, self._copies) if info.status is CheckpointStatus.COMPLETE]
         if self._keep is None or len(good) <= self._keep:

@@ -29,10 +29,10 @@ class OverwrittenFiles:
     def __init__(self, storage: LocalStorage) -> None:
         self._storage = storage
         self.failure = ""
-        """Why the newest complete file has no copy; empty when it has one, or needs none."""
+        """Reason why the newest complete file has no copy; empty when it has one, or needs none."""
 
     def take(self, path: str, facts: Facts, registry: dict[str, Any]) -> str | None:
-        """Return the name of a new, complete copy, below the registry; empty if copying fails, None if the file changed."""
+        """Copy the file; return the copy's name below the registry, empty if copying fails, None if the file changed."""
         inode = os.lstat(path).st_ino
         known, replaced = registry["inodes"].get(path, (inode, 0))
         replaced = replaced + 1 if inode != known else 0

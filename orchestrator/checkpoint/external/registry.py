@@ -21,18 +21,18 @@ _FILE = "registry.json"
 
 
 class RegistryFile:
-    """Reads and writes the registry; ``storage`` is the private directory that it lies in, with the copies."""
+    """Reads and writes the registry; ``storage`` is the private directory that contains it and the copies."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self.storage = LocalStorage(directory, private=True)
 
     def lock(self) -> AbstractContextManager[object]:
-        """Hold the lock under which one process at a time reads, changes and writes."""
+        """Return a context manager that holds the lock under which one process at a time reads, changes and writes."""
         return self.storage.lock()
 
     def read(self) -> dict[str, Any]:
-        """Return the registered files; an empty registry where there is none, or it is unreadable."""
+        """Return the registry; an empty one where there is none, or it is unreadable."""
         try:
             registry: dict[str, Any] = json.loads(bytes(self.storage.read(_FILE)))
         except (FileNotFoundError, ValueError):
@@ -55,7 +55,7 @@ class RegistryFile:
 
 
 def info_of(path: str, entry: Mapping[str, Any]) -> CheckpointInfo:
-    """Return what the registry's entry says of a checkpoint."""
+    """Return the information about a checkpoint from its registry entry."""
     return CheckpointInfo(
         name=Path(path).name,
         path=path,
@@ -70,11 +70,11 @@ def info_of(path: str, entry: Mapping[str, Any]) -> CheckpointInfo:
 
 
 def existing(registry: Mapping[str, Any], copies: OverwrittenFiles) -> list[CheckpointInfo]:
-    """Return everything registered of which the file or its copy still exists, newest first. Reads no content."""
+    """Return every registered checkpoint that still exists, itself or as a copy, newest first. Reads no content."""
     infos = [
         info_of(path, entry)
         for path, entry in registry["known"].items()
         if os.path.lexists(path) or (entry.get("copy") and copies.path(entry).exists())
     ]
-    # A newer attempt first: it may run on another node, by whose clock its files look older.
+    # A newer attempt first: it may run on another node, where a different clock makes its files look older.
     return sorted(infos, key=lambda info: (info.attempt, info.created_at or 0.0, info.step), reverse=True)

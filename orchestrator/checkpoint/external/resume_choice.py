@@ -1,7 +1,7 @@
-"""Which of a job's own files an attempt resumes from.
+"""Choice of the file, among a job's own, from which an attempt resumes.
 
 Restores torn files from their copies. Marks in the registry those that were changed since they were registered, and
-notes what a user should know.
+adds notes for the user.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class Note:
 
 
 class ResumeChoice:
-    """The choice of one attempt, with the problems and notes that come of it. The caller holds the registry's lock and writes it."""
+    """Choice of one attempt, with its problems and notes. The caller holds the registry's lock and writes the registry."""
 
     def __init__(self, registry: dict[str, Any], copies: OverwrittenFiles, *, attempt: int) -> None:
         self._registry = registry
         self._copies = copies
         self._attempt = attempt
         self.problems: list[str] = []
-        """Which registered files were changed, or could not be restored."""
+        """Registered files that were changed, or could not be restored, each with the reason."""
         self.notes: list[Note] = []
 
     def make(self) -> str | None:
-        """Return the path of the newest unchanged one; None when there is none. Restores older files, too."""
+        """Return the path of the newest unchanged file; None when there is none. Restores older files, too."""
         chosen = self._newest_unchanged()
         self._put_all_back()
         return chosen
@@ -74,20 +74,20 @@ class ResumeChoice:
         return None
 
     def _restored(self, path: str, why: str) -> str:
-        """Return where the file's copy is readable: in the file's place, unless the present file may be complete, too."""
+        """Return the path of the copy: restored to the file's place, unless the present file may be complete, too."""
         entry = self._registry["known"][path]
         which = f"the copy of step {entry['step']}" if entry["step"] else "its newest copy"
         if is_torn(path) and self._put_back(path):
             self._note(
                 "checkpoint_restored",
-                f"attempt {self._attempt}: {path} was not whole after its writer's end; {which} was put back",
+                f"attempt {self._attempt}: {path} was not whole after its writer's end; {which} was restored",
             )
             return path
         self._note("checkpoint_copy_used", f"attempt {self._attempt}: {path}: {why}; {which} is used instead")
         return str(self._copies.path(entry))
 
     def _put_all_back(self) -> None:
-        """Restore older files too: a script may read others than the newest."""
+        """Restore older files too: a script may read files other than the newest."""
         for path, entry in self._registry["known"].items():
             if entry.get("copy") and os.path.lexists(path) and is_torn(path) and self._copies.is_good(entry):
                 self._put_back(path)
@@ -96,7 +96,7 @@ class ResumeChoice:
         try:
             self._copies.put_back(path, self._registry)
         except OSError as error:
-            self.problems.append(f"{path}: its copy could not be put back: {error.strerror or error}")
+            self.problems.append(f"{path}: its copy could not be restored: {error.strerror or error}")
             return False
         return True
 

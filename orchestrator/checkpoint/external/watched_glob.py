@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """What to watch: a glob (relative to ``directory`` unless absolute), the registry's path, how many to keep."""
+    """A glob (relative to ``directory`` unless absolute), the registry's path, the number of checkpoints to keep."""
 
     pattern: str
     directory: str

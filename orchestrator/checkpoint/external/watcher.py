@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 1.0
 OFTEN_SECONDS = 0.25  # for a file that each save overwrites
-FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then half as long again each time
+FIRST_WAIT_SECONDS = 0.05  # while such a file is being written; then 1.5 times as long each time
 BUSY_SHARE = 0.2  # of the time, at most, is spent copying and hashing
 MOST_SAMPLES = 4096
 COPY_FAILED = "copy"
@@ -70,7 +70,7 @@ class FileWatcher:
         self._gone_at, self._well = at, well
 
     def look(self) -> None:
-        """Register what has become complete, and delete what is not kept. Storage errors appear in ``status``."""
+        """Register newly complete checkpoints, and apply retention. Storage errors appear in ``status``."""
         with self._lock:
             try:
                 self._sample()
@@ -84,10 +84,10 @@ class FileWatcher:
                     self._fail(self._files.copy_failure, COPY_FAILED)
             except (
                 Exception
-            ) as error:  # the files are the script's; after an end of the thread none would be registered
+            ) as error:  # the files are the script's; if the thread ended, none of them would be registered
                 known = isinstance(error, OSError | CheckpointError)
                 shown = str(error) if known else f"{type(error).__name__}: {error}"
-                self._fail(f"what checkpoint.watch names could not be looked after: {shown}", failure_kind(error))
+                self._fail(f"the files of checkpoint.watch could not be processed: {shown}", failure_kind(error))
 
     def _run(self) -> None:
         pause, waiting = FIRST_WAIT_SECONDS, False
@@ -113,7 +113,7 @@ class FileWatcher:
         """Return the step at time ``at``, interpolated between two reports."""
         index = bisect_right(self._samples, (at, sys.maxsize))
         if index == 0:
-            return self._samples[0][1] if self._samples else None  # there was no earlier report
+            return self._samples[0][1] if self._samples else None  # no report is earlier
         before = self._samples[index - 1]
         if index == len(self._samples):
             return before[1]

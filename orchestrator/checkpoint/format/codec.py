@@ -49,7 +49,7 @@ class Leaf:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def memory(self) -> memoryview:
-        """The contiguous little-endian bytes; keep the leaf's owner alive and unchanged while using them."""
+        """Return the contiguous little-endian bytes; keep the leaf's owner alive and unchanged while using them."""
         return foreign.memory(self.source)
 
 
@@ -61,7 +61,7 @@ class Encoded:
     leaves: tuple[Leaf, ...]
 
     def tree_bytes(self) -> bytes:
-        """The tree as JSON text."""
+        """Return the tree as JSON text."""
         return json.dumps(self.tree, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -263,7 +263,7 @@ class _Decoder:
         restored: Any = OrderedDict(self.pairs(node))
         if "m" in node:
             restored._metadata = self.value(node["m"])  # noqa: SLF001  (torch's own attribute)
-        return restored  # type: ignore[no-any-return]  # what was taken apart is put together
+        return restored  # type: ignore[no-any-return]  # it is an OrderedDict
 
     def raw(self, node: Mapping[str, Any]) -> memoryview:
         entry = self._entries[node["n"]]

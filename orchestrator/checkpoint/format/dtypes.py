@@ -27,5 +27,5 @@ def torch_type(name: Any) -> Any:
     import torch
 
     if not isinstance(name, str) or not (name in TORCH_TYPES or name in OTHER_TORCH_TYPES) or not hasattr(torch, name):
-        raise ValueError(f"{name!r} is no type of this torch")
+        raise ValueError(f"{name!r} is not a type of this torch")
     return getattr(torch, name)

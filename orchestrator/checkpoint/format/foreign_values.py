@@ -207,7 +207,7 @@ def _restore_scalar(node: Mapping[str, Any]) -> Any:
 
 def _restore_numpy_type(numpy: Any, text: Any) -> Any:
     if not isinstance(text, str) or not _NUMPY_TYPE.fullmatch(text):
-        raise ValueError(f"{text!r} is no type of an array that is ever stored")
+        raise ValueError(f"{text!r} is not a stored type of array")
     return numpy.dtype(text)
 
 

@@ -48,7 +48,7 @@ def broken_name(name: str, number: int) -> str:
 
 
 def staging_name(version: Version, token: str) -> str:
-    """Return the directory in which the ranks of one run (``token``) write a checkpoint."""
+    """Return the name of the directory in which the ranks of one run (``token``) write a checkpoint."""
     return f"{_STAGING}{version.name}-{token}"
 
 
@@ -72,12 +72,12 @@ def is_removing(name: str) -> bool:
 
 
 def removed_name(name: str) -> str:
-    """The inverse of ``removing_name``."""
+    """Return the name from which ``removing_name`` made this one."""
     return name.removeprefix(_REMOVING)
 
 
 def ticket_name(attempt: int, token: str, number: int) -> str:
-    """Return the note in which the ranks of a run agree on the result of their ``number``-th load()."""
+    """Return the name of the note in which the ranks of a run agree on the result of their ``number``-th load()."""
     return f"{ticket_prefix(attempt, token)}{number}.json"
 
 

@@ -99,15 +99,15 @@ def _check_types(body: Mapping[str, Any]) -> None:
     counts = [body["step"], body["attempt"], body["world_size"], *body["ranks"]]
     counts += [record["bytes"] for record in body["files"].values()]
     if any(type(count) is not int or not 0 <= count < _MOST for count in counts):
-        raise TypeError("a count is none")
+        raise TypeError("a count is invalid")
     if not isinstance(body["job_id"], str) or type(body["created_at"]) not in (int, float):
         raise TypeError("job_id or created_at is malformed")
     if not math.isfinite(body["created_at"]):
-        raise ValueError("created_at is no time")
+        raise ValueError("created_at is not a time")
     if any(type(value) not in (int, float, str) for value in body["metrics"].values()):
-        raise TypeError("a metric is no number")
+        raise TypeError("a metric is not a number")
     if any(not isinstance(record["sha256"], str) for record in body["files"].values()):
-        raise TypeError("a digest is none")
+        raise TypeError("a digest is invalid")
 
 
 def render_files(files: Mapping[str, FileRecord]) -> dict[str, dict[str, Any]]:

@@ -132,7 +132,7 @@ def _holds(state: Any, kind: type) -> bool:
 
 
 def _own_piece(tensor: Any, path: str) -> dict[str, Any] | None:
-    """Return what this rank stores of a DTensor; None when it has no part of it, or another rank stores the same."""
+    """Return the piece of a DTensor that this rank stores; None when it has none, or another rank stores the same."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()

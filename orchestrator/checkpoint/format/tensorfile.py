@@ -5,7 +5,7 @@ actor writes tensors of any type without importing torch, and because reading an
 fast. The tests compare both directions with the package.
 
 Format: 8 bytes little-endian header length, JSON header ``{name: {dtype, shape, data_offsets}}`` padded with spaces,
-then the data without gaps. Entries are ordered by falling item size, so that every tensor is aligned.
+then the data without gaps. Entries are ordered by decreasing item size, so that every tensor is aligned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes how often to save: the interval that loses the least time, by the costs of saves, recoveries and failures. Pure.
 
-Saving too often costs the saves, too rarely the steps since the last one. With a save that takes Ts, a recovery that
-takes Tr, and a mean time Tf between failures, the share of time that moves training forward is greatest when
+Frequent saves cost their own time; rare ones cost the steps since the last save. With a save of Ts, a recovery
+of Tr, and a mean time Tf between failures, the share of time that moves training forward is greatest when
 saves start every Ts + sqrt(2 (Tf + Tr) Ts + Ts^2) (arXiv 2410.18124; for small Ts this is Young's sqrt(2 Tf Ts)).
 """
 
@@ -34,7 +34,9 @@ def optimal_interval(*, save_seconds: float, recovery_seconds: float, failure_se
     next step, ``failure_seconds`` the mean time between failures. Raises ValueError for invalid durations.
     """
     if not (save_seconds >= 0 and recovery_seconds >= 0 and failure_seconds > 0):
-        raise ValueError(f"no durations: save {save_seconds}, recovery {recovery_seconds}, failure {failure_seconds}")
+        raise ValueError(
+            f"invalid durations: save {save_seconds}, recovery {recovery_seconds}, failure {failure_seconds}"
+        )
     return save_seconds + math.sqrt(2 * (failure_seconds + recovery_seconds) * save_seconds + save_seconds**2)
 
 

@@ -1,4 +1,4 @@
-"""How often a persister looks for snapshots, and how much of the time it may write."""
+"""Pace of a persister: the pauses between its looks for snapshots, and the share of the time that it may write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOWER_FACTOR = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much of the time writes take, and how long to wait after failures and for missing parts."""
+    """Share of the time that writes may take, and the seconds to wait after failures and for missing parts."""
 
     busy_share: float = BUSY_SHARE
     retry_seconds: float = RETRY_SECONDS

@@ -1,4 +1,4 @@
-"""The snapshots of a rank that must reach storage, every one of them, and have not yet."""
+"""The snapshots of a rank that must reach storage and have not reached it yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PendingSnapshots:
-    """Reads them from the rank's slots: the rank marks its own, rank 0 publishes those of the best scores."""
+    """Reads such snapshots from the rank's slots: the rank marks its own, rank 0 publishes those of the best scores."""
 
     def __init__(
         self, directory: UnmappedDirectory, rank: int, *, pages: PersisterPages, record: PersisterRecord
@@ -25,18 +25,18 @@ class PendingSnapshots:
         return bool(self._found())
 
     def oldest(self) -> tuple[SnapshotMeta, FileSlot] | None:
-        """Return the oldest that can be read; give up those that never can be."""
+        """Return the oldest readable pending snapshot and its slot; give up those that can never be read."""
         for word, slot in sorted(self._found(), key=lambda item: item[0]):
             meta = slot.meta()
             if meta is not None:
                 return meta, slot
-            if slot.identity() == word:  # it is unreadable for good
+            if slot.identity() == word:  # it stays unreadable
                 slot.mark_stored(word)
                 self._record.failed(f"a snapshot in {slot.path} is damaged and was given up", "damaged")
         return None
 
     def steps(self) -> list[int]:
-        """Return their steps, the oldest version's first."""
+        """Return the steps of the pending snapshots, the oldest version's first."""
         found = [version_of(word) for word, _ in self._found()]
         return [version.step for version in sorted(version for version in found if version is not None)]
 

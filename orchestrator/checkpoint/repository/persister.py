@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.storage import Storage
 
 POLL_SECONDS = 0.05  # during a flush
-INTERVAL_SECONDS = 5.0  # between the starts of two writes: most that a lost node costs, beside the write
+INTERVAL_SECONDS = 5.0  # between the starts of two writes: with the write's duration, the most that a lost node costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
-    """Where and how checkpoints are kept; the snapshots themselves hold the other settings.
+    """Storage and retention of checkpoints; the snapshots themselves hold the other settings.
 
     ``environ`` holds the job's own credentials for a storage behind a URL.
     """
@@ -115,7 +115,7 @@ class SnapshotPersister:
 
     @property
     def gauge(self) -> StorageGauge:
-        """Return how the storage does that they are written to."""
+        """Return the gauge of the storage that the snapshots are written to."""
         return self._storage.gauge
 
     def hold_lease(self, attempt: int) -> None:
@@ -189,7 +189,7 @@ class SnapshotPersister:
             if word in (0, self._storage.done) or (self._record.is_waiting() and not flushing):
                 return False
             return self._persist(*next(found for found in mine if identity(found[0].version) == word))
-        except Exception as error:  # without this thread training would wait, and checkpoints stay in memory
+        except Exception as error:  # without this thread training would wait, and checkpoints would stay in memory
             known = isinstance(error, CheckpointError | OSError)
             self._record.failed(str(error) if known else f"{type(error).__name__}: {error}", failure_kind(error))
             return False

@@ -1,4 +1,4 @@
-"""The pages of words by which a rank's persister talks with its rank, and with the persisters of the other ranks."""
+"""The pages of words by which a rank's persister communicates with its rank and the persisters of the other ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class PersisterPages:
-    """The held version of the job, the state of storage of this rank, and what rank 0 wants on storage."""
+    """The held version of the job, the state of storage of this rank, and the snapshots that rank 0 requires there."""
 
     def __init__(self, directory: UnmappedDirectory, rank: int) -> None:
         self._directory, self._rank = directory, rank
@@ -25,7 +25,7 @@ class PersisterPages:
             self._leader = own if self._rank == 0 else self._directory.store_state(0)
             hold = self._directory.hold()
             own.serve(serving=True)
-            self._own, self._hold = own, hold  # both, or it is tried again
+            self._own, self._hold = own, hold  # both, or the next call tries again
         return self._hold
 
     def close(self) -> None:

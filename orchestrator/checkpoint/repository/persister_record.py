@@ -1,4 +1,4 @@
-"""What became of a rank's snapshots, write by write: the status that others read, and when a failed write is tried again."""
+"""Record of the writes of a rank's snapshots: the status that is reported, and when a failed write is tried again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PersisterRecord:
-    """Keeps ``status``, and reports a storage that fails to the rank. ``clock`` gives seconds that never go backwards."""
+    """Keeps ``status``, and reports failing storage to the rank. ``clock`` gives seconds that never go backwards."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class PersisterRecord:
             self._on_persisted(info)
 
     def failed(self, message: str, kind: str) -> None:
-        """Record a failure, and do not try again at once."""
+        """Record a failure, and delay the next try."""
         self._retry_at = self._clock() + self._pace.retry_seconds
         self._pages.fail(failing=True)
         before = self.status

@@ -33,9 +33,9 @@ _SHARED_TOKEN = "shared"  # noqa: S105  (no secret: names the staging directory 
 class CheckpointRepository:
     """The checkpoints of one job.
 
-    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences; None adopts
-    the newest seen, for runs without attempt numbers. ``token`` identifies a run within an attempt: equal on all ranks
-    of a run, and None where that cannot be ensured (then each rank verifies everything and decides alone what to load).
+    ``root`` is a directory that every rank sees, a URL (``s3://...``), or a Storage. ``attempt`` fences out older ones,
+    None adopts the newest seen, for runs without attempt numbers. ``token`` identifies a run within an attempt: equal
+    on all ranks, None where that cannot be ensured (then each rank verifies everything and decides alone what to load).
     ``snapshots`` are also searched when loading. ``environ``: see open_storage; ``lease``: see Fence.
     Not thread-safe; the caller serialises.
     """
@@ -110,7 +110,7 @@ class CheckpointRepository:
     def save_states(
         self, states: Mapping[str, Any], *, step: int, gang: bool, metrics: Mapping[str, float] | None = None
     ) -> CheckpointInfo | None:
-        """As ``save``, for the states of the parts by name (see sharded.parts_of)."""
+        """Store a checkpoint as ``save`` does, from the states of its parts by name (see sharded.parts_of)."""
         parts = {name: _part(part) for name, part in states.items()}
         return self.save_parts(parts, step=step, gang=gang, metrics=metrics)
 
@@ -123,7 +123,7 @@ class CheckpointRepository:
         metrics: Mapping[str, float] | None = None,
         still_valid: Callable[[], bool] = lambda: True,
     ) -> CheckpointInfo | None:
-        """As ``save``, for encoded parts. ``gang``: every rank contributes.
+        """Store a checkpoint as ``save`` does, from encoded parts. ``gang``: every rank contributes.
 
         ``still_valid`` is called once the parts were read; when it returns False, OvertakenError is raised.
         """
@@ -181,7 +181,7 @@ class CheckpointRepository:
         return None
 
     def list(self) -> tuple[CheckpointInfo, ...]:
-        """List everything, newest first: complete, broken (and why), incomplete. Reads manifests only."""
+        """List all checkpoints, newest first: complete, broken (and why), incomplete. Reads manifests only."""
         return self._directory.infos()
 
     def verify(self, info: CheckpointInfo) -> CheckpointInfo:
@@ -189,7 +189,7 @@ class CheckpointRepository:
         return self._directory.verified(info)
 
     def retain(self) -> tuple[str, ...]:
-        """Remove what retention does not keep; return the names of the removed complete checkpoints."""
+        """Remove the checkpoints that retention does not keep; return the names of the removed complete checkpoints."""
         return self._directory.retain(self.retention)
 
 

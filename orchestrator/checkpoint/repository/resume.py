@@ -1,4 +1,4 @@
-"""Chooses what a run resumes from: the newest in memory and storage, the same on every rank.
+"""Chooses the checkpoint that a run resumes from: the newest in memory and storage, the same on every rank.
 
 Ranks do not communicate here. The first one that has decided leaves a note in the checkpoint directory, and the others
 follow it; so they agree even when a checkpoint is found damaged, or becomes complete, between their reads.
@@ -27,7 +27,7 @@ _NOTHING = ""
 
 
 class Resume:
-    """Finds one rank's checkpoint to start from. ``token`` None: there is no run to agree with."""
+    """Finds the checkpoint from which one rank starts. ``token`` None: the rank decides alone."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ Found = list[tuple["SnapshotMeta", "FileSlot"]]
 
 
 class Rounds:
-    """When rank 0's persister begins and ends them. ``clock`` gives seconds that never go backwards."""
+    """Begins and ends the rounds, for rank 0's persister. ``clock`` gives seconds that never go backwards."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Rounds:
         if flushing and self._storage.holds(whole):
             return
         if any(slot.pending() == newest for slot in self._directory.slots(0)):
-            return  # every rank writes it without being asked
+            return  # every rank writes a pending snapshot without a round
         hold.set(newest)
         self._since = now
         self._not_before = max(self._not_before, now + self._interval)

@@ -1,4 +1,4 @@
-"""Where a rank's snapshots go: the repository that fits each one, and the copy of its bytes."""
+"""Storage of a rank's snapshots: opens the repository of each one, and copies its bytes."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class SnapshotStorage:
         self._opened = opened
         self._repository: CheckpointRepository | None = None
         self._key: tuple[object, ...] = ()
-        self._lease = 0  # the newest attempt whose ranks this process supervises
+        self._lease = 0  # the newest attempt that this process supervises ranks of
 
     def hold_lease(self, attempt: int) -> None:
-        """Allow to store what attempts before ``attempt`` left in memory."""
+        """Allow this process to store snapshots that attempts before ``attempt`` left in memory."""
         self._lease = max(self._lease, attempt)
 
     def look(self) -> None:
-        """Ask the storage that was used last what it has free, if it is time to."""
+        """Read the free space of the storage that was used last, if a reading is due."""
         if self._repository is not None:
             self.gauge.look(self._repository.storage)
 

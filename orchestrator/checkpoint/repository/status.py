@@ -1,4 +1,4 @@
-"""What became of a rank's snapshots, and how the storage does that they are written to. Any thread may ask."""
+"""Status of a rank's snapshots, and of the storage that they are written to. Any thread may read it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.storage import Storage
 
 ROOM_SECONDS: Final = 10.0
-"""Between two questions for the space that is left, while nothing is written."""
+"""Seconds between two readings of the free space, while nothing is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersisterStatus:
-    """What became of this rank's snapshots. ``at`` is a wall time, ``seconds`` how long the last write took.
+    """Result of the writes of this rank's snapshots. ``at`` is a wall time, ``seconds`` the duration of the last write.
 
     ``path`` is empty until this rank's write made a checkpoint complete. ``failures`` counts all, ``failures_in_a_row``
-    those since the newest success, and ``failing_since`` is when the first of these was, as a wall time.
+    those since the newest success, and ``failing_since`` is the wall time of the first of these.
     """
 
     step: int | None = None
@@ -33,7 +33,7 @@ class PersisterStatus:
     persisted: int = 0
     failures: int = 0
     failure: str = ""
-    failure_kind: str = ""  # as `errors.failure_kind` has it: the same for every save that fails of one cause
+    failure_kind: str = ""  # from `errors.failure_kind`: the same for all saves that fail for the same cause
     watched: bool = False  # a checkpoint that the script wrote by itself (watcher.py)
     digest: str = ""  # of its content
     failures_in_a_row: int = 0
@@ -41,24 +41,24 @@ class PersisterStatus:
 
 
 class StorageGauge:
-    """How long the current write has taken, and what is free. ``clock`` gives seconds that never go backwards."""
+    """Duration of the current access to a storage, and free space. ``clock`` gives seconds that never go backwards."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: float | None = None
         self._asked_at: float | None = None
         self.free_bytes: int | None = None
-        """What the storage had left when it was asked last; None where it does not say."""
+        """Free space of the storage at the last reading; None where it is unknown."""
 
     @property
     def busy_seconds(self) -> float:
-        """How long the storage has taken for what it is asked now; 0.0 while it is not."""
+        """Seconds since the current access to the storage began; 0.0 while there is none."""
         since = self._since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     @contextlib.contextmanager
     def writing(self, storage: Storage) -> Iterator[None]:
-        """Measure a write; what is free is asked for after it, whether or not it has succeeded."""
+        """Measure a write; read the free space after it, whether or not it has succeeded."""
         self._since = self._clock()
         try:
             yield
@@ -66,7 +66,7 @@ class StorageGauge:
             self._ask(storage)
 
     def look(self, storage: Storage) -> None:
-        """Ask what is free, if it is time to."""
+        """Read the free space, if a reading is due."""
         if self._asked_at is None or self._clock() - self._asked_at >= ROOM_SECONDS:
             self._since = self._clock()
             self._ask(storage)

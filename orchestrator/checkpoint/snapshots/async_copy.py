@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
 WORTH_BYTES: Final = 1 << 20
-"""Less is copied at once: waking a thread takes as long."""
+"""Smaller amounts are copied at once: waking a thread takes as long."""
 TENSOR_BYTES: Final = 64 << 10
 """Smaller tensors are copied at once: tracking each costs more."""
 SAMPLES: Final = 32
@@ -27,7 +27,7 @@ REHEARSALS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Until the next step of an optimizer, the memory at ``addresses()`` is assumed to stay unchanged.
+    """Time until the next step of an optimizer, in which the memory at ``addresses()`` is assumed to stay unchanged.
 
     A *rehearsal* copies it at once and checks at the end whether the assumption was true.
     """
@@ -37,7 +37,7 @@ class Window:
 
 
 class AsyncCopyPolicy:
-    """Whether a process's saves overlap with its training: after a successful rehearsal, until a state is seen to change.
+    """Decides whether a process's saves overlap with its training: after a successful rehearsal, until a state changes.
 
     A loop may swap in averaged weights after each save, or change weights without an optimizer. One that does so in a
     rehearsal loses nothing: the snapshot was copied at once.
@@ -63,7 +63,7 @@ class AsyncCopyPolicy:
 
 
 class OptimizerGuard:
-    """Knows the tensors of torch's optimizers, and calls ``before_step`` before each step of any of them."""
+    """Records torch's optimizers when they step, and calls ``before_step`` before each step of any of them."""
 
     def __init__(self, before_step: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -77,7 +77,7 @@ class OptimizerGuard:
         self._before_step()
 
     def addresses(self) -> set[int]:
-        """Return the addresses of parameters and state of every live optimizer that has stepped since this began."""
+        """Return the addresses of parameters and state of every live optimizer that has stepped under this guard."""
         from torch import Tensor
         from torch.nn import Parameter
 
@@ -99,7 +99,7 @@ class OptimizerGuard:
 class Watch:
     """Detects whether tensors were changed since its creation: by torch's version counters, and by samples of their values.
 
-    The counter includes every change that torch knows of. It misses writes through ``.data`` or another library's view;
+    The counter includes every change that torch records. It misses writes through ``.data`` or another library's view;
     the samples find those that change one of 32 numbers of a tensor, as a swapped-in average of weights does.
     """
 
@@ -160,5 +160,5 @@ def _words(tensor: Any) -> Any:
     flat = tensor.reshape(-1)
     try:
         return flat.view(torch.int64)  # eight times as fast to compare as bytes
-    except RuntimeError:  # size or address is no multiple of 8
+    except RuntimeError:  # size or address is not a multiple of 8
         return flat.view(torch.uint8)

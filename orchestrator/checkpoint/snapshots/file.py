@@ -135,7 +135,7 @@ class Slot(ABC):
     def pending(self, wanted: Container[int] = ()) -> int:
         """Return the identity of the snapshot in the slot if it must still reach storage, else 0.
 
-        ``wanted`` holds identities that must reach storage because rank 0 says so.
+        ``wanted`` holds the identities that rank 0 requires on storage.
         """
         word = self.identity()
         if word == 0 or self.word(_STORED_AT) == word:
@@ -334,7 +334,7 @@ class SlotDirectory(ABC, Generic[S]):
     def storing(self, rank: int) -> Iterator[bool]:
         """Yield whether this process, and no other, writes the rank's state to storage until the end of the block.
 
-        The persister does, and the rank itself before it ends: two writers of one checkpoint would damage each other's files.
+        The persister writes it, and the rank before it ends: two writers of a checkpoint would damage each other's files.
         """
         lock = WriterLock(self.path / f"{layout.rank_part(rank)}.storing")
         try:
@@ -348,7 +348,7 @@ class SlotDirectory(ABC, Generic[S]):
             lock.release()
 
     def hold(self) -> HeldVersion:
-        """Return the word by which the persisters ask ranks to keep a snapshot."""
+        """Return the word by which the persisters request that ranks keep a snapshot."""
         return HeldVersion(self._words_at(self.path / "hold"))
 
 
@@ -363,7 +363,7 @@ class SnapshotDirectory(SlotDirectory[SnapshotSlot]):
 
 
 def held(identities: list[int], word: int) -> int:
-    """Return which of a rank's snapshots ``word`` holds: its first one from there on, of the same attempt; 0 if none."""
+    """Return the identity that ``word`` holds: a rank's first one from there on, of the same attempt; 0 if none."""
     same_attempt = [found for found in identities if found >= word > 0 and found >> _STEP_BITS == word >> _STEP_BITS]
     return min(same_attempt, default=0)
 
@@ -384,16 +384,16 @@ def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
     for part in parts:
         regions = (part.tree_at, part.tree_bytes), (part.image_at, part.image_bytes)
         if not isinstance(part.name, str) or not _PART_NAME.fullmatch(part.name):
-            raise ValueError("a part has a name that none has")
+            raise ValueError("a part's name is invalid")
         if any(type(at) is not int or type(length) is not int for at, length in regions):
-            raise TypeError("a part lies nowhere")
+            raise TypeError("a part's place is invalid")
         if any(at < 0 or length < 0 or at + length > size for at, length in regions):
             raise ValueError("a part lies outside of its slot")
     metrics = {name: float(value) for name, value in body.pop("metrics").items()}
     meta = SnapshotMeta(**body, parts=parts, metrics=metrics)
     counts = (meta.attempt, meta.step, meta.rank, meta.world_size)
     if any(type(count) is not int or count < 0 for count in counts) or type(meta.created_at) not in (int, float):
-        raise TypeError("a count or a time is none")
+        raise TypeError("a count or a time is invalid")
     if not isinstance(meta.job_id, str) or not isinstance(meta.token, str) or not _TOKEN.fullmatch(meta.token):
         raise ValueError("job_id or token is malformed")
     return meta

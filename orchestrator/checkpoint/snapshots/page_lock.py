@@ -1,8 +1,8 @@
 """Page-locks the memory of slots into which a GPU's tensors are copied.
 
-Into memory that may be paged out, the CUDA driver copies by way of a small buffer of its own, on the processor; into locked memory the
-GPU writes by itself, at the speed of its bus. The CUDA driver is called and not torch's runtime: an error of the runtime stays set, and
-an unrelated later call of the script's would raise it.
+The CUDA driver copies to memory that may be paged out through a small buffer of its own, on the processor; to locked memory the GPU
+writes by itself, at the speed of its bus. The CUDA driver is called and not torch's runtime: an error of the runtime stays set, and an
+unrelated later call of the script's would raise it.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def cuda_driver() -> CudaDriver | None:
 
 
 class PageLocks:
-    """The slots of a process that are locked: each once, for as long as it is mapped."""
+    """Locks the slots of a process: each once, for as long as it is mapped."""
 
     def __init__(self, driver: Callable[[], MemoryLocks | None] = cuda_driver) -> None:
         self._driver = driver
         self._tried: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def lock(self, slot: SnapshotSlot) -> None:
-        """Lock a slot's memory, if that was not tried before. Where it cannot be, copies into it are slower, and nothing else."""
+        """Lock a slot's memory, if that was not tried before. A failure only makes copies into the slot slower."""
         if slot in self._tried:
             return
         self._tried.add(slot)

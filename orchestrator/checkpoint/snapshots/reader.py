@@ -29,7 +29,7 @@ class SnapshotReader:
         self._job_id = job_id
 
     def newest(self) -> Version | None:
-        """Return the newest snapshot that is complete on every rank with a part in it."""
+        """Return the version of the newest snapshot that every rank with a part in it has; None when there is none."""
         for meta, _ in self._directory.snapshots(0):
             if meta.job_id == self._job_id and self._directory.is_whole(meta):
                 return meta.version

@@ -160,7 +160,7 @@ class StoreState:
         self._words.put(self._FAILING, int(failing))
 
     def wanted(self) -> frozenset[int]:
-        """Return the identities that this rank, rank 0 of a gang, wants on storage; the newest 64."""
+        """Return the identities that this rank, rank 0 of a gang, requires on storage; the newest 64."""
         return frozenset(self._words.some(self._WANTED, self._WANTED_WORDS)) - {0}
 
     def publish_wanted(self, words: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Copies a state into a slot whose layout is known: nothing is allocated or planned.
 
-Decides which tensors may be copied later (async_copy.py says when they do not change).
+Decides which tensors may be copied later (async_copy.py defines when they do not change).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SlotCopier:
         return any(self.plans[name].sources[index].is_cuda for name, index in self._tensors)
 
     def copy(self, window: Window | None) -> Late | None:
-        """Copy the present content of the plans' sources; return what is left to copy later, where that is worthwhile."""
+        """Copy the present content of the plans' sources; return the deferred or rehearsed copy, None without one."""
         memory = self.slot.memory
         for name, plan in self.plans.items():
             at = self._regions[name].tree_at

@@ -1,6 +1,6 @@
-"""The slots of a rank: which one the next snapshot overwrites, and how long it waits for one.
+"""The slots of a rank: chooses the one that the next snapshot overwrites, and waits until one is free.
 
-Never the newest snapshot, one that a persister holds, or, while storage works, one that must still reach it.
+It spares the newest snapshot, one that a persister holds and, while storage works, one that must still reach it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SlotPool:
             if slot is not None:
                 self._slots[index] = slot
         self.waited_seconds = 0.0
-        """How long the last save waited for storage to take an earlier one. The writer begins each at 0."""
+        """Seconds that the last save waited for storage to take an earlier one; 0 at the beginning of each save."""
         self.left_out: list[int] = []
         """Steps that were wanted on storage and were dropped because storage failed."""
 
@@ -47,14 +47,14 @@ class SlotPool:
         return any(slot.identity() == word for slot in self._slots.values())
 
     def want_instead(self, word: int, replaced: int) -> None:
-        """Make ``word`` one that every rank's storage must have; ``replaced`` (0: none) need not reach it any more."""
+        """Require ``word`` on the storage of every rank; ``replaced`` (0: none) need not reach it any more."""
         self._store_state.publish_wanted((self._store_state.wanted() | {word}) - {replaced})
         for slot in self._slots.values() if replaced else ():
             if slot.identity() == replaced:
                 slot.want(0)
 
     def of_size(self, index: int, size: int) -> SnapshotSlot:
-        """Return a slot, made anew unless it has about this size. Raises SnapshotUnavailableError."""
+        """Return a slot, replaced by a new one unless it has about this size. Raises SnapshotUnavailableError."""
         slot = self._slots.get(index)
         if slot is None or not size <= len(slot.memory) <= 2 * size:
             slot = self._slots[index] = SnapshotSlot.create(self._directory.slot_path(self._rank, index), size)

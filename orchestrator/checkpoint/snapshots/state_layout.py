@@ -1,4 +1,4 @@
-"""Where each part of a state lies in a slot: planned once for a structure, and used until the structure changes."""
+"""Layout of a state's parts in a slot: planned once for a structure, and used until the structure changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StateLayout:
         self._page_locks = PageLocks()
 
     def update(self, parts: Mapping[str, Any]) -> None:
-        """Update the plans for the states; lay out anew when a part no longer fits."""
+        """Update the plans for the states; make a new layout when a part no longer fits."""
         fresh = parts.keys() != self._plans.keys()
         plans: dict[str, PartPlan] = {}
         for name, state in parts.items():
@@ -66,7 +66,7 @@ class StateLayout:
         return copier
 
     def regions(self) -> tuple[PartRegion, ...]:
-        """Return the regions as the present content fills them."""
+        """Return the regions, with the lengths of the present content."""
         return tuple(
             PartRegion(
                 name=region.name,

@@ -4,9 +4,9 @@ Runs in the training process. After the first snapshot of a structure nothing is
 walked once, and its tensors are copied to their places in the tensor file's image. The newest snapshot, and the one
 that a persister writes, are never overwritten, so the copy waits for nothing.
 
-A snapshot that is *wanted* on storage (an explicit interval, one of the best scores) is not overwritten before it is
-there: a save waits while all slots hold such snapshots and storage works. Where storage fails, training continues and
-the skipped snapshots are reported.
+A snapshot that is *wanted* on storage (an explicit interval, one of the best scores) is not overwritten before it has
+reached it: a save waits while all slots hold such snapshots and storage works. Where storage fails, training continues
+and the skipped snapshots are reported.
 
 In a window in which certain tensors do not change (async_copy.py), a thread copies them while training continues, and
 the snapshot counts once they are copied: a process that dies before leaves the previous snapshot.
@@ -70,9 +70,9 @@ class SnapshotWriter:
         """The rehearsal of the last save, to check whether deferring would be safe."""
         self._best = best if rank == 0 else None
         self.slots = SlotPool(directory, rank)
-        """Their memory, and how saves had to wait for one."""
+        """The rank's slots, with their memory and the time that a save waited for one."""
         self._late_word = 0
-        self.copy_seconds = 0.0  # what the last snapshot took without planning and allocating
+        self.copy_seconds = 0.0  # duration of the last snapshot, without planning and allocating
 
     def save(
         self,

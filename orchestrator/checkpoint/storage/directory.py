@@ -47,7 +47,7 @@ class CheckpointDirectory:
             yield fresh[-1].name
 
     def infos(self) -> tuple[CheckpointInfo, ...]:
-        """List everything, newest first: complete, broken and why, incomplete. Reads manifests only."""
+        """List all checkpoints, newest first: complete, broken (and why), incomplete. Reads manifests only."""
         infos = [info for name in self.storage.names() if (info := self._describe(name)) is not None]
         return tuple(sorted(infos, key=lambda info: (info.order, info.name), reverse=True))
 

@@ -42,7 +42,7 @@ class Fence:
         return first and announce
 
     def check(self, *, thorough: bool = False) -> None:
-        """Raise StaleAttemptError when a newer attempt was here; ``thorough`` also reads the directory's names."""
+        """Raise StaleAttemptError when a newer attempt took over; ``thorough`` also reads the directory's names."""
         newest = self.newest_seen() if thorough else self._value()
         if newest > self.lease:
             raise StaleAttemptError(

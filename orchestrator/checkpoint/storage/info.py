@@ -57,7 +57,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What to keep: the ``keep`` newest (None: all), and the ``keep_best`` best by ``score_attribute`` (``max`` or ``min``).
+    """Rule to keep the ``keep`` newest (None: all), and the ``keep_best`` best by ``score_attribute`` (``max`` or ``min``).
 
     ``keep_best`` None: as many as ``keep``.
     """
@@ -77,12 +77,12 @@ class Retention:
 
     @property
     def best_count(self) -> int | None:
-        """Return how many of the best are kept; None: all."""
+        """Number of the best checkpoints that are kept; None: all."""
         return self.keep if self.keep_best is None else self.keep_best
 
 
 def removable(infos: Sequence[CheckpointInfo], retention: Retention) -> tuple[CheckpointInfo, ...]:
-    """Return which complete checkpoints to remove, oldest first. Never all of them."""
+    """Return the complete checkpoints to remove, oldest first. Never all of them."""
     complete = sorted((info for info in infos if info.status is CheckpointStatus.COMPLETE), key=lambda info: info.order)
     if retention.keep is None:
         return ()

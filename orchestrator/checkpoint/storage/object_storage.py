@@ -95,7 +95,7 @@ class ObjectStorage:
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def names(self, path: str = "") -> list[str]:
-        """Checkpoints whose commit or deletion was interrupted are left out."""
+        """Leave out checkpoints whose commit or deletion was interrupted."""
         found: dict[str, set[str]] = {}
         for key in self._keys(path):
             first, _, rest = key.partition("/")
@@ -123,7 +123,7 @@ class ObjectStorage:
         self.discard(source)
 
     def sync(self, path: str) -> None:
-        """An object that was written is durable."""
+        """Do nothing: a written object is durable."""
 
     def remove(self, path: str) -> None:
         staged = layout.parse_staging(path)
@@ -133,7 +133,7 @@ class ObjectStorage:
         self._delete(path)
 
     def discard(self, path: str) -> None:
-        """A note records an interrupted deletion: the rest has no manifest, and is hidden."""
+        """Leave a note during the deletion: after an interruption the rest has no manifest, and is hidden."""
         if layout.parse_name(path) is None:
             self._delete(path)
             return
@@ -143,7 +143,7 @@ class ObjectStorage:
         self._delete(note)
 
     def free_bytes(self) -> int | None:
-        """None: unknown for an object store."""
+        """Return None: unknown for an object store."""
         return None
 
     @contextlib.contextmanager

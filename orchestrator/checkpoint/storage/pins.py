@@ -1,6 +1,6 @@
-"""Keeps a checkpoint of another job for one that starts from it, even if the other job removes it.
+"""Keeps a checkpoint of another job for a job that starts from it, even if the other job removes it.
 
-The other job continues to save and its retention to remove, and the new job may wait in the queue for days. A committed
+The other job continues to save and to remove checkpoints, and the new job may wait in the queue for days. A committed
 checkpoint's files never change, so a hard link to each is as good as a copy and takes no space.
 """
 

@@ -1,4 +1,4 @@
-"""Reads one committed checkpoint directory: verifies and decodes it. Knows nothing of which one to choose."""
+"""Reads one committed checkpoint directory: verifies and decodes it. The choice of the checkpoint is made elsewhere."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reserves space in a directory: a few small files of real blocks, for what must be written while the disk is full.
+"""Reserves space in a directory: small files of real blocks, for files that must be written while the disk is full.
 
 A spare is overwritten in place, where its blocks are, and gets its new name by a link or a rename. The file that it
-replaces, or a removed one, becomes the next spare without having been free in between: another program that writes all
-the time cannot take the space, and it can be used again and again.
+replaces, or a removed one, becomes the next spare, and its blocks are never free in between: another program that
+writes all the time cannot take the space, which can be used any number of times.
 
 Only for files of at most one block; a longer one needs free space beyond the first.
 """
@@ -72,7 +72,7 @@ class Spares:
         """Create or replace ``target`` from a spare; the old file becomes a spare. ENOSPC when there is none."""
         with self._alone():
             spare = self._written(content)
-            with contextlib.suppress(OSError):  # the first of its name, or a file system without links
+            with contextlib.suppress(OSError):  # there is no such file yet, or the file system has no links
                 os.link(target, self._new_name())
             spare.replace(target)
 

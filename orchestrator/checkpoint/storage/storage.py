@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - Storage documents the methods of LocalStorage
 """Storage of checkpoint files: a port with few operations, and its implementation on a local or shared file system.
 
-Paths are relative to the storage's root and separated by "/". Code above this port knows nothing of disks, and
-tests inject faults between the two.
+Paths are relative to the storage's root and separated by "/". Code above this port does not depend on disks,
+and tests inject faults between the two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CHUNK = 4 * 1024 * 1024
 class Storage(Protocol):
     """Durable files. Every method raises OSError when the storage fails.
 
-    ``atomic_create``: of several that ``create`` the same file at the same moment, exactly one succeeds.
+    ``atomic_create``: of several simultaneous calls of ``create`` for the same file, exactly one succeeds.
     """
 
     atomic_create: bool
@@ -177,7 +177,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _draft(self, content: bytes) -> Iterator[Path]:
-        """A small file with ``content``, removed at the end."""
+        """Yield the path of a small file with ``content``, removed at the end."""
         draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
         try:
             self.write(draft, [content], durable=False)
@@ -194,7 +194,7 @@ class LocalStorage:
         self._spares.keep()
 
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
-        with self._opened(path) as file:  # straight into the memory
+        with self._opened(path) as file:  # directly into the result's memory
             size, at = os.fstat(file.fileno()).st_size, 0
             refuse_larger(size, most_bytes, self.location(path))
             content = writable(size)

@@ -25,9 +25,9 @@ Model = Annotated[
 Ranks = Annotated[
     str, typer.Option("--ranks", metavar="N,N", help="Numbers of ranks. As many as there are GPUs; 1,2 on processors.")
 ]
-BatchSizes = Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Batch sizes, global unless said.")]
+BatchSizes = Annotated[str, typer.Option("--batch-sizes", metavar="N,N", help="Batch sizes; global by default.")]
 Precision = Annotated[str, typer.Option("--precision", metavar="P", help="fp32, bf16 or fp16.")]
-Device = Annotated[str, typer.Option("--device", metavar="D", help="cuda, cpu, or auto: GPUs where there are some.")]
+Device = Annotated[str, typer.Option("--device", metavar="D", help="cuda, cpu, or auto: GPUs if there are any.")]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", help="Threads of each rank.")]
 
 
@@ -147,7 +147,7 @@ def advise(
     ] = "measured",
     json: Json = False,
 ) -> int:
-    """Advise how many GPUs pay, at which batch size: predicted from at most 20 steps on one rank and the links' speed.
+    """Advise how many GPUs pay off, at which batch size: predicted from at most 20 steps on one rank and the links' speed.
 
     Batch sizes are global: of all ranks together. `orch bench` measures what this command predicts. With a JOB.yaml its
     script runs unchanged for a few optimizer steps on one rank, in a copy of its directory; each rank keeps the script's own batch.
@@ -163,7 +163,7 @@ def advise(
         if file is not None:
             if policy != "measured" or model != "medium" or batch_sizes != DEFAULT_BATCH_SIZES or device != "auto":
                 raise BadRequestError(
-                    f"--model, --batch-sizes, --device and --policy say nothing about {file}",
+                    f"--model, --batch-sizes, --device and --policy have no effect with {file}",
                     hint="the script has its own model, batch and device; leave them out",
                 )
             from orchestrator.cli.commands.runs.advising import advise_job

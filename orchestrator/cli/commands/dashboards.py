@@ -65,7 +65,7 @@ def push(
     docs_url: Docs = "",
     json: Json = False,
 ) -> int:
-    """Send the boards to a Grafana, into its folder orch; boards that are there are replaced."""
+    """Send the boards to a Grafana, into its folder orch; existing boards are replaced."""
     session = Session()
     try:
         pushed = grafana.push(url, _token(token, token_file), _docs(docs_url))
@@ -96,7 +96,9 @@ def _token(token: str, file: Path | None) -> str:
 
 
 def _docs(url: str) -> str:
-    """The address without its last slash. Raises BadRequestError for what is none."""
+    """Return the address without its last slash. Raises BadRequestError for an invalid one."""
     if url and (not url.startswith(("http://", "https://")) or any(sign.isspace() or sign in "\"'<>#" for sign in url)):
-        raise BadRequestError(f"--docs-url {url!r} is no address", hint="write it like https://example.org/orch/docs")
+        raise BadRequestError(
+            f"--docs-url {url!r} is not an address", hint="write it like https://example.org/orch/docs"
+        )
     return url.rstrip("/")

@@ -1,4 +1,4 @@
-"""`orch drill`: hurt a running job on purpose, and see that it comes through; once, or for as long as is wanted."""
+"""`orch drill`: inject a fault into a running job and check that it recovers; once, or repeatedly in a campaign."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_NAMED = 5
 
 
 class Victim(enum.StrEnum):
-    """What ``--kill`` kills."""
+    """Process that ``--kill`` kills."""
 
     RANK = "rank"
     ACTOR = "actor"
@@ -62,19 +62,20 @@ def drill(
     fill_disk: Annotated[
         bool, typer.Option("--fill-disk", help="Fill the disk of its checkpoints until a save has failed.")
     ] = False,
-    rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Which rank is hit.")] = 0,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="The rank that gets the fault.")] = 0,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="SPAN", help="How long to wait for the recovery: 90s, 5m.")
     ] = "2m",
     campaign: Annotated[
-        str | None, typer.Option("--campaign", metavar="SPAN", help="Drill after drill, for so long: 30m.")
+        str | None,
+        typer.Option("--campaign", metavar="SPAN", help="Inject faults one after the other for this time: 30m."),
     ] = None,
     kinds: Annotated[
         str | None,
         typer.Option("--kinds", metavar="KIND,…", help=f"A campaign's drills, of {', '.join(Kind)}."),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", metavar="N", min=0, help="Draw the campaign's drills from this number.")
+        int | None, typer.Option("--seed", metavar="N", min=0, help="Seed of the campaign's random choices.")
     ] = None,
     html: Annotated[
         str | None, typer.Option("--html", metavar="FILE", help="Write the campaign's report as a page, too.")
@@ -84,7 +85,7 @@ def drill(
 ) -> int:
     """Inject a fault into a running job and report the recovery; exit code 1 when the job did not recover.
 
-    With --campaign: many faults, of all kinds, one after the other, on your running jobs. Each job keeps the last restart
+    With --campaign: many faults, of all kinds, one after the other, in your running jobs. Each job keeps the last restart
     of each of its budgets.
     """
     chosen = [
@@ -192,7 +193,7 @@ def _kinds(text: str | None) -> list[Kind]:
 
 
 def _targets(client: Client, job: str | None) -> list[JobView]:
-    """The job that was named, or all running ones of the caller."""
+    """Return the named job, or all running jobs of the caller."""
     if job is not None:
         found = [client.job(job)]
     else:
@@ -207,7 +208,7 @@ def _targets(client: Client, job: str | None) -> list[JobView]:
 
 
 def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], seconds: float) -> str:
-    """What will be done to which jobs: jobs of other users first."""
+    """Return the text of the confirmation: the faults, the jobs, and the other jobs that the faults also reach."""
     from orchestrator.cli.render.units import span
 
     felt = [kind for kind in kinds if kind in FELT_BY_ALL]

@@ -45,7 +45,7 @@ def init(
     except OSError as error:
         raise BadRequestError(f"{output} cannot be written: {error.strerror}", hint="-o writes elsewhere") from error
     session.console.print(str(output))
-    session.console.note(f"look it over, then: orch submit {output}")
+    session.console.note(f"check it, then: orch submit {output}")
     return EXIT_OK
 
 
@@ -92,7 +92,7 @@ def help(  # noqa: A001 - the command's name
 
 
 def _inside(place: Any, word: str) -> Any:
-    """The context of a command below ``place``. Raises BadRequestError where there is none of that name."""
+    """Return the context of a command below ``place``. Raises BadRequestError if there is none of that name."""
     known = getattr(place.command, "commands", {})
     found = known.get(word)
     if found is None:

@@ -44,7 +44,7 @@ def gpus(
         print_json(session, {"gpus": [row.to_json() for row in seen.rows], "problems": list(seen.problems)})
         return EXIT_OK
     lines = gpu_lines(session.console, seen.rows)
-    none = "no GPU found (orch gpus --simulate-gpus 2 shows what they would look like)"
+    none = "no GPU found (orch gpus --simulate-gpus 2 shows an example)"
     for line in lines or [none if job is None else f"{job} holds no GPU now; `orch report {job}` shows what it did"]:
         session.console.print(line)
     _print_balance(session, seen)
@@ -72,7 +72,7 @@ def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
 
 
 def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
-    """The GPUs that a job holds; raises BadRequestError together with simulated ones, which no job holds."""
+    """Return the GPUs that a job holds. Raises BadRequestError with simulated GPUs, which no job holds."""
     from orchestrator.cli.status_view import note_which
 
     if simulate:
@@ -107,7 +107,7 @@ def top(
     ] = "1s",
     simulate_gpus: Simulate = 0,
 ) -> int:
-    """Watch GPUs, jobs and processes live. q leaves, ? shows the keys."""
+    """Watch GPUs, jobs and processes live. q quits, ? shows the keys."""
     seconds = parse_span_within(interval, "--interval", least=0.2, most=60.0)
     require("top", "`orch top`")
     from orchestrator.cli.top.app import TopApp

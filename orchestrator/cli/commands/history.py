@@ -87,7 +87,7 @@ def _follow_events(
         last = first if tail == 0 else first - 1
 
     def read() -> tuple[JobView, Sequence[EventView]]:
-        # The job first: events that follow its end are then included.
+        # Read the job first: the events up to its end are then included.
         return client.job(job.id), client.events(job.id, after=last)
 
     for now, fresh in following.watch(client, read, job_ids=[job.id], patience=session.patience()):

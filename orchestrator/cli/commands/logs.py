@@ -34,8 +34,8 @@ def logs(
 ) -> int:
     """Show a job's log; with several ranks each line begins with its rank.
 
-    With --follow, --tail counts lines before --grep; without, after. On a terminal control characters are shown and not
-    obeyed, and colours are left out, unless --raw; into a file or a pipe lines go as they are.
+    With --follow, --tail counts lines before --grep; without, after. On a terminal, control characters are shown
+    as text and colours are removed, unless --raw is given; a file or a pipe gets the lines unchanged.
     """
     from orchestrator.cli.live import LogOptions, show_logs
     from orchestrator.cli.render.units import parse_time

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DOWN_SECONDS = 60.0
 STOP_JOBS_SECONDS = 3600.0
-"""Each job may take its stop_duration to save."""
+"""Timeout of `down --stop-jobs`: each job may take its stop_duration to save."""
 
 LEVEL_STYLES = {Level.OK: ("green",), Level.WARNING: ("yellow", "bold"), Level.ERROR: ("red", "bold")}
 
@@ -45,7 +45,7 @@ ReadListen = Annotated[
     typer.Option(
         "--read-listen",
         metavar="HOST:PORT",
-        help="Where metrics are read (default 127.0.0.1:9476, or a free port where that is taken); empty turns it off.",
+        help="Address for reading metrics (default 127.0.0.1:9476, or a free port if that is in use); empty turns it off.",
     ),
 ]
 TokenFile = Annotated[
@@ -60,7 +60,7 @@ PageListen = Annotated[
     typer.Option(
         "--page-listen",
         metavar="HOST:PORT",
-        help="Where the page is served; port 0 takes a free one, and keeps it. Beyond this machine with a token, and TLS. Empty turns it off.",
+        help="Address of the page; port 0 chooses a free one, and keeps it. An address beyond this machine needs a token, and TLS. Empty turns it off.",
     ),
 ]
 PageCert = Annotated[
@@ -176,7 +176,7 @@ def down(
 ) -> int:
     """Stop the daemon and return when its process has ended; jobs keep running unless --stop-jobs is given.
 
-    Ray ends with it where no job needs it any more.
+    Ray ends too if no job needs it any more.
     """
     session = Session(quiet=quiet)
     seconds = STOP_JOBS_SECONDS if stop_jobs else DOWN_SECONDS
@@ -192,12 +192,12 @@ def down(
     if reply.stopped:
         session.console.note(f"back in the queue: {', '.join(reply.stopped)}")
     if reply.running:
-        session.console.note(f"running on without it: {', '.join(reply.running)}; `orch up` looks after them again")
+        session.console.note(f"still running without it: {', '.join(reply.running)}; `orch up` supervises them again")
     return EXIT_OK
 
 
 def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> ShutdownReply | None:
-    """Stop the daemon, and return when its process has ended; None where none listens."""
+    """Stop the daemon and return when its process has ended; None if none listens."""
     try:
         daemon = DaemonProcess.listening(session.endpoint)
         with contextlib.closing(daemon):
@@ -211,7 +211,7 @@ def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> Shutdown
 
 
 def _wait_for_one_that_ends(session: Session, seconds: float) -> ShutdownReply | None:
-    """Return when a daemon that is already stopping has ended; None where there is none."""
+    """Wait until a daemon that is already stopping has ended; return None if there is none."""
     daemon = DaemonProcess.ending(session.endpoint)
     if daemon is None:
         return None
@@ -281,7 +281,7 @@ def prune(
 ) -> int:
     """Remove logs, working copies, checkpoints and records of jobs that ended long ago.
 
-    Prints what would be removed, and asks first. Checkpoints at a checkpoint.storage_path stay, and are named.
+    Prints what would be removed, and asks first. Checkpoints at a checkpoint.storage_path are kept, and are listed.
     """
     session = Session()
     seconds = parse_span(older_than, "--older-than")

@@ -146,10 +146,12 @@ def reserve(
         ),
     ],
     lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long it lasts, such as 2h.")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; jobs that wait for it say so.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason; jobs that wait for the reservation show it.")
+    ] = "",
     json: Json = False,
 ) -> int:
-    """Reserve a node for its maintenance: no job is placed there that would still run, and what runs then saves and moves. Only for the daemon's owner."""
+    """Reserve a node for its maintenance: no job is placed there that would still be running then, and jobs that are running then save and move. Only for the daemon's owner."""
     now = time.time()
     begins = now if start == "now" else datetime.fromisoformat(parse_start(start, "--from", now)).timestamp()
     asked = ReservationRequest(
@@ -162,7 +164,7 @@ def reserve(
 
 @nodes.command()
 def reservations(json: Json = False) -> int:
-    """List the reservations of all nodes: those of now, and those to come."""
+    """List the reservations of all nodes: current and future ones."""
     session = Session()
     known = [(node, one) for node in session.client().nodes() for one in node.reservations]
     if json:
@@ -188,7 +190,10 @@ def reservations(json: Json = False) -> int:
 def unreserve(
     node: Node,
     reservation: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Which, as `orch nodes reservations` shows it.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[ID]", help="The reservation's id, as `orch nodes reservations` shows it.", show_default=False
+        ),
     ] = "",
     json: Json = False,
 ) -> int:

@@ -18,7 +18,7 @@ COMPLETION_SECONDS = 1.0
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """Return ids of jobs with this prefix, for the shell; none where the daemon does not answer at once."""
+    """Return ids of jobs with this prefix, for the shell; none if the daemon does not answer at once."""
     from orchestrator.api.client import Client
     from orchestrator.api.errors import OrchError
 
@@ -30,7 +30,7 @@ def complete_job(incomplete: str) -> list[str]:
 
 
 def ask(session: Session, sentence: str) -> None:
-    """Ask for confirmation of the sentence. Raises RefusedError for no, and without a terminal."""
+    """Ask for confirmation of the sentence. Raises RefusedError if it is denied, and without a terminal."""
     import sys
 
     from orchestrator.api.errors import RefusedError
@@ -60,7 +60,7 @@ def ended_in_order() -> Iterator[None]:
     import signal
 
     def leave(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the clean-up
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the clean-up
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)

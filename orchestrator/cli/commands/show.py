@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.api.spec_views import GitView, SpecDiff, SpecView
 
 MOST_FILES = 20
-"""So many changed files are listed: the values above them stay in view."""
+"""Most changed files that are listed, so that the values above them stay in view."""
 
 SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
@@ -32,7 +32,7 @@ def show(
     yaml: Annotated[bool, typer.Option("--yaml", help="Print a job.yaml with every key, to submit it again.")] = False,
     json: Json = False,
 ) -> int:
-    """Show what exactly a job runs: command, interpreter, environment, archive, git commit, and its spec as resolved.
+    """Show exactly what a job runs: command, interpreter, environment, archive, git commit, and its spec as resolved.
 
     Values that look like secrets are masked.
     """
@@ -82,7 +82,7 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="B", help="The job that it is compared with.")],
     json: Json = False,
 ) -> int:
-    """Show in what job B differs from job A: keys of job.yaml, interpreter, git commit, and files of the working directory."""
+    """Show how job B differs from job A: keys of job.yaml, interpreter, git commit, and files of the working directory."""
     session = Session()
     found = session.client().diff(before, after)
     if json:

@@ -37,9 +37,9 @@ def status(
 ) -> int:
     """Show the state of jobs: those that have not ended, and the newest of those that ended in the last day.
 
-    A job that waits is shown with its place in the queue and its expected start; `orch explain` tells more.
-    With --json: an object with `jobs`, or the JOB's object; with --watch one of them a line for each change.
-    Where jobs wait, `order` has the ids of the first of the queue and `expected_starts` when they start; a JOB that waits has `place` and `expected_start`.
+    A job that waits is shown with its place in the queue and its expected start; `orch explain` shows more.
+    With --json: an object with `jobs`, or the JOB's object; with --watch, one such object per line for each change.
+    If jobs wait, `order` has the ids of the first jobs of the queue and `expected_starts` their expected starts; a JOB that waits has `place` and `expected_start`.
     """
     options = StatusOptions(
         job=job,
@@ -62,15 +62,16 @@ def wait(
     label: Labels = None,
     name: Name = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="SPAN", help="Give up after so long, with exit code 7: 30s, 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="SPAN", help="Give up after this time, with exit code 7: 30s, 2h."),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout is over, else 1.
+    """Wait until jobs have ended; exit code 0 when all succeeded, 7 when --timeout has passed, else 1.
 
-    Options choose among jobs that have not ended. Waits for a daemon that restarts as well. With --json: the job's object, or an array for several.
+    Options choose among jobs that have not ended. Also waits while the daemon restarts. With --json: the job's object, or an array for several.
     """
     from orchestrator.cli.live import wait_jobs
     from orchestrator.cli.render.units import parse_span_within

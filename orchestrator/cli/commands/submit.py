@@ -73,9 +73,9 @@ def submit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Submit jobs; prints the id of each, of a file with `matrix:` that of the matrix. Starts the daemon where none is running.
+    """Submit jobs; prints the id of each job, or of the matrix for a file with `matrix:`. Starts the daemon if none is running.
 
-    `env: {pass: [NAME, "PREFIX_*"]}` in FILE takes those variables of this environment; no others go along but the secrets it names.
+    `env: {pass: [NAME, "PREFIX_*"]}` in FILE takes those variables from this environment; no others are sent except the secrets that FILE names.
 
     With --json: one object for one FILE, an array for several.
     """
@@ -139,7 +139,7 @@ def run(
         int | None, typer.Option("--priority", metavar="P", min=0, max=100, help="0 to 100, higher first.")
     ] = None,
     time: Annotated[
-        str | None, typer.Option("--time", metavar="SPAN", help="Stop it after so long: 2h, 90m; max_duration.")
+        str | None, typer.Option("--time", metavar="SPAN", help="Stop it after this time: 2h, 90m (max_duration).")
     ] = None,
     labels: Annotated[
         list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="A label. Repeatable.")
@@ -152,7 +152,9 @@ def run(
     ] = False,
     idle_limit: Annotated[
         str | None,
-        typer.Option("--idle-limit", metavar="SPAN", help="With -i: cancel it after so long without use; default: 1h."),
+        typer.Option(
+            "--idle-limit", metavar="SPAN", help="With -i: cancel it after this time without use; default: 1h."
+        ),
     ] = None,
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -224,12 +226,12 @@ OPTION_OF_KEY = {
     "resources.resources_per_worker.gpu": "--gpu",
     "resources.resources_per_worker.gpu_model": "--gpu-model",
 }
-"""What a user typed for a key of the job.yaml of `orch run`; other keys come from ``--set``."""
+"""Option of `orch run` that sets a key of its job.yaml; other keys come from ``--set``."""
 
 
 @contextmanager
 def _errors_of_options() -> Iterator[None]:
-    """Name the option for each error: the job.yaml of `orch run` has lines that the user never saw."""
+    """Name the option for each error: the user has not seen the lines of the job.yaml of `orch run`."""
     try:
         yield
     except InvalidSpecError as error:
@@ -243,7 +245,7 @@ def _errors_of_options() -> Iterator[None]:
 
 
 def _option_of(key: str) -> str:
-    """``env.A`` and ``labels.a`` are of the option of all of them; an error of the text as a whole has no key."""
+    """Return the option of a key, as ``--env`` for ``env.A``; empty for an error of the whole text, without a key."""
     if not key:
         return ""
     return OPTION_OF_KEY.get(key) or OPTION_OF_KEY.get(key.partition(".")[0]) or f"--set {key}"
@@ -295,7 +297,7 @@ def job_yaml(
     gpu_model: str | None = None,
     keys: Mapping[str, object] | None = None,
 ) -> str:
-    """Return the job.yaml of this command: JSON, which is unambiguous YAML. ``keys`` are further ones, where they have a value."""
+    """Return the job.yaml of this command as JSON, which is unambiguous YAML. ``keys`` without a value are left out."""
     if not command or not command[0]:
         raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
     per_worker: dict[str, object] = {

@@ -1,6 +1,6 @@
-"""A campaign: drills of several kinds on several jobs, one after the other, drawn from a seed, until its time is over.
+"""Runs a campaign: drills of several kinds on several jobs, one after the other, drawn from a seed, for a time.
 
-Each budget of restarts keeps one for the job itself, and nothing is done before a job has gone on after the last drill.
+Each restart budget keeps one restart for the job itself. The next drill waits until the last job has made progress.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Campaign:
     _refusals: dict[tuple[str, Kind], int] = field(default_factory=dict)
 
     def run(self) -> CampaignReport:
-        """Run the campaign. Ctrl-C and SIGTERM end it in order: stopped processes continue, and the results so far are reported."""
+        """Run the campaign. Ctrl-C and SIGTERM end it: stopped processes continue, and the results are reported."""
         dice, began = random.Random(self.seed), time.monotonic()  # noqa: S311 - a seed that repeats the campaign
         report = CampaignReport(seed=self.seed, began_at=time.time(), jobs=list(self.jobs), kinds=list(self.kinds))
         try:
@@ -83,13 +83,13 @@ class Campaign:
             time.sleep(POLL_SECONDS)
 
     def _obstacle(self, job: JobView, kind: Kind, alive: Sequence[JobView]) -> BudgetReached | RefusedRepeatedly | None:
-        """Return why the job is not drilled with this kind; None where it may be. ``alive`` are the jobs that have not ended."""
+        """Return why the job is not drilled with this kind; None if it may be. ``alive``: jobs that have not ended."""
         if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
             return RefusedRepeatedly(times=MOST_REFUSALS)
         charged = CHARGED_TO.get(kind)
         if charged is None:
             return None
-        # The end of Ray is charged to all of them.
+        # A restart of Ray is charged to all jobs.
         reached = (self._reached(each, charged) for each in (alive if kind in FELT_BY_ALL else (job,)))
         return next(filter(None, reached), None)
 
@@ -127,7 +127,7 @@ class Campaign:
             time.sleep(POLL_SECONDS)
 
     def _conclude(self, report: CampaignReport) -> None:
-        """Add the jobs that did not recover, and what was left alone."""
+        """Add the jobs that did not recover, and the kinds that jobs were not drilled with."""
         try:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
             report.problems += [f"{job.id} is FAILED: {job.reason}" for job in jobs if job.state == "FAILED"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """One drill. ``refused`` is why no fault was injected; ``problem`` is which part of the recovery was not seen."""
+    """One drill. ``refused``: why no fault was injected; ``problem``: the part of the recovery that was not seen."""
 
     at: float
     kind: Kind
@@ -32,13 +32,13 @@ class Round:
 
     @property
     def problems(self) -> list[str]:
-        """Return what is wrong."""
+        """Problems of the drill and of its report."""
         return [*([self.problem] if self.problem else []), *(self.report.problems if self.report else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetReached:
-    """A job has used this many restarts of a failure class; another drill would take its last one."""
+    """A job has used ``used`` restarts of a failure class; another drill would take its last one."""
 
     job_id: str
     failure_class: str
@@ -48,7 +48,7 @@ class BudgetReached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRepeatedly:
-    """The job has refused the kind this many times in a row."""
+    """The job has refused the kind ``times`` times in a row."""
 
     times: int
 
@@ -64,7 +64,7 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """The figures of one kind. Seconds are those of the drills with a measurement; None without any."""
+    """Figures of one kind. Seconds are those of the drills with a measurement; None without any."""
 
     kind: str
     done: int
@@ -80,7 +80,7 @@ class Figures:
 
 @dataclass(slots=True, kw_only=True)
 class CampaignReport:
-    """``ended_because`` is empty when the time was over; ``problems`` are those that belong to no round."""
+    """Results of a campaign. ``ended_because`` is empty if the time was over; ``problems`` belong to no round."""
 
     seed: int
     began_at: float
@@ -95,12 +95,12 @@ class CampaignReport:
 
     @property
     def done(self) -> int:
-        """Return the number of drills that injected a fault."""
+        """Number of drills that injected a fault."""
         return sum(not done.refused for done in self.rounds)
 
     @property
     def intact(self) -> bool:
-        """Whether every job recovered from every drill: also where none was done."""
+        """Whether every job recovered from every drill; true if none was done."""
         return not self.problems and all(done.intact or done.refused for done in self.rounds)
 
     def figures(self) -> list[Figures]:

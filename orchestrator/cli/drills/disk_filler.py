@@ -1,7 +1,7 @@
-"""A file that takes all free space of a file system for a while, for the drill of a full disk.
+"""A file that temporarily takes all free space of a file system, for the drill of a full disk.
 
 The file has no name. The kernel frees its blocks when the process that holds it ends in any way: Ctrl-C or SIGKILL
-leave nothing behind. Where a full disk would affect others, none is created.
+leave nothing behind. No file is created if a full disk would affect others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from orchestrator.api.errors import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MUCH_BYTES = 1024**3  # more than this is taken only when it was asked for with --yes
+MUCH_BYTES = 1024**3  # more than this is taken only with --yes
 LOCAL_KINDS = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "tmpfs", "xfs"})
-COMMON_PLACES = ("/", "/tmp", "/var", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - where others write, not we
+COMMON_PLACES = ("/", "/tmp", "/var", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - orch does not write there
 _PIECES = (64 * 1024**2, 1024**2, 64 * 1024, 4096)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REMEDY = "give the job a checkpoint.storage_path on a small file system of its own"
@@ -29,15 +29,17 @@ _REMEDY = "give the job a checkpoint.storage_path on a small file system of its 
 def refuse_to_fill(
     directory: Path, *, much: bool, common: Sequence[str] | None = None, much_bytes: int = MUCH_BYTES
 ) -> int:
-    """Return the bytes that filling the file system of ``directory`` takes. Raises RefusedError where that would affect others.
+    """Return the bytes that fill the file system of ``directory``. Raises RefusedError if that would affect others.
 
-    ``much`` permits more than ``much_bytes``; ``common`` are places that must not be filled (None: the usual).
+    ``much`` permits more than ``much_bytes``; ``common`` are directories that must not be filled (None: the usual).
     """
     device = directory.stat().st_dev
     for place in common if common is not None else (*COMMON_PLACES, str(Path.home())):
         with contextlib.suppress(OSError):
             if Path(place).stat().st_dev == device:
-                raise RefusedError(f"{directory} is on the file system of {place}, which others need", hint=_REMEDY)
+                raise RefusedError(
+                    f"{directory} is on the file system of {place}, which other programs need", hint=_REMEDY
+                )
     kind = file_system_kind(directory)
     if kind not in LOCAL_KINDS:
         raise RefusedError(
@@ -80,7 +82,7 @@ class DiskFiller:
         os.close(self._fd)
 
     def fill(self) -> int:
-        """Take the remaining space, also what became free since; return the bytes held. Raises OSError: not for lack of space."""
+        """Take all free space, again at each call; return the bytes held. Raises OSError, but not for a full disk."""
         for piece in _PIECES:
             while self._grow(piece):
                 pass

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.02
 STEP_SECONDS = 30.0
-SUPERVISOR_SECONDS = 3.0  # a service manager brings a daemon back by itself
+SUPERVISOR_SECONDS = 3.0  # time in which a service manager may restart the daemon
 
 
 class NotRecoveredError(RefusedError):
-    """A drill was done, and the expected recovery was not seen in time. `orch explain` shows what happened."""
+    """The fault was injected, and the expected recovery was not seen in time. `orch explain` shows what happened."""
 
     code = "not_recovered"
 
 
 @dataclass(slots=True, kw_only=True)
 class DrillReport:
-    """The result of a drill. Seconds count from the fault; None where there is nothing to measure.
+    """The result of a drill. Seconds count from the fault; None if there is nothing to measure.
 
     ``intact``: the job continues, its attempts follow one another without overlap, and its newest checkpoint verifies.
     """
@@ -92,7 +92,7 @@ class Drill:
         )
 
     def hang(self) -> DrillReport:
-        """Send SIGSTOP to the training process of the rank. Where the job is only notified, the process is continued afterwards."""
+        """Send SIGSTOP to the training process of the rank. If the hang is only reported, the process is continued."""
         self._processes.require_here()
         what = f"rank {self._rank}"
         try:
@@ -144,7 +144,7 @@ class Drill:
         report.did = send_signal(lambda: pid, "the daemon")
         try:
             self._until_daemon(pid, lambda: _start(command, environ, cwd))
-        except (KeyboardInterrupt, SystemExit):  # an interrupted drill leaves a daemon, too
+        except (KeyboardInterrupt, SystemExit):  # an interrupted drill must also leave a running daemon
             if not _answers(self._client, other_than=pid):
                 _start(command, environ, cwd)
             raise
@@ -168,7 +168,7 @@ class Drill:
             fresh = self._client.events(self.job.id, after=seen)
             last = "first_step" if reports_steps else "attempt_running"
             ended = any(e.kind == "job_finished" for e in fresh)
-            ended |= any(e.body.get("code") == "hang" for e in fresh)  # only notified: no recovery follows
+            ended |= any(e.body.get("code") == "hang" for e in fresh)  # the hang is only reported: no recovery follows
             again = any(e.kind == last and (e.attempt or 0) > report.attempt_before for e in fresh)
             return fresh if ended or again else None
 
@@ -201,7 +201,7 @@ class Drill:
         return report
 
     def _step(self) -> int | None:
-        """Return the job's newest step; None for one that reports none in time."""
+        """Return the job's newest step; None for a job that reports none in time."""
         deadline = time.monotonic() + STEP_SECONDS
         while time.monotonic() < deadline:
             job = self._client.job(self.job.id)
@@ -256,7 +256,7 @@ def _answers(client: Client, *, other_than: int) -> bool:
 
 
 def overlaps(history: Sequence[EventView]) -> list[str]:
-    """Return what is wrong with the order of attempts: each begins once, and only after the end of the previous one."""
+    """Return errors in the order of attempts: each must start once, and only after the end of the previous one."""
     problems: list[str] = []
     started: set[int] = set()
     live: int | None = None

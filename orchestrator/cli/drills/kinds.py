@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Kind(enum.StrEnum):
-    """What a drill does, as ``--kinds`` names it."""
+    """A kind of drill, as ``--kinds`` names it."""
 
     RANK = "rank"
     ACTOR = "actor"
@@ -40,4 +40,4 @@ CHARGED_TO: Final = {
     Kind.RAY: "infra",
     Kind.HANG: "hang",
 }
-"""The failure class that the fault leads to, whose budget of restarts is charged."""
+"""Failure class that the fault leads to; its budget of restarts is charged."""

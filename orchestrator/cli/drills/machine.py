@@ -25,7 +25,7 @@ class MachineDrill(Drill):
     """The drills of ``Drill``, and those on the job's environment."""
 
     def run(self, kind: Kind, *, much: bool = False) -> DrillReport:
-        """The drill of that kind; ``much`` as in ``fill_disk``."""
+        """Run the drill of that kind; ``much`` as in ``fill_disk``."""
         match kind:
             case Kind.RANK:
                 return self.kill_rank()
@@ -64,17 +64,17 @@ class MachineDrill(Drill):
 
         def inject() -> str:
             done = [send_signal(lambda: self._head_pid("raylet"), "the raylet")]
-            with contextlib.suppress(RefusedError):  # the daemon may have been faster in removing the rest
+            with contextlib.suppress(RefusedError):  # the daemon may already have removed the rest
                 done.append(send_signal(lambda: self._head_pid("gcs_server"), "the control store"))
             return " and ".join(done)
 
         return self._after_fault("kill ray", inject)
 
     def fill_disk(self, *, much: bool) -> DrillReport:
-        """Fill the disk of the job's checkpoints, until a save has failed and a step was done after it.
+        """Fill the disk of the job's checkpoints until a save has failed and a later step was done.
 
-        ``detection_seconds``: until the failed save was reported. ``recovery_seconds``: from the moment of free space
-        until a checkpoint was complete. ``much``: more than a gigabyte may be taken.
+        ``detection_seconds`` ends when the failed save is reported. ``recovery_seconds`` begins when the space is freed
+        and ends when a checkpoint is complete. ``much`` allows taking more than a gigabyte.
         """
         self._processes.require_here()
         directory = self._saves_to()
@@ -87,7 +87,7 @@ class MachineDrill(Drill):
             report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
 
             def reported() -> EventView | None:
-                filler.fill()  # space that retention or others have freed meanwhile
+                filler.fill()  # takes space that retention or other programs have freed meanwhile
                 return next((e for e in self._since(seen) if _is_failed_save(e)), None)
 
             failed = self._wait("a save that fails is reported", reported)
@@ -110,13 +110,13 @@ class MachineDrill(Drill):
         report.steps_lost = 0
         if job.attempt != report.attempt_before:
             report.steps_lost = None
-            report.problems.append(f"a new attempt was started: {what} was to be no matter of running jobs")
+            report.problems.append(f"a new attempt was started: {what} should not affect running jobs")
 
     def _since(self, sequence: int) -> list[EventView]:
         return list(self._client.events(self.job.id, after=sequence))
 
     def _saves_to(self) -> Path:
-        """The directory of the newest checkpoint."""
+        """Return the directory of the newest checkpoint with a path. Raises RefusedError if not on this machine."""
         saved = [c for c in self._client.checkpoints(self.job.id) if c.path]  # the others are in memory
         if not saved:
             raise RefusedError(
@@ -125,7 +125,11 @@ class MachineDrill(Drill):
             )
         path = saved[0].path
         if "://" in path or not Path(path).exists():
-            where = "to a place that is no disk" if "://" in path else "to a directory that is not to be seen from here"
+            where = (
+                "to a storage that is not a disk"
+                if "://" in path
+                else "to a directory that does not exist on this machine"
+            )
             raise RefusedError(
                 f"{self.job.id} saves {where}: {path}",
                 hint="this drill needs a checkpoint.storage_path on a file system of this machine",
@@ -135,7 +139,7 @@ class MachineDrill(Drill):
     # -- processes
 
     def _raylet(self) -> int:
-        """Return the raylet of the rank's actor."""
+        """Return the process id of the raylet of the rank's actor."""
         import psutil
 
         try:
@@ -147,11 +151,11 @@ class MachineDrill(Drill):
             ) from error
 
     def _agent_pid(self) -> int:
-        """Return the agent of the rank's node; 0 when there is none at this moment."""
+        """Return the process id of the agent of the rank's node; 0 if there is none at this moment."""
         found = [pid for pid, _ in _agents(self._raylet())]
         if len(found) < 2:
             return found[0] if found else 0
-        named = {node.agent_pid for node in self._client.nodes()}  # another orch has one on this node, too
+        named = {node.agent_pid for node in self._client.nodes()}  # another daemon also has an agent on this node
         return next((pid for pid in found if pid in named), 0)
 
     def _own_head(self) -> None:
@@ -162,7 +166,7 @@ class MachineDrill(Drill):
             )
 
     def _head_pid(self, name: str) -> int:
-        """Return a process of the daemon's own head; 0 where it has none alive here."""
+        """Return the id of a process of the daemon's own Ray head; 0 if it has none alive on this machine."""
         import psutil
 
         health = self._client.health()

@@ -1,4 +1,4 @@
-"""Processes of this machine that a drill sends signals to: found in the job's record, never hit under a reused process id."""
+"""Sends signals to a job's processes on this machine: found by the job's events, safe from reused process ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RankProcesses:
-    """The training process of one rank of a job, and its actor. ``job``: as the drill began."""
+    """The training process of one rank of a job, and its actor. ``job`` is the job at the start of the drill."""
 
     def __init__(self, client: Client, job: JobView, rank: int) -> None:
         self._client = client
@@ -35,21 +35,21 @@ class RankProcesses:
             )
 
     def rank_pid(self) -> int:
-        """Return the present training process; 0 where there is none."""
+        """Return the id of the present training process; 0 if there is none."""
         job = self._client.job(self._job.id)
         pid = job.gpus[self._rank].pid if self._rank < len(job.gpus) and job.state == "RUNNING" else None
         return pid or 0
 
     def actor_pid(self) -> int:
-        """Return the process of the newest gang's actor; 0 where no gang was placed."""
+        """Return the process id of the newest gang's actor; 0 if no gang was placed."""
         placed = [e for e in self._client.events(self._job.id) if e.kind == "gang_placed"]
         return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
 
 
 def send_signal(find: Callable[[], int], what: str, number: signal.Signals = signal.SIGKILL) -> str:
-    """Send a signal to the process that ``find`` returns before and after it is held; return what was done.
+    """Send a signal to the process that ``find`` returns both before and after it is held; return what was done.
 
-    Raises RefusedError where ``find`` returns none (0), another one the second time, or another user's.
+    Raises RefusedError if ``find`` returns 0, another process the second time, or another user's process.
     """
     pid = find()
     try:

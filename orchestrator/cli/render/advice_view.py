@@ -1,4 +1,4 @@
-"""The advisor's answer: a table of predictions, a sentence per batch size, and from where more ranks pay."""
+"""Text and JSON of the advisor's answer: predictions, a sentence per batch size, and the batch from which ranks pay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
-    """Everything for people."""
+    """Return the advice as lines for people."""
     rows = []
     for advice in outcome.advice:
         for one in advice.predictions:
@@ -64,7 +64,7 @@ def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
 
 
 def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
-    """Everything for programs."""
+    """Return the advice for programs."""
     probe, calibration = outcome.probe, outcome.calibration
     return {
         "policy": "measured",
@@ -83,14 +83,14 @@ def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
 
 
 def threshold_lines(parameters: int, found: Mapping[int, ThresholdAdvice]) -> list[str]:
-    """The thresholds' advice, a line per batch size."""
+    """Return the thresholds' advice, a line per batch size."""
     words = {True: "several GPUs", False: "one GPU", None: "I can't tell"}
     head = f"{parameters:,} trainable parameters; by thresholds alone, nothing was measured"
     return [head, *(f"global batch {batch}: {words[one.several]}: {one.reason}" for batch, one in found.items())]
 
 
 def thresholds_json(model: str, parameters: int, found: Mapping[int, ThresholdAdvice]) -> dict[str, Any]:
-    """The thresholds' advice for programs."""
+    """Return the thresholds' advice for programs."""
     return {
         "policy": "thresholds",
         "model": model,
@@ -113,7 +113,7 @@ SCRIPT_COLUMNS = (
 
 
 def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
-    """The advice for a job's script, for people."""
+    """Return the advice for a job's script as lines for people."""
     one = advice.predictions[0].throughput.mean
     rows = [
         (

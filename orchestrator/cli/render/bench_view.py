@@ -1,4 +1,4 @@
-"""The table of a benchmark: a row per configuration, with its speed-up where that is known."""
+"""Table of a benchmark: a row per configuration, with its speed-up if that is known."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
-    """The table's lines, and a line for each configuration that failed."""
+    """Return the table's lines, and a line for each configuration that failed."""
     compared = {one.multi.cell: one for one in compare(results)}
     rows = []
     for one in results:

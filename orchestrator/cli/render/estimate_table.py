@@ -1,4 +1,4 @@
-"""How estimates look: a row for each job, the whole, and how good estimates were."""
+"""Table of estimates: a row for each job, the total, and the accuracy of earlier estimates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MOST_GPUS = 4
 
 
 class Total(NamedTuple):
-    """Seconds until all jobs have ended, and bounds; None where that is not known."""
+    """Seconds until all jobs have ended, and bounds; None if not known."""
 
     seconds: float | None
     low: float | None
@@ -42,7 +42,7 @@ class Total(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """What was asked of the daemon; ``gpus`` are those that the jobs hold, by UUID."""
+    """The daemon's answers for `orch estimate`; ``gpus`` are those that the jobs hold, by UUID."""
 
     jobs: tuple[JobView, ...]
     total: Total
@@ -52,7 +52,7 @@ class Estimates:
 
 
 def total_of(jobs: Sequence[JobView]) -> Total:
-    """Until the last of the jobs that run has ended."""
+    """Return the time until the last of the running jobs has ended."""
     running = [job.progress for job in jobs if job.progress is not None and job.progress.eta_seconds is not None]
     lows, highs = [one.eta_low_seconds for one in running], [one.eta_high_seconds for one in running]
     return Total(
@@ -63,7 +63,7 @@ def total_of(jobs: Sequence[JobView]) -> Total:
 
 
 def as_json(found: Estimates) -> dict[str, Any]:
-    """For programs; seconds, None where nothing is known."""
+    """Return the estimates for programs: seconds, None if not known."""
     return {
         "jobs": [
             {
@@ -100,7 +100,7 @@ def _gpus(job: JobView, gpus: Mapping[str, GpuRow]) -> list[tuple[int, GpuRow]]:
 
 
 def missing_reason(job: JobView) -> str:
-    """Why there is no estimate of a job; empty where there is one."""
+    """Return why there is no estimate of a job; empty if there is one."""
     progress = job.progress
     if job.is_terminal:
         return "has ended"
@@ -116,7 +116,7 @@ def missing_reason(job: JobView) -> str:
 
 
 def estimate_lines(console: Console, found: Estimates, now: float) -> list[str]:
-    """The table, the sum, and how good estimates were."""
+    """Return the table, the total, and the accuracy of earlier estimates."""
     if not found.jobs:
         none = "no job is left to run" if found.asked else "no jobs; `orch submit job.yaml` makes one"
         return [none, quality_text(found.quality)]
@@ -153,7 +153,7 @@ def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
 
 
 def memory_text(job: JobView, gpus: Mapping[str, GpuRow]) -> str:
-    """Memory by rank, of many GPUs their range."""
+    """Return the memory used by each rank; for many GPUs, the range."""
     used = [(rank, gpu.memory_used_bytes) for rank, gpu in _gpus(job, gpus) if gpu.memory_used_bytes is not None]
     if not used:
         return ""
@@ -164,7 +164,7 @@ def memory_text(job: JobView, gpus: Mapping[str, GpuRow]) -> str:
 
 
 def quality_text(quality: EstimateQualityView) -> str:
-    """How often the intervals held."""
+    """Return a sentence on how often the intervals of estimates contained the time left."""
     if not quality.checked:
         return "no estimate has been checked yet: that takes a job that succeeds"
     share = 100 * quality.within / quality.checked

@@ -1,4 +1,4 @@
-"""The rows of `orch gpus` and `orch top`: from the daemon for every node, without one from this machine's drivers."""
+"""Rows of `orch gpus` and `orch top`: from the daemon for every node or, without one, from this machine's drivers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIVE_STATES = ("STARTING", "RUNNING", "RECOVERING", "DRAINING")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSummary:
-    """The visible GPUs, the jobs that hold some, and errors. ``daemon`` says whether one answered."""
+    """The visible GPUs, the jobs that hold some, and errors. ``daemon`` tells whether a daemon answered."""
 
     rows: tuple[GpuRow, ...]
     jobs: tuple[JobView, ...] = ()
@@ -28,7 +28,7 @@ class GpuSummary:
 
 
 def gpu_summary(session: Session, local: Callable[[], tuple[Sequence[GpuRow], Sequence[str]]]) -> GpuSummary:
-    """Ask the daemon; without one, ``local`` returns this machine's rows and problems."""
+    """Query the daemon; without one, use ``local``, which returns this machine's rows and problems."""
     try:
         client = session.client()
         jobs = client.jobs(states=LIVE_STATES).jobs

@@ -1,4 +1,4 @@
-"""GPUs for people: the table of `orch gpus` and the line that says how well a job is balanced."""
+"""GPUs for people: the table of `orch gpus` and the line about a job's balance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BAND_STYLES = {"excellent": ("green",), "good": ("green",), "fair": ("yellow",),
 
 
 def gpu_lines(console: Console, rows: Sequence[GpuRow]) -> list[str]:
-    """The table's lines; none without GPUs."""
+    """Return the table's lines; none without GPUs."""
     return render_table(console, COLUMNS, [_cells(row) for row in rows])
 
 
@@ -54,7 +54,7 @@ def _cells(row: GpuRow) -> list[Cell]:
 
 
 def state_cell(row: GpuRow) -> Cell:
-    """What is wrong with the GPU, if anything: its health, else what throttles it, else that it is cut into parts."""
+    """Return the GPU's state: a bad health or condition, else throttle reasons, else partitioned, ok or starting."""
     if row.health not in {"ok", "starting"}:
         return Cell(str(row.health), ("red",))
     if row.condition != "ok":
@@ -65,12 +65,12 @@ def state_cell(row: GpuRow) -> Cell:
 
 
 def percent(ratio: float | None) -> str:
-    """A ratio in per cent; empty for None."""
+    """Return a ratio in per cent; empty for None."""
     return "" if ratio is None else f"{100 * ratio:.0f}%"
 
 
 def memory(row: GpuRow) -> str:
-    """Memory in use of all; all of it alone where the use is unknown."""
+    """Return memory as used/total; the total alone if the use is unknown."""
     if row.memory_total_bytes is None:
         return ""
     total = size(row.memory_total_bytes)
@@ -82,7 +82,7 @@ def memory(row: GpuRow) -> str:
 
 
 def power(row: GpuRow) -> str:
-    """Power of its limit in watts."""
+    """Return power/limit in watts."""
     if row.power_watts is None:
         return ""
     return (
@@ -93,7 +93,7 @@ def power(row: GpuRow) -> str:
 def balance_line(
     balance: Mapping[str, Any] | None, quantities: Sequence[str] = ("utilization", "power")
 ) -> tuple[str, str]:
-    """(what to say of a job's balance in these quantities, its band); empty for a job that has none."""
+    """Return a text about a job's balance in these quantities, and its band; both empty for a job that has none."""
     if not balance:
         return "", ""
     known = balance.get("quantities") or {}
@@ -112,7 +112,7 @@ def balance_line(
 
 
 def poor_balance(balance: Mapping[str, Any] | None) -> str:
-    """One line for a job whose GPUs need a look. Empty for every other job."""
+    """Return one line for a job with poorly balanced or silent GPUs; empty for every other job."""
     text, band = balance_line(balance)
     if not text or not (band == "poor" or (balance or {}).get("silent")):
         return ""
@@ -120,5 +120,5 @@ def poor_balance(balance: Mapping[str, Any] | None) -> str:
 
 
 def finding_lines(findings: Iterable[FindingView]) -> list[str]:
-    """What is wrong with a job and what to do about it, one line for each finding, the gravest first."""
+    """Return a line for each finding about a job, with its advice, the gravest first."""
     return [f"{clean(one.sentence)}; {clean(one.advice)}" if one.advice else clean(one.sentence) for one in findings]

@@ -1,4 +1,4 @@
-"""The full view of one job: its activity, place, failures with advice, durations of phases."""
+"""Full view of one job: its activity, ranks, failures with advice, durations of phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_RANKS = 16
 
 
 def detail_lines(console: Console, job: JobView, now: float, place: str = "") -> list[str]:
-    """The job in full; ``place`` says of one that waits what lies before it."""
+    """Return the lines of the job; ``place`` is the place in the queue of a job that waits."""
     lines = [
         f"{console.style(job.id, 'bold')}  {console.style(state_text(job), *STATE_STYLES.get(job.state, ()))}"
         + (f"  {clean(job.reason)}" if job.reason else "")
@@ -50,7 +50,7 @@ def detail_lines(console: Console, job: JobView, now: float, place: str = "") ->
 
 
 SILENT_SECONDS = 30.0
-"""A job that has run for so long and has reported no step is shown with what to do about it."""
+"""A job that has run for this time and has reported no step is shown with advice."""
 
 
 def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple[str, str]]:
@@ -85,7 +85,7 @@ def _facts(console: Console, job: JobView, now: float, place: str) -> list[tuple
 
 
 def _trackers(console: Console, job: JobView) -> list[str]:
-    """Where each tracker has the job, how much of it, and what is wrong."""
+    """Return, for each tracker, where it has the job, how many points, and the error if any."""
     lines = []
     for tracker in job.trackers:
         waiting = f", {tracker.waiting} on their way" if tracker.waiting else ""
@@ -97,7 +97,7 @@ def _trackers(console: Console, job: JobView) -> list[str]:
 
 
 def _workers(job: JobView) -> str:
-    """How many ranks; of an elastic job, of how many."""
+    """Return the number of ranks; for an elastic job, with its bounds."""
     bounds = job.resources.get("num_workers")
     if isinstance(bounds, dict):
         return f"{job.num_workers} of {bounds.get('min')}-{bounds.get('max')} ranks"
@@ -105,7 +105,7 @@ def _workers(job: JobView) -> str:
 
 
 def advice_text(job: JobView) -> str:
-    """Why a job with num_workers: auto has its number of ranks; nothing for other jobs."""
+    """Return why a job with num_workers: auto has its number of ranks; empty for other jobs."""
     if job.resources.get("num_workers") != "auto":
         return ""
     auto = job.resources.get("auto")
@@ -128,7 +128,7 @@ def advice_text(job: JobView) -> str:
 
 
 def _numbers(values: Mapping[str, object], name: str) -> tuple[float, ...]:
-    """The value, if it is there."""
+    """Return the number ``values[name]`` in a tuple; empty without one."""
     value = values.get(name)
     return (float(value),) if isinstance(value, int | float) else ()
 
@@ -158,14 +158,14 @@ def _progress(console: Console, job: JobView) -> str:
 
 
 def _unknown_progress(job: JobView, now: float) -> str:
-    """What makes progress known, for a job that has run for a while and reported nothing."""
+    """Return how to make progress known, for a job that has run for a while and reported none; else empty."""
     if job.state != "RUNNING" or job.started_at is None or now - job.started_at < SILENT_SECONDS:
         return ""
     return "unknown: this script reports no steps; name them in health.progress, or report them in 3 lines (docs/recipes.md)"
 
 
 def _speed(job: JobView) -> str:
-    """What the training system measures; empty for a job that does not use it."""
+    """Return the figures of the training system; empty for a job that does not use it."""
     found = job.progress.metrics if job.progress else {}
     if found.get("samples_per_second") is None:
         return ""
@@ -187,7 +187,7 @@ def _metrics(job: JobView) -> str:
 
 
 def _findings(console: Console, job: JobView, now: float) -> list[str]:
-    """Each finding with what to do, and for how long its figures have shown it."""
+    """Return a line for each finding, with advice and the time for which its figures have shown it."""
     lines = []
     for finding, text in zip(job.findings, finding_lines(job.findings), strict=True):
         since = f" (for {span(max(0.0, now - finding.since))})" if finding.since else ""
@@ -219,7 +219,7 @@ def _restarts(job: JobView) -> str:
 
 
 def _last_failure(job: JobView) -> str:
-    """One line for a job that continues after it; all of it for a job that failed."""
+    """Return a line about the failure after which the job continued; empty for a FAILED job, which is shown in full."""
     if job.failure is None or job.state == "FAILED":
         return ""
     return f"{clean(job.failure.sentence)} ({job.failure.failure_class})"

@@ -1,4 +1,4 @@
-"""The table of jobs: one line each, or a few short ones on a narrow terminal."""
+"""Table of jobs: one line each, or a few short ones on a narrow terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COLUMNS = (
 def job_lines(
     console: Console, jobs: Sequence[JobView], now: float, places: Mapping[str, str] | None = None
 ) -> list[str]:
-    """A table of jobs, those of one matrix in one line; USER only where there is more than one. ``places`` says, by id, what lies before those that wait."""
+    """Return a table of jobs, those of a matrix in one line; USER if there are several. ``places``: in the queue, by id."""
     places = places or {}
     several = len({job.user for job in jobs}) > 1
     rows: list[list[Cell]] = []
@@ -64,7 +64,7 @@ def job_lines(
 
 
 def _grouped(jobs: Sequence[JobView]) -> list[list[JobView]]:
-    """The jobs of one matrix together, at the place of the first of them."""
+    """Group the jobs of one matrix, at the place of the first of them."""
     groups: dict[str, list[JobView]] = {}
     for place, job in enumerate(jobs):
         groups.setdefault(str(place) if job.matrix is None else job.matrix.id, []).append(job)
@@ -72,7 +72,7 @@ def _grouped(jobs: Sequence[JobView]) -> list[list[JobView]]:
 
 
 def _unit(jobs: Sequence[JobView]) -> tuple[str, str, str]:
-    """A matrix: its id, how many jobs of it are shown, and their states."""
+    """Return a matrix's id, the number of its jobs shown, and their states."""
     cell = jobs[0].matrix
     assert cell is not None
     counts = {state: sum(job.state == state for job in jobs) for state in STATE_STYLES}
@@ -139,7 +139,7 @@ def _stacked(console: Console, job: JobView, now: float, remark: Cell) -> list[s
 
 
 def _remark(job: JobView, places: Mapping[str, str]) -> Cell:
-    """What is wrong with the job; else why it is where it is, of one that runs badly balanced that, and of one that waits its place."""
+    """Return the first finding, the stall, or a poor balance; else a waiting job's place, and the state's reason."""
     if job.findings:
         more = f" (and {len(job.findings) - 1} more)" if len(job.findings) > 1 else ""
         first = job.findings[0]
@@ -154,12 +154,12 @@ def _remark(job: JobView, places: Mapping[str, str]) -> Cell:
 
 
 def state_text(job: JobView) -> str:
-    """The state, marked where the job runs on with a part out of reach."""
+    """Return the state, marked if the job runs with a part unreachable."""
     return f"{job.state} (degraded)" if job.degraded else job.state
 
 
 def progress_text(console: Console, job: JobView) -> str:
-    """A bar with the share done and the time left, or what else is known; empty where nothing was reported."""
+    """Return a bar with the share done and the time left, else step and phase; empty if no progress was reported."""
     progress = job.progress
     if progress is None:
         return ""
@@ -173,5 +173,5 @@ def progress_text(console: Console, job: JobView) -> str:
 
 
 def gpus_text(job: JobView) -> str:
-    """The number of GPUs; empty for none."""
+    """Return the number of GPUs; empty for none."""
     return number(job.gpu_count) if job.gpu_count else ""

@@ -1,4 +1,4 @@
-"""The tables of one matrix, a row for each combination, and of all matrices."""
+"""Tables of one matrix, with a row for each combination, and of all matrices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED = (
 
 
 def list_lines(console: Console, groups: Mapping[str, Sequence[JobView]]) -> list[str]:
-    """A row for each matrix; ``groups`` are their jobs by the matrix's id, each newest first."""
+    """Return a row for each matrix; ``groups`` are their jobs by the matrix's id, each newest first."""
     rows = [
         [
             Cell(matrix_id, ("bold",)),
@@ -47,7 +47,7 @@ def _count(jobs: Sequence[JobView]) -> int:
 
 
 def listed(matrix_id: str, jobs: Sequence[JobView]) -> dict[str, Any]:
-    """The same of one matrix, for programs."""
+    """Return the row of one matrix for programs."""
     cell = jobs[0].matrix
     return {
         "id": matrix_id,
@@ -59,7 +59,7 @@ def listed(matrix_id: str, jobs: Sequence[JobView]) -> dict[str, Any]:
 
 
 def newest_states(jobs: Sequence[JobView]) -> dict[str, int]:
-    """Combinations by the state of their newest job; ``jobs`` come newest first."""
+    """Count combinations by the state of their newest job; ``jobs`` are newest first."""
     newest: dict[int, str] = {}
     for job in jobs:
         if job.matrix is not None:
@@ -68,17 +68,17 @@ def newest_states(jobs: Sequence[JobView]) -> dict[str, int]:
 
 
 def counted_states(states: Sequence[str]) -> dict[str, int]:
-    """How many there are of each, in the order of a job's life."""
+    """Count each state, in the order of a job's life."""
     return {state: states.count(state) for state in _ORDER if state in states}
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """As in ``2 RUNNING, 10 PENDING``."""
+    """Return text such as ``2 RUNNING, 10 PENDING``."""
     return ", ".join(f"{number} {state}" for state, number in counts.items())
 
 
 def matrix_lines(console: Console, view: MatrixView) -> list[str]:
-    """A head line, and a row for each combination with the values as columns."""
+    """Return a head line, and a row for each combination with the values as columns."""
     dot = f" {console.glyphs.dot} "
     facts = [counts_text(counted_states([shown_state(job) for job in view.jobs]))]
     if view.objectives:
@@ -103,12 +103,12 @@ def matrix_lines(console: Console, view: MatrixView) -> list[str]:
 
 
 def shown_state(job: MatrixJobView) -> str:
-    """The state as it is shown: a trial that did worse than the others was PRUNED."""
+    """Return the state as shown: PRUNED for a trial that did worse than the others."""
     return PRUNED if job.pruned else job.state
 
 
 def _best_lines(view: MatrixView) -> list[str]:
-    """The best trial in one line; with several objectives, a line for each that no other trial beats."""
+    """Return the best trial in one line; with several objectives, a line for each that no other trial beats."""
     best = [job for job in view.jobs if job.is_best]
     if not best:
         return []

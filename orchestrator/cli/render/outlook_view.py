@@ -1,4 +1,4 @@
-"""How the outlook of a waiting job looks: when it is expected to start, what it waits for, and why."""
+"""Text of the outlook of a waiting job: its expected start, what it waits for, and why."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS: Final = (
 
 
 def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[str]:
-    """The lines for one job that waits."""
+    """Return the lines for one job that waits."""
     lines = ["", f"expected start: {expected(outlook, now)}"]
     if outlook.ahead:
         names = ", ".join(clean(job_id) for job_id in outlook.ahead[:MOST_AHEAD])
@@ -56,7 +56,7 @@ def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[st
 
 
 def expected(outlook: OutlookView, now: float) -> str:
-    """When the job starts, in words."""
+    """Return the expected start of the job as text."""
     if outlook.starts_at is None:
         return "not known" if outlook.holders else "no estimate"
     left = outlook.starts_at - now
@@ -64,7 +64,7 @@ def expected(outlook: OutlookView, now: float) -> str:
 
 
 def places(outlook: OutlookView, now: float) -> dict[str, str]:
-    """The short form, by job id: the place in the queue, and the expected start where it is known."""
+    """Return the short form by job id: the place in the queue, and the expected start if it is known."""
     return {job_id: _place(at, outlook.starts.get(job_id), now) for at, job_id in enumerate(outlook.order, 1)}
 
 
@@ -86,7 +86,7 @@ def _row(holder: HolderView, now: float) -> list[Cell]:
 
 
 def _basis(holder: HolderView) -> str:
-    """What its end is known from."""
+    """Return the basis of the expected end of the job."""
     match holder.basis:
         case "like jobs":
             off = "" if holder.error is None else f", half of such forecasts within {holder.error:.0%}"

@@ -1,4 +1,4 @@
-"""The view of a dry run."""
+"""View of a dry run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTS = {"now": ("would start now", "green"), "later": ("would wait", "yellow")
 
 
 def plan_lines(console: Console, plan: PlanReply) -> list[str]:
-    """Where and when the job would run, and what would be copied."""
+    """Return where and when the job would run, and what would be copied."""
     words, colour = STARTS.get(plan.starts, (plan.starts, "dim"))
     lines = [f"{console.style(clean(plan.name), 'bold')}  {console.style(words, colour)}: {clean(plan.reason)}"]
     if plan.expected_start is not None:
@@ -44,7 +44,7 @@ def plan_lines(console: Console, plan: PlanReply) -> list[str]:
 
 
 def _combinations(console: Console, plan: PlanReply) -> list[str]:
-    """The jobs of a matrix: a row for each, with the values as columns."""
+    """Return the jobs of a matrix: a row for each, with the values as columns."""
     if not plan.combinations:
         return []
     names = list(plan.combinations[0].values)

@@ -1,4 +1,4 @@
-"""Simulated policies as a table: a column for each."""
+"""Table of simulated policies: a column for each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def simulation_lines(console: Console, results: Sequence[Result]) -> list[str]:
-    """The table's lines."""
+    """Return the table's lines."""
     columns = [Column("", weight=200), *(Column(result.policy, right=True) for result in results)]
     cells = [_cells(result.figures) for result in results]
     rows = [[Cell(name), *(Cell(one[name]) for one in cells)] for name in cells[0]]

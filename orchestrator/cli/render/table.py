@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 class Column(NamedTuple):
     """A column: ``weight`` is its importance (the lowest is left out first), ``right`` aligns numbers.
 
-    One that may ``shrink`` is clipped, down to ``least`` columns, before any other is left out.
+    A column that may ``shrink`` is clipped, down to ``least`` characters, before any other is left out.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Column(NamedTuple):
 
 
 def render_table(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> list[str]:
-    """The table's lines, the head first; none without rows. Empty columns are left out."""
+    """Return the table's lines, the head first; none without rows. Empty columns are left out."""
     if not rows:
         return []
     shown = [i for i in range(len(columns)) if any(row[i].text for row in rows)]

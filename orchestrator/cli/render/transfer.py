@@ -1,4 +1,4 @@
-"""How far a transfer of files is."""
+"""Progress bar of a transfer of files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """How far it is, on one line of a terminal; nothing elsewhere."""
+    """Progress on one line of a terminal; prints nothing if standard error is none."""
 
     def __init__(self, session: Session, total: int) -> None:
         self._shown = sys.stderr.isatty() and not session.console.quiet
         self._session, self._total, self._done, self._name = session, total, 0, ""
 
     def show(self, name: str) -> None:
-        """The file that comes now."""
+        """Show the name of the file that is transferred next."""
         self._name = name
         self.add(0)
 
     def add(self, count: int) -> None:
-        """So many bytes more are here."""
+        """Add ``count`` transferred bytes."""
         self.at(self._done + count, self._name)
 
     def at(self, done: int, name: str) -> None:
-        """So many bytes are done, now of ``name``."""
+        """Set the transferred bytes, and the name of the present file."""
         self._done, self._name = done, name
         if self._shown:
             share = min(1.0, self._done / self._total) if self._total else 1.0

@@ -1,4 +1,4 @@
-"""Numbers for people, and times that people type."""
+"""Formats numbers and times for people, and parses times that people type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTES: Final = "_bytes"
 
 
 def age(seconds: float) -> str:
-    """A rough span in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
+    """Format a rough duration in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
     seconds = max(0.0, seconds)
     for limit, size, unit in ((100, 1, "s"), (5940, 60, "m"), (172800, 3600, "h")):
         if seconds < limit:
@@ -26,7 +26,7 @@ def age(seconds: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A span in two units, as in ``1m20s``; below ten seconds with a decimal, below one with three."""
+    """Format a duration in two units, as in ``1m20s``; below ten seconds with one decimal, below one with three."""
     seconds = max(0.0, seconds)
     if seconds < 1:
         return f"{seconds:.3f}s"
@@ -43,7 +43,7 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """A size in powers of 1024, as in ``1.5 GiB``."""
+    """Format a size in powers of 1024, as in ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -52,19 +52,19 @@ def size(count: float) -> str:
 
 
 def number(value: float) -> str:
-    """A count that is whole most of the time, as in ``2`` or ``0.5``."""
+    """Format a count that is usually whole, as in ``2`` or ``0.5``."""
     return f"{value:g}"
 
 
 def metric(name: str, value: float | None) -> str:
-    """A metric that a script reports: of one that counts bytes by its name a size, else four significant digits."""
+    """Format a metric that a script reports: a size if its name ends with ``_bytes``, else four significant digits."""
     if value is None or not math.isfinite(value):
         return "nan" if value is None or math.isnan(value) else str(value)
     return size(value) if name.lower().endswith(BYTES) else figure(value)
 
 
 def clock(at: float | None, *, seconds: bool = True) -> str:
-    """A time of day on this machine, with the date unless it is today; empty for None."""
+    """Format a time of day on this machine, with the date unless it is today; empty for None."""
     if at is None:
         return ""
     then = time.localtime(at)
@@ -73,7 +73,7 @@ def clock(at: float | None, *, seconds: bool = True) -> str:
 
 
 def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
-    """A progress bar of ``width`` columns."""
+    """Return a progress bar of ``width`` columns."""
     filled = min(max(fraction, 0.0), 1.0) * width
     text = glyphs.full * int(filled)
     steps = len(glyphs.parts) + 1
@@ -83,7 +83,7 @@ def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
 
 
 def parse_span(text: str, what: str) -> float:
-    """Seconds in ``90s``, ``5m``, ``1h30m``, ``2d``. Raises BadRequestError, also for a number without a unit."""
+    """Return the seconds in ``90s``, ``5m``, ``1h30m``, ``2d``. Raises BadRequestError, also for a missing unit."""
     from orchestrator.spec.problems import BadValueError
     from orchestrator.spec.units import parse_duration
 
@@ -95,7 +95,7 @@ def parse_span(text: str, what: str) -> float:
 
 
 def parse_span_within(text: str, what: str, *, least: float, most: float) -> float:
-    """As ``parse_span``; raises BadRequestError as well for less or more than the bounds."""
+    """Parse as ``parse_span`` does; raise BadRequestError as well for a duration outside the bounds."""
     seconds = parse_span(text, what)
     if not least <= seconds <= most:
         raise BadRequestError(f"{what} {text!r} is out of range", hint=f"write {span(least)} to {span(most)}")
@@ -103,7 +103,7 @@ def parse_span_within(text: str, what: str, *, least: float, most: float) -> flo
 
 
 def parse_start(text: str, what: str, now: float) -> str:
-    """A moment to come in ISO 8601, in UTC: a span from ``now`` (``2h``), a time of day (``20:00``, the next one), or a local date and time.
+    """Return a time in ISO 8601, in UTC: ``now`` plus a span (``2h``), the next ``20:00``, or a local date and time.
 
     Raises BadRequestError.
     """
@@ -126,7 +126,7 @@ def parse_start(text: str, what: str, now: float) -> str:
 
 
 def parse_time(text: str, what: str, now: float) -> float:
-    """Seconds since the epoch for a span before ``now`` (``2h``) or a local date (``2026-11-20``, ``2026-11-20T14:30``).
+    """Return seconds since the epoch from a span before ``now`` (``2h``) or a local date, as in ``2026-11-20T14:30``.
 
     Raises BadRequestError.
     """
@@ -144,5 +144,5 @@ def parse_time(text: str, what: str, now: float) -> float:
 
 
 def value_text(value: object) -> str:
-    """A value as YAML writes it."""
+    """Return a value as YAML writes it."""
     return ("true" if value else "false") if isinstance(value, bool) else str(value)

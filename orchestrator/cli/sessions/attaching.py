@@ -1,4 +1,4 @@
-"""A rank's own terminal on this one, until the rank ends or the user detaches."""
+"""Connects a rank's own terminal to this one, until the rank ends or the user detaches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from orchestrator.cli.session import Session
 
 SETTLE_SECONDS: Final = 20.0
-"""How long the end of a rank may take to show in its job. The other ranks of a gang may run on for longer."""
+"""Time in which the end of a rank must show in its job. The other ranks of a gang may run for longer."""
 
 
 def attach_to(session: Session, job_id: str, rank: int) -> int:
-    """Carry keys and output; return the rank's exit code, 0 when the user detached. Raises OrchError."""
+    """Pass keys and output on; return the rank's exit code, or 0 if the user detached. Raises OrchError."""
     wanted = sessions.may_have_terminal()
     size = sessions.terminal_of(session.environ) if wanted else None
     stream = session.client().session(job_id, rank=rank, attach=True, terminal=size)
@@ -45,14 +45,14 @@ def attach_to(session: Session, job_id: str, rank: int) -> int:
 
 
 def _ended(session: Session, job_id: str) -> int:
-    """Print why the rank of a job ended that was killed, or whose end was not reported; return an exit code for it."""
+    """Print why a rank ended that was killed or did not report its end; return an exit code for it."""
     job = _settled(session, job_id)
     session.console.print_error(f"orch: {job_id} is {job.state}: {clean(job.reason)}")
     return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED
 
 
 def _settled(session: Session, job_id: str) -> JobView:
-    """Return the job once it does not run any more: a session may end before the job's record has the end of its rank."""
+    """Return the job once it no longer runs: a session may end before the end of its rank is recorded."""
     client, deadline = session.client(), time.monotonic() + SETTLE_SECONDS
     readings = following.watch(
         client, lambda: client.job(job_id), job_ids=[job_id], patience=session.patience(), deadline=deadline

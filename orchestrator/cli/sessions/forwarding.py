@@ -1,4 +1,4 @@
-"""Connections to ports of this machine, carried to a running job's node: a thread and a session for each connection."""
+"""Forwards connections to local ports to a running job's node: a thread and a session for each connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_CONNECTIONS: Final = 100
 
 
 class Forwarding:
-    """Of ports of the node of ``rank``. Errors of single connections are printed; the others continue."""
+    """Forwards ports to the node of ``rank``. Errors of single connections are printed; the others continue."""
 
     def __init__(self, client: Client, job_id: str, rank: int, console: Console) -> None:
         self._client, self._job_id, self._rank = client, job_id, rank
@@ -40,7 +40,7 @@ class Forwarding:
             listener.close()
 
     def listen(self, address: str, local: int, remote: int) -> str:
-        """Listen on a port here for ``remote`` there; returns ``host:port``. Raises BadRequestError, RefusedError."""
+        """Listen on a port for the node's ``remote``; return ``host:port``. Raises BadRequestError, RefusedError."""
         try:
             family, kind, proto, _, where = socket.getaddrinfo(address, local, type=socket.SOCK_STREAM)[0]
         except OSError as error:
@@ -75,7 +75,7 @@ class Forwarding:
     def _has_ended(self) -> bool:
         try:
             job = self._client.job(self._job_id)
-        except OrchError:  # the daemon restarts: connections say what is wrong
+        except OrchError:  # the daemon restarts: each connection reports its own error
             return False
         if job.state in TERMINAL_STATES:
             self._console.note(f"{job.id} is {job.state}")
@@ -100,13 +100,13 @@ class Forwarding:
         except OrchError as error:
             self._console.print_error(f"orch: {error.message}" + (f" ({error.hint})" if error.hint else ""))
         except OSError:
-            pass  # this side's program has closed its connection
+            pass  # the local program has closed its connection
         finally:
             self._room.release()
 
 
 def carry(connection: socket.socket, stream: SessionStream) -> None:
-    """Carry bytes both ways until one side closes; each side may close its half first."""
+    """Pass bytes on in both directions until one side closes; each side may close its half first."""
     reading = True
     while True:
         for found in stream.receive():

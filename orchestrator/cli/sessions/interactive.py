@@ -35,9 +35,9 @@ def run_interactive(session: Session, item: JobText, options: SubmitOptions) -> 
         session.console.note(f"works in {clean(job.working_dir)}, a copy of {clean(item.cwd)}; ~. detaches")
         try:
             return attach_to(session, job_id, 0)
-        except RefusedError:  # of a job that is never started again: its rank has ended
+        except RefusedError:  # the job is never restarted, so its rank has ended
             job = _ended(session, job_id)
-    show_logs(session, job_id, LogOptions(), follow=False)  # of a command that took less time than the attaching
+    show_logs(session, job_id, LogOptions(), follow=False)  # the command ended before this terminal was attached
     report_end(session, job)
     return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED
 
@@ -54,7 +54,7 @@ def _up(session: Session, job_id: str) -> JobView:
 
 
 def _ended(session: Session, job_id: str) -> JobView:
-    """Wait until the job has ended; its rank has."""
+    """Wait until the job has ended; its rank already has."""
     for job in _seen(session, job_id):
         if job.is_terminal:
             return job

@@ -1,4 +1,4 @@
-"""A session on this terminal, or between pipes: keys, size and signals go to the command, its output comes back."""
+"""Connects a session to this terminal or to pipes: sends keys, size and signals to the command, writes its output."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LeftError(Exception):
 
 
 def may_have_terminal() -> bool:
-    """Whether both ends of this command are a terminal."""
+    """Return whether standard input and standard output are a terminal."""
     return os.isatty(_STANDARD_INPUT) and os.isatty(_STANDARD_OUTPUT)
 
 
 def terminal_of(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The properties of this terminal that the daemon gets."""
+    """Return the properties of this terminal for the daemon."""
     columns, rows = _size()
     kind = environ.get("TERM", "")
     known = 0 < len(kind) <= 64 and all(letter.isascii() and (letter.isalnum() or letter in "._+-") for letter in kind)
@@ -43,13 +43,13 @@ def terminal_of(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def carry(stream: SessionStream, *, terminal: bool) -> End:
-    """Carry everything between this command and the session until it is over; returns how. Raises LeftError."""
+    """Pass data between this command and the session until the session ends; return its end. Raises LeftError."""
     with _raw_terminal() if terminal and os.isatty(_STANDARD_INPUT) else contextlib.nullcontext():
         return _Carrier(stream, terminal=terminal).run()
 
 
 def exit_code(end: End) -> int:
-    """The exit code that a shell would give."""
+    """Return the exit code that a shell would give."""
     if end.signal is not None:
         return _SIGNAL_EXIT + end.signal
     return _SIGNAL_EXIT + signal.SIGKILL if end.exit_code is None else end.exit_code
@@ -89,7 +89,7 @@ class _Carrier:
     def _read(self) -> None:
         try:
             data = os.read(_STANDARD_INPUT, _READ_BYTES)
-        except OSError:  # a terminal that was hung up
+        except OSError:  # the terminal was hung up
             data = b""
         if not data:
             self._reading = False
@@ -106,7 +106,7 @@ class _Carrier:
             self._stream.resize(rows, columns)
         elif (
             self._terminal or self._interrupted
-        ):  # a second one, or one that no key sent: leave, which ends the command
+        ):  # the second signal, or one that no key sent: leave, which ends the command
             raise SystemExit(_SIGNAL_EXIT + number)
         else:
             self._interrupted = True
@@ -114,13 +114,13 @@ class _Carrier:
 
 
 class Escape:
-    """Finds ``~.`` at the beginning of a line, as ssh does: the way out when the command does not answer. ``~~`` is one ``~``."""
+    """Finds ``~.`` at the beginning of a line, as ssh does, to leave a command that hangs. ``~~`` is one ``~``."""
 
     def __init__(self) -> None:
         self._at_start, self._held = True, False
 
     def passed(self, data: bytes) -> bytes:
-        """What of ``data`` goes to the command. Raises LeftError."""
+        """Return the part of ``data`` that is for the command. Raises LeftError."""
         out = bytearray()
         for byte in data:
             if self._held:
@@ -150,15 +150,15 @@ def _write(descriptor: int, data: bytes) -> None:
     while rest:
         try:
             rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # what it is was made non-blocking by another program
+        except BlockingIOError:  # another program made the descriptor non-blocking
             select.select([], [descriptor], [])
 
 
 @contextlib.contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Every key goes to the command, Ctrl-C too; as it was at the end."""
+    """Send every key to the command, including Ctrl-C; restore the terminal at the end."""
     before = termios.tcgetattr(_STANDARD_INPUT)
-    tty.setraw(_STANDARD_INPUT, termios.TCSADRAIN)  # what was typed ahead stays
+    tty.setraw(_STANDARD_INPUT, termios.TCSADRAIN)  # keeps keys that were typed ahead
     try:
         yield
     finally:
@@ -167,7 +167,7 @@ def _raw_terminal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals(*, terminal: bool) -> Iterator[socket.socket]:
-    """Signals become bytes on the socket that is given, so that they interrupt nothing half-way."""
+    """Yield a socket on which signals arrive as bytes, so that they interrupt nothing half-way."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
@@ -185,7 +185,7 @@ def _signals(*, terminal: bool) -> Iterator[socket.socket]:
 
 
 def flush_standard_streams() -> None:
-    """What was printed before comes before the session's output, which goes around Python's buffers."""
+    """Flush earlier output before the session's, which bypasses Python's buffers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, AttributeError):
             stream.flush()

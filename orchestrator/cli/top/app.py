@@ -1,4 +1,4 @@
-"""The screen of `orch top`: GPUs, findings, jobs and processes that follow the newest frame, and the keys."""
+"""Screen of `orch top`: GPUs, findings, jobs and processes of the newest frame, and the keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 COLUMNS = {"gpus": cells.GPU_COLUMNS, "jobs": cells.JOB_COLUMNS, "processes": cells.PROCESS_COLUMNS}
 EMPTY = {
-    "gpus": "no GPU found (orch top --simulate-gpus 2 shows what they would look like)",
+    "gpus": "no GPU found (orch top --simulate-gpus 2 shows an example)",
     "jobs": "no job holds a GPU or is starting",
     "processes": "no process on these GPUs",
 }
@@ -40,7 +40,7 @@ PARTS = "#head, #gpus, #detail, #findings, #jobs, #processes, #notes"
 HELP = """\
 q  ctrl+c   leave
 s           sort by the next column (node, utilization, memory, power, temperature, job)
-r           turn the order around
+r           reverse the order
 /           filter: words that node, model, job, UUID or state must contain
 space       pause and resume the display
 tab         move to the next table; arrows and page keys move within one
@@ -56,7 +56,7 @@ excellent, below 10% good, below 20% fair, else poor. A wider terminal shows mor
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys."""
+    """Help with the keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape,question_mark,q", "app.pop_screen", "Close")]
     CSS = """
@@ -65,13 +65,13 @@ class HelpScreen(ModalScreen[None]):
     """
 
     def compose(self) -> ComposeResult:
-        """One box of text."""
+        """Yield one box of text."""
         with VerticalScroll(id="help-box"):
             yield Static(Text(str(getattr(self.app, "HELP_TEXT", HELP))))
 
 
 def has_parts(app: App[None]) -> bool:
-    """Whether there is what is drawn into: not under the keys' help, nor when the program ends and its timers still run."""
+    """Return whether the widgets exist: not under the help, nor when the program ends and its timers still run."""
     return bool(app.screen_stack) and len(app.screen.query(PARTS)) == PARTS.count("#")
 
 
@@ -116,7 +116,7 @@ class TopApp(App[None]):
         self.choices = Choices()
 
     def compose(self) -> ComposeResult:
-        """Head, filter, tables with what stands in their place when they are empty, notes, keys."""
+        """Yield head, filter, tables with the texts shown when they are empty, notes, keys."""
         yield Static(id="head")
         yield Input(placeholder="words to filter by", id="filter")
         with Vertical(id="body"):
@@ -134,7 +134,7 @@ class TopApp(App[None]):
     def on_mount(self) -> None:
         """Begin to follow the source."""
         self.query_one("#gpus").focus()
-        self._set_text("#head", Text("looking at the GPUs ..."))
+        self._set_text("#head", Text("reading the GPUs ..."))
         self.set_interval(min(0.25, self._interval / 2), self.follow)
         self.follow()
 
@@ -144,7 +144,7 @@ class TopApp(App[None]):
         self.call_after_refresh(self._draw)
 
     def follow(self) -> None:
-        """Show the newest frame, unless the picture is held or it is shown already."""
+        """Show the newest frame, unless the display is paused or the frame is shown already."""
         frame = self._source.frame
         if frame is not None and frame is not self._shown and not self.choices.held:
             self._shown = frame
@@ -154,7 +154,7 @@ class TopApp(App[None]):
 
     @property
     def late_seconds(self) -> float:
-        """How long the newest frame has been overdue; 0 while they come in time."""
+        """Age of the newest frame if the next one is overdue; else 0."""
         if self._shown is None:
             return 0.0
         age = time.time() - self._shown.at
@@ -180,7 +180,7 @@ class TopApp(App[None]):
         self.query_one(where, Static).update(text)
 
     def _fill(self, name: str, rows: Sequence[Row]) -> None:
-        """Fill a table, or show in its place why it is empty."""
+        """Fill a table, or show why it is empty instead."""
         table, empty = self.query_one(f"#{name}", FittedTable), self.query_one(f"#{name}-empty", Static)
         visible, words = name not in self.choices.hidden, self.empty_words(name)
         table.display, empty.display = visible and bool(rows), visible and not rows and bool(words)
@@ -188,14 +188,14 @@ class TopApp(App[None]):
         table.fill(rows, self.size.width - SCROLLBAR)
 
     def empty_words(self, name: str) -> str:
-        """What stands in the place of a table without rows; nothing when it is empty."""
+        """Return the text shown instead of a table without rows; nothing is shown for an empty text."""
         words = self.choices.words
         if name == "gpus" and words and self._shown is not None and self._shown.rows:
             return f"no GPU matches {words!r}; esc shows all {len(self._shown.rows)}"
         return EMPTY[name]
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        """Another GPU is under the cursor."""
+        """Show the details of the GPU under the cursor."""
         if event.data_table.id == "gpus" and has_parts(self):
             self._detail()
 
@@ -206,7 +206,7 @@ class TopApp(App[None]):
         )
 
     def action_order(self, turn: bool) -> None:
-        """Sort by the next quantity, or turn the order around."""
+        """Sort by the next quantity, or reverse the order."""
         if turn:
             self.choices.reversed = not self.choices.reversed
         else:
@@ -227,13 +227,13 @@ class TopApp(App[None]):
         self._draw()
 
     def action_filter(self) -> None:
-        """Ask for words to filter by."""
+        """Open the input for words to filter by."""
         field = self.query_one("#filter", Input)
         field.display = True
         field.focus()
 
     def action_everything(self) -> None:
-        """Forget the filter and show what was hidden."""
+        """Clear the filter and show hidden tables."""
         field = self.query_one("#filter", Input)
         field.value, field.display, self.choices.words = "", False, ""
         self.choices.hidden.clear()
@@ -243,7 +243,7 @@ class TopApp(App[None]):
     @on(Input.Changed)
     @on(Input.Submitted)
     def filter_typed(self, event: Input.Changed | Input.Submitted) -> None:
-        """Filter while the words are typed; Enter keeps the filter and goes back to the GPUs."""
+        """Filter while the words are typed; Enter keeps the filter and returns to the GPUs."""
         self.choices.words = event.value
         if isinstance(event, Input.Submitted):
             event.input.display = False

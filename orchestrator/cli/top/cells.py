@@ -1,4 +1,4 @@
-"""The cells of the three tables of `orch top`, by column: text and style, before anything is fitted to a width."""
+"""Cells of the three tables of `orch top`, by column: text and style, before they are fitted to a width."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.balance.view import GpuRow
 
     Row = tuple[str, Mapping[str, tuple[str, str]], Mapping[str, tuple[Callable[[int], str], str]]]
-    """Key, cells by column, and how to draw the cells that depend on their width."""
+    """Key, cells by column, and functions that draw the cells that depend on their width."""
 
 Styled = tuple[str, str]
 """Text and style."""
@@ -69,7 +69,7 @@ PROCESS_COLUMNS = (
 
 
 def rows_of(frame: Frame, gpus: Sequence[GpuRow]) -> tuple[list[Row], list[Row], list[Row]]:
-    """The rows of the three tables; nodes are named where there are several, and processes are those on `gpus` or on none."""
+    """Return the rows of the three tables; nodes are named if several, processes are those on `gpus` or on none."""
     several = len({row.node for row in frame.rows}) > 1
     uuids = {row.gpu_uuid for row in gpus}
 
@@ -88,7 +88,7 @@ def rows_of(frame: Frame, gpus: Sequence[GpuRow]) -> tuple[list[Row], list[Row],
 
 
 def gpu_cells(row: GpuRow, frame: Frame) -> dict[str, Styled]:
-    """A GPU's cells with something to show; bars and histories are drawn once their width is known (`gpu_drawings`)."""
+    """Return a GPU's cells that are not empty; `gpu_drawings` draws bars and histories once their width is known."""
     state = state_cell(row)
     words = state.text.split(", ")
     traffic = frame.traffic.get(row.gpu_uuid, UNKNOWN)
@@ -113,7 +113,7 @@ def gpu_cells(row: GpuRow, frame: Frame) -> dict[str, Styled]:
 
 
 def gpu_drawings(row: GpuRow, frame: Frame) -> dict[str, tuple[Callable[[int], str], str]]:
-    """How to draw a GPU's bar and histories in a width, with their styles."""
+    """Return functions that draw a GPU's bar and histories in a width, with their styles."""
     watts = frame.power_history.get(row.gpu_uuid, ())
     limit = row.power_limit_watts or max((value for value in watts if value), default=1.0)
     load = model.load_colour(row.utilization_ratio)
@@ -126,7 +126,7 @@ def gpu_drawings(row: GpuRow, frame: Frame) -> dict[str, tuple[Callable[[int], s
 
 
 def gpu_detail(row: GpuRow, frame: Frame) -> str:
-    """Everything about one GPU, for the narrow screens that have no room for it in the table."""
+    """Return all values of one GPU, for narrow screens, on which the table does not show them."""
     traffic = frame.traffic.get(row.gpu_uuid, UNKNOWN)
     parts = [
         gpu_name(row),
@@ -145,7 +145,7 @@ def gpu_detail(row: GpuRow, frame: Frame) -> str:
 
 
 def gpu_name(row: GpuRow) -> str:
-    """`GPU 3 of node1`; recordings know no nodes."""
+    """Return text such as `GPU 3 of node1`; recordings have no nodes."""
     return f"GPU {row.index}" + (f" of {clean(row.node)}" if row.node else "")
 
 
@@ -168,7 +168,7 @@ def _celsius(row: GpuRow) -> str:
 
 
 def _holders(row: GpuRow) -> str:
-    """The first rank on the GPU, and how many more share it; the line below the table names them all."""
+    """Return the first rank on the GPU, and the number of others; the line below the table names them all."""
     if not row.holders:
         return ""
     more = f" +{len(row.holders) - 1}" if len(row.holders) > 1 else ""
@@ -176,7 +176,7 @@ def _holders(row: GpuRow) -> str:
 
 
 def rate(value: float) -> str:
-    """Bytes a second in powers of 1000: 1.2G, 35M."""
+    """Format bytes per second in powers of 1000: 1.2G, 35.0M."""
     for unit in ("", "k", "M", "G"):
         if value < 1000:
             return f"{value:.0f}{unit}" if unit in {"", "k"} else f"{value:.1f}{unit}"
@@ -196,7 +196,7 @@ def _named(name: str, sent: float | None, received: float | None) -> str:
 
 
 def job_cells(line: JobLine) -> dict[str, Styled]:
-    """A job's cells with something to show."""
+    """Return a job's cells that are not empty."""
     job, progress = line.job, line.job.progress
     step = speed = ""
     if progress is not None and progress.step is not None:
@@ -216,7 +216,7 @@ def job_cells(line: JobLine) -> dict[str, Styled]:
 
 
 def process_cells(line: ProcessLine) -> dict[str, Styled]:
-    """A process's cells with something to show."""
+    """Return a process's cells that are not empty."""
     owner = f"[{clean(line.owner)}] " if line.owner else ""
     cells = {
         "pid": (str(line.pid), ""),

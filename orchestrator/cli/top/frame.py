@@ -1,4 +1,4 @@
-"""What `orch top` and `orch replay` show: one moment of GPUs, jobs, processes and the host."""
+"""Frames of `orch top` and `orch replay`: one moment of GPUs, jobs, processes and the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """A job with the balance that the daemon or this program worked out."""
+    """A job with its balance as computed by the daemon or by this program."""
 
     job: JobView
     balance: Mapping[str, Any] | None
@@ -23,7 +23,7 @@ class JobLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes a second that a GPU sends and receives; None where the GPU has no counter, or was seen once."""
+    """Bytes per second that a GPU sends and receives; None if the GPU has no counter, or was sampled only once."""
 
     pcie_sent: float | None = None
     pcie_received: float | None = None
@@ -44,9 +44,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One look: GPUs with their histories of utilization and power (oldest first), jobs, processes, notes.
+    """One moment: GPUs with their histories of utilization and power (oldest first), jobs, processes, notes.
 
-    `title` stands first in the head line, and `origin` says where the GPUs come from when that is not the daemon.
+    `title` is the first text of the head line; `origin` says where the GPUs come from if not from the daemon.
     """
 
     at: float
@@ -63,8 +63,8 @@ class Frame:
 
 
 class FrameSource(Protocol):
-    """Where the screen gets its frames."""
+    """Source of the screen's frames."""
 
     @property
     def frame(self) -> Frame | None:
-        """The newest; None before the first."""
+        """Newest frame; None before the first."""

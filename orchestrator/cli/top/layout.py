@@ -1,7 +1,7 @@
-"""Which columns a table of `orch top` shows at a width, and how wide they are: what identifies a row is never cut.
+"""Chooses the columns of a table of `orch top` for a width, and their widths; texts that identify a row are never cut.
 
-A column that must be there takes the width of its widest cell. The others follow in the order of their rank as long as they
-fit, and what is then left goes to the columns that can use it: bars, histories, names.
+A column of rank 0 takes the width of its widest cell. The others follow in the order of their rank as long as they fit;
+the remaining width goes to the columns that grow: bars, histories, names.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ GAP = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopColumn:
-    """A column: its key and heading, and how it takes part in the distribution of the width.
+    """A column: its key and heading, and its part in the distribution of the width.
 
-    `rank` 0 is always shown, in the width of its widest cell; higher ranks follow where there is room. `grows` takes what is
-    left, up to `most`; `least` is the width below which such a column is not worth its place. A text that is longer than its
-    column loses its middle, or, with `cut_end`, its end.
+    `rank` 0 is always shown, in the width of its widest cell; higher ranks follow if there is room. `grows` takes the
+    remaining width, up to `most`; `least` is the least width of such a column. A text that is longer than its column
+    loses its middle, or, with `cut_end`, its end.
     """
 
     key: str
@@ -36,9 +36,9 @@ class TopColumn:
 
 
 def widths(columns: Sequence[TopColumn], needs: Mapping[str, int], width: int) -> dict[str, int]:
-    """The chosen columns with their widths, in the order of `columns`.
+    """Return the chosen columns with their widths, in the order of `columns`.
 
-    `needs` is the width of each column's widest cell; a column that it lacks has nothing to show and is left out, unless
+    `needs` is the width of each column's widest cell; a column without an entry is empty and is left out, unless
     its rank is 0.
     """
     chosen: dict[str, int] = {}
@@ -61,7 +61,7 @@ def widths(columns: Sequence[TopColumn], needs: Mapping[str, int], width: int) -
 
 
 def _narrow(columns: Sequence[TopColumn], chosen: dict[str, int], over: int) -> None:
-    """Take what is too much from the columns that grow: nothing else may be cut."""
+    """Take the excess width from the columns that grow; no other column may be cut."""
     for column in reversed(columns):
         if column.grows and column.key in chosen:
             less = min(over, max(0, chosen[column.key] - len(column.heading)))
@@ -70,7 +70,7 @@ def _narrow(columns: Sequence[TopColumn], chosen: dict[str, int], over: int) -> 
 
 
 def fitted(text: str, width: int, *, right: bool = False, cut_end: bool = False) -> str:
-    """The text in exactly this width and the gap behind it; where it is longer, its middle or its end is left out."""
+    """Return the text in exactly this width, with the gap after it; the middle or end of a longer text is left out."""
     if len(text) > width:
         kept = max(0, width - 1)
         tail = 0 if cut_end else kept // 2

@@ -1,4 +1,4 @@
-"""The logic of `orch top` without its screen: sorting, filtering, bars and history graphs as text."""
+"""Logic of `orch top` without its screen: sorting, filtering, bars and history graphs as text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Order(enum.Enum):
 
 
 def _falling(value: Callable[[GpuRow], float | None]) -> Callable[[GpuRow], tuple[object, ...]]:
-    """Biggest first, those without a value last."""
+    """Return a sort key: largest first, rows without a value last."""
 
     def key(row: GpuRow) -> tuple[object, ...]:
         found = value(row)
@@ -61,12 +61,12 @@ _KEYS: dict[Order, Callable[[GpuRow], tuple[object, ...]]] = {
 
 
 def ordered(rows: Sequence[GpuRow], order: Order, *, reverse: bool = False) -> list[GpuRow]:
-    """The rows in this order."""
+    """Return the rows in this order."""
     return sorted(rows, key=_KEYS[order], reverse=reverse)
 
 
 def matching(rows: Sequence[GpuRow], words: str) -> list[GpuRow]:
-    """The rows in which every word is found: node, model, vendor, job, UUID, state or number."""
+    """Return the rows in which every word is found: node, model, vendor, job, UUID, health or number."""
     wanted = words.lower().split()
 
     def text(row: GpuRow) -> str:
@@ -77,20 +77,20 @@ def matching(rows: Sequence[GpuRow], words: str) -> list[GpuRow]:
 
 
 def graph(values: Sequence[float | None], width: int, top: float = 1.0) -> str:
-    """The newest `width` values as a line of blocks, `top` being a full one; a gap where there is none."""
+    """Return the newest `width` values as a line of blocks; `top` is a full block, None a gap."""
     newest = list(values)[-width:]
     padding = " " * (width - len(newest))
     return padding + "".join(" " if value is None else STEPS[_step(value / top if top else 0.0)] for value in newest)
 
 
 def _step(share: float) -> int:
-    """0 only for nothing at all: a little load shows."""
+    """Return the step of a share; 0 only for no load, so that a small load is visible."""
     clipped = min(1.0, max(0.0, share))
     return 0 if clipped == 0.0 else max(1, round(clipped * (len(STEPS) - 1)))
 
 
 def bar(share: float | None, width: int) -> str:
-    """A share as a bar, in eighths of a character."""
+    """Return a share as a bar, in eighths of a character."""
     if share is None:
         return " " * width
     eighths = round(min(1.0, max(0.0, share)) * width * 8)
@@ -100,33 +100,33 @@ def bar(share: float | None, width: int) -> str:
 
 
 def load_colour(share: float | None) -> str:
-    """A GPU that works is green, one that half does yellow, an idle one dim."""
+    """Return green from 70% utilization on, yellow from 5% on, grey for an idle GPU."""
     if share is None or share < 0.05:
         return "bright_black"
     return GOOD if share >= 0.7 else FAIR
 
 
 def heat_colour(celsius: float | None) -> str:
-    """Red from where data-centre GPUs begin to slow down."""
+    """Return red from 85 degrees on, where data-centre GPUs begin to slow down, yellow from 70 on, else green."""
     if celsius is None or celsius < 70:
         return GOOD
     return FAIR if celsius < 85 else BAD
 
 
 def fill_colour(share: float | None) -> str:
-    """Memory that is nearly full is worth a look."""
+    """Return red from 95% of memory in use on, yellow from 80% on, else green."""
     if share is None or share < 0.8:
         return GOOD
     return FAIR if share < 0.95 else BAD
 
 
 def memory_share(row: GpuRow) -> float | None:
-    """Memory in use over all of it."""
+    """Return memory in use over total memory; None if unknown."""
     return _memory_share(row)
 
 
 def headline(frame: Frame) -> str:
-    """The whole in one line: nodes, GPUs, how many work, power, jobs, and where the rows come from."""
+    """Return a summary in one line: nodes, GPUs, mean utilization, power, silent GPUs, and the origin or the jobs."""
     rows = [row for row in frame.rows if row.placeable]
     loads = [row.utilization_ratio for row in rows if row.utilization_ratio is not None]
     parts = [counted(len({row.node for row in rows}), "node"), counted(len(rows), "GPU")]
@@ -143,12 +143,12 @@ def headline(frame: Frame) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """Return text such as `1 GPU`, `2 GPUs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def host_line(host: Host) -> str:
-    """The machine that this program runs on."""
+    """Return a line about the machine that this program runs on."""
     used, total = host.memory_used_bytes / 2**30, host.memory_total_bytes / 2**30
     return (
         f"host: CPU {100 * host.cpu_share:.0f}% of {counted(host.cores, 'core')}  load {host.load:.1f}  "
@@ -157,7 +157,7 @@ def host_line(host: Host) -> str:
 
 
 def findings_of(frame: Frame) -> list[tuple[str, str]]:
-    """(severity, line) of every open finding, those of one job together."""
+    """Return (severity, line) of every open finding, those of one job together."""
     return [
         (finding.severity, f"{line.job.id}: {text}")
         for line in frame.jobs

@@ -1,4 +1,4 @@
-"""What `orch top` remembers of earlier looks: histories, counters for rates, and the loads of the last minute."""
+"""History of `orch top`: earlier values, counters for rates, and the loads of the last minute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Series = dict[str, deque[float | None]]
 
 
 class Past:
-    """Earlier looks, by GPU."""
+    """Earlier readings, by GPU."""
 
     def __init__(self) -> None:
         self._load: Series = {}
@@ -34,7 +34,7 @@ class Past:
         self._window = LoadWindow()
 
     def add(self, rows: tuple[GpuRow, ...]) -> None:
-        """Add a look. A GPU that is missing from it is dropped once its history is empty."""
+        """Add a reading. A GPU that is missing from it is dropped once its history is empty."""
         now = time.monotonic()
         for row in rows:
             self._add(row, now)
@@ -58,7 +58,7 @@ class Past:
             )
 
     def _count(self, row: GpuRow, at: float) -> None:
-        """Make rates of the counters of two samples; a counter that went back began anew."""
+        """Compute rates from the counters of two samples; None for a counter that was reset."""
         counters = (
             row.pcie_transmit_bytes, row.pcie_receive_bytes, row.nvlink_transmit_bytes, row.nvlink_receive_bytes,
         )  # fmt: skip
@@ -87,11 +87,11 @@ class Past:
 
     @property
     def traffic(self) -> dict[str, Traffic]:
-        """What each GPU sends and receives, as of its newest two samples."""
+        """Traffic of each GPU, from its newest two samples."""
         return dict(self._traffic)
 
     def balance(self, job: JobView) -> Mapping[str, Any] | None:
-        """The daemon's own figures where it has any; else worked out from what was seen here while the job ran."""
+        """Return the daemon's balance of the job if it has one; else compute it from the readings while the job ran."""
         if job.balance is not None:
             return job.balance
         uuids = [uuid for rank in job.gpus for uuid in rank.gpu_uuids]
@@ -106,14 +106,14 @@ class Past:
 
 
 class DaemonWatch:
-    """Whether the daemon answers, and since when it does not."""
+    """Records whether the daemon answers, and since when it does not."""
 
     def __init__(self) -> None:
         self._was_there = False
         self._gone_since = 0.0
 
     def origin(self, *, there: bool) -> str:
-        """Where the rows of a look come from; empty when the daemon gave them."""
+        """Return the origin of a reading's rows; empty if it is the daemon."""
         if there:
             self._was_there, self._gone_since = True, 0.0
             return ""

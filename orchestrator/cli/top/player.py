@@ -1,6 +1,6 @@
-"""A recording as a source of frames: where it stands, whether it plays, and how fast.
+"""Plays a recording as a source of frames, with a position, a speed and a pause.
 
-The position is worked out of the clock whenever it is asked for; nothing runs in the background.
+The position is computed from the clock on each access; nothing runs in the background.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1000.0)
 SILENT_SECONDS: Final = 5.0
 SILENT_PERIODS: Final = 10.0
 MOST_BALANCED: Final = 240
-"""Samples of each GPU that the balance of one frame looks at."""
+"""Most samples of each GPU in the balance of one frame."""
 
 
 class _Track:
-    """One GPU's samples, in the order of time."""
+    """One GPU's samples, by time."""
 
     def __init__(self, key: str, samples: Sequence[RecordedSample]) -> None:
         self.key = key
@@ -42,7 +42,7 @@ class _Track:
         self.silent = max(SILENT_SECONDS, SILENT_PERIODS * (statistics.median(gaps) if gaps else 0.0))
 
     def until(self, position: float) -> int:
-        """How many samples there are up to this position."""
+        """Return the number of samples up to this position."""
         return bisect_right(self.times, position)
 
 
@@ -82,12 +82,12 @@ class Player:
         return min(self.end, self._from + (self._clock() - self._since) * self.speed)
 
     def seek(self, position: float) -> None:
-        """Go to this position, or as near to it as the recording reaches."""
+        """Go to this position, within the bounds of the recording."""
         self._from = min(max(0.0, position), self.end)
         self._since = self._clock()
 
     def skip(self, seconds: float) -> None:
-        """Go forward or back."""
+        """Go forward, or back for negative ``seconds``."""
         self.seek(self.position + seconds)
 
     def toggle(self) -> None:
@@ -97,7 +97,7 @@ class Player:
         self.playing = not self.playing
 
     def step(self, direction: int) -> None:
-        """Pause at the next sample, or (direction -1) at the one before."""
+        """Pause at the next sample, or (direction -1) at the previous one."""
         here = self.position
         self.playing = False
         if direction > 0:
@@ -110,7 +110,7 @@ class Player:
             self.seek(self._times[max(0, before)])
 
     def faster(self, direction: int) -> None:
-        """The next speed up or (direction -1) down."""
+        """Take the next higher or (direction -1) lower speed."""
         self.seek(self.position)
         others = [one for one in SPEEDS if (one > self.speed if direction > 0 else one < self.speed)]
         if others:
@@ -118,7 +118,7 @@ class Player:
 
     @property
     def frame(self) -> Frame:
-        """The moment at which the recording stands: the same object for as long as nothing changes."""
+        """Frame at the present position: the same object as long as nothing changes."""
         position = self.position
         shown = bisect_right(self._times, position) - 1
         key = (self._times[shown], self.playing and position < self.end, self.speed)
@@ -155,12 +155,12 @@ class Player:
         )
 
     def title(self, position: float) -> str:
-        """Name, state, position and speed in one line."""
+        """Return name, state or speed, and position in one line."""
         state = "paused" if not self.playing else "end" if position >= self.end else f"{self.speed:g}x"
         return f"{self._name}  {state}  {_clock(position)} of {_clock(self.end)}"
 
     def _balance(self, position: float) -> str:
-        """The balance of all recorded GPUs over the last minute, as the daemon would judge a job that holds them."""
+        """Return the balance of all recorded GPUs over the last minute, as for a job that holds them."""
         window = LoadWindow()
         for track in self._tracks:
             first = bisect_right(track.times, position - WINDOW_SECONDS)

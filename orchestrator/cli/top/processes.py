@@ -1,4 +1,4 @@
-"""The processes of this machine that belong to its GPUs and ranks, as a tree: children under the process that started them.
+"""Tree of the processes of this machine that use its GPUs or are ranks: children under the process that started them.
 
 A tree begins at most two levels above such a process (the keeper and the fork server of a rank, or torchrun and its shell)
 and holds all of its descendants: data loaders use the host and not the GPU.
@@ -23,9 +23,9 @@ MOST_LINES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLine:
-    """A process; what cannot be known of it is empty or None. `branch` draws its place in the tree.
+    """A process; unknown values are empty or None. `branch` draws its place in the tree.
 
-    `gpu_share` is its part of the GPU's memory. `utilization` is the GPU's own, where the process has the GPU to itself.
+    `gpu_share` is its part of the GPU's memory. `utilization` is the GPU's, if no other process is on the GPU.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class ProcessLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnGpu:
-    """What a GPU's driver says of a process."""
+    """A process as reported by a GPU's driver."""
 
     row: GpuRow
     memory_bytes: int | None
@@ -54,13 +54,13 @@ class OnGpu:
 
 
 class ProcessTree:
-    """Looks at this machine's processes; the processor share of each is that since the last look."""
+    """Reads this machine's processes; the processor share of each is that since the last reading."""
 
     def __init__(self, node: str) -> None:
         self._node = node
 
     def lines(self, rows: Sequence[GpuRow], owners: Mapping[int, str]) -> tuple[ProcessLine, ...]:
-        """The tree of this machine, then the processes on GPUs of other nodes. `owners` names ranks by process id."""
+        """Return this machine's tree, then processes on GPUs of other nodes. `owners` names ranks by process id."""
         here: dict[int, list[OnGpu]] = {}
         away: list[ProcessLine] = []
         for row in rows:
@@ -94,13 +94,13 @@ class ProcessTree:
             for use in uses or (None,):
                 line = _line(pid, self._node, use, owner=owners.get(pid, ""), branch=branch)
                 lines.append(_with_host(line, processes[pid]))
-        # What a driver names and this process table lacks: another container's, or one that has just ended.
+        # Processes that only a driver reports: in another container, or just ended.
         lines += [_line(pid, self._node, use) for pid in sorted(here.keys() - processes.keys()) for use in here[pid]]
         return lines
 
 
 def _processes() -> tuple[dict[int, psutil.Process], dict[int, int]]:
-    """Every process and its parent. psutil keeps the objects, and so what each had used at the last look."""
+    """Return every process and its parent. psutil keeps the objects, with the processor time at the last reading."""
     processes: dict[int, psutil.Process] = {}
     parents: dict[int, int] = {}
     for process in psutil.process_iter(["ppid"]):
@@ -110,7 +110,7 @@ def _processes() -> tuple[dict[int, psutil.Process], dict[int, int]]:
 
 
 def _shown(wanted: set[int], parents: Mapping[int, int]) -> set[int]:
-    """The wanted processes, those just above them, and all below them."""
+    """Return the wanted processes, at most two ancestors of each, and all descendants."""
     shown = set(wanted)
     for pid in wanted:
         above = pid
@@ -127,7 +127,7 @@ def _shown(wanted: set[int], parents: Mapping[int, int]) -> set[int]:
 
 
 def _walk(roots: Sequence[int], children: Mapping[int, Sequence[int]]) -> Iterator[tuple[int, str]]:
-    """Each process after its parent, with the lines that lead to it."""
+    """Yield each process after its parent, with the tree lines that lead to it."""
     todo = [(pid, "", "") for pid in reversed(roots)]
     while todo:
         pid, branch, below = todo.pop()
@@ -157,7 +157,7 @@ def _line(pid: int, node: str, use: OnGpu | None, *, owner: str = "", branch: st
 
 
 def _with_host(line: ProcessLine, process: psutil.Process) -> ProcessLine:
-    """The line with what the host says of the process; unchanged where the process may not be looked at or has ended."""
+    """Return the line with the host's values; unchanged if the process may not be inspected or has ended."""
     try:
         with process.oneshot():
             return replace(

@@ -1,4 +1,4 @@
-"""The screen of `orch replay`: that of `orch top`, with keys to play a recording."""
+"""Screen of `orch replay`: that of `orch top`, with keys to play a recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ right left  ten seconds on, ten seconds back; ] and [ a minute
 
 
 class ReplayApp(TopApp):
-    """A recording, played."""
+    """Screen that plays a recording."""
 
     TITLE = "orch replay"
     HELP_TEXT = KEYS + "\n".join(line for line in HELP.splitlines() if not line.startswith("space"))
@@ -51,15 +51,15 @@ class ReplayApp(TopApp):
 
     @property
     def late_seconds(self) -> float:
-        """A recording is never late."""
+        """Always 0: a recording is never late."""
         return 0.0
 
     def empty_words(self, name: str) -> str:
-        """A recording holds GPUs alone."""
+        """Return the text for GPUs only: a recording has no jobs or processes."""
         return super().empty_words(name) if name == "gpus" else ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Blanks and arrows belong to the filter while it is typed."""
+        """Disable space and arrows while the filter is typed."""
         del parameters
         typing = self.focused is not None and self.focused.id == "filter"
         return not (typing and action in {"play", "skip"})
@@ -80,7 +80,7 @@ class ReplayApp(TopApp):
         self.follow()
 
     def action_skip(self, seconds: float) -> None:
-        """Go on or back."""
+        """Go forward, or back for negative ``seconds``."""
         self._player.skip(seconds)
         self.follow()
 

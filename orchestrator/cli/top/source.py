@@ -1,7 +1,7 @@
-"""Fetches what `orch top` shows in a thread: a daemon or a driver that hangs never blocks a key.
+"""Fetches the frames of `orch top` in a thread: a daemon or a driver that hangs never blocks a key.
 
-The thread polls once an interval and stores a frame; the screen takes the newest. This machine's own drivers are polled
-only while the daemon does not answer: its exporters poll them already.
+The thread polls once an interval and stores a frame; the screen takes the newest. This machine's drivers are polled
+only if the daemon does not answer: its exporters poll them already.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TopSource:
 
     @property
     def frame(self) -> Frame | None:
-        """Return the newest frame; None before the first."""
+        """Newest frame; None before the first."""
         return self._frame
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class TopSource:
         return gpu_summary(self._session, self._local)
 
     def _local(self) -> tuple[list[GpuRow], tuple[str, ...]]:
-        """GPUs of this machine as its drivers say, sampled from the first time on that they are asked for."""
+        """Return this machine's GPUs as reported by its drivers; the first call starts sampling."""
         if self._group is None:
             found = survey(simulate=self._simulate)
             for reader in found.readers:
@@ -120,7 +120,7 @@ class TopSource:
 
 
 def _owners(jobs: Sequence[JobView], node: str) -> dict[int, str]:
-    """The ranks on this machine, by process id."""
+    """Return the ranks on this machine, by process id."""
     return {
         rank.pid: f"{job.id}:{rank.rank}"
         for job in jobs

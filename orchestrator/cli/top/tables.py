@@ -1,4 +1,4 @@
-"""A table of `orch top` that fits its columns to the width that it is given."""
+"""A table of `orch top` that fits its columns to a width."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FittedTable(DataTable[Text]):
-    """Rows by key; the cursor stays on its row when rows come, go or change their order."""
+    """Table of rows by key; the cursor stays on its row when rows are added, removed or reordered."""
 
     def __init__(self, name: str, columns: Sequence[TopColumn]) -> None:
         super().__init__(id=name, cursor_type="row", zebra_stripes=False, cell_padding=0)
@@ -27,7 +27,7 @@ class FittedTable(DataTable[Text]):
 
     @property
     def current(self) -> str | None:
-        """The key of the row under the cursor; None without rows."""
+        """Key of the row under the cursor; None without rows."""
         if not self.row_count:
             return None
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
@@ -80,7 +80,7 @@ class FittedTable(DataTable[Text]):
 
 
 def _natural(column: TopColumn, needs: Mapping[str, int]) -> TopColumn:
-    """A column that is always shown begins at the width of its widest cell, and grows no further."""
+    """Return the column; if always shown and growing, limit it to the width of its widest cell."""
     if column.rank or not column.grows:
         return column
     need = needs.get(column.key, 0)

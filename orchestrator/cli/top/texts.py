@@ -1,4 +1,4 @@
-"""The lines around the tables of `orch top`: head, findings, notes; and what the keys have chosen."""
+"""Lines around the tables of `orch top`: head, findings, notes; and the choices made by keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_FINDINGS = 6
 
 @dataclass(slots=True)
 class Choices:
-    """What the keys have chosen: order, filter, hidden tables, whether the picture is held."""
+    """Choices made by keys: order, filter, hidden tables, whether the display is paused."""
 
     order: Order = Order.PLACE
     reversed: bool = False
@@ -33,7 +33,7 @@ class Choices:
 
 
 def head(frame: Frame, choices: Choices, *, shown: int, late_seconds: float) -> Text:
-    """Two lines: the cluster, then the host and the choices. `shown` is the number of GPUs that the filter leaves."""
+    """Return two lines: the cluster, then the host and the choices. `shown` is the number of GPUs that match."""
     text = Text(f"{time.strftime('%H:%M:%S', time.localtime(frame.at))}  {model.headline(frame)}")
     if late_seconds:
         text.append(f"  nothing new for {late_seconds:.0f} s", "reverse")
@@ -53,7 +53,7 @@ def head(frame: Frame, choices: Choices, *, shown: int, late_seconds: float) -> 
 
 
 def findings(frame: Frame) -> Text:
-    """The open findings, the severity as a word before each; empty without any."""
+    """Return the open findings, the severity as a word before each; empty without any."""
     found = model.findings_of(frame)
     text = Text()
     for severity, line in found[:MOST_FINDINGS]:
@@ -66,6 +66,6 @@ def findings(frame: Frame) -> Text:
 
 
 def notes(frame: Frame, rows: Iterable[GpuRow]) -> Text:
-    """What could not be seen, and what is wrong with the GPUs in view."""
+    """Return the problems of the reading and of the GPUs that are shown."""
     lines = [*frame.problems, *(f"{cells.gpu_name(row)}: {row.problem}" for row in rows if row.problem)]
     return Text("\n".join(clean(note) for note in lines))

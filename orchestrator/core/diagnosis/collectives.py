@@ -1,7 +1,7 @@
-"""Who waits for whom in collectives, by the newest call that each rank has entered. Pure.
+"""Finds the ranks that others wait for in collectives, from the newest call that each rank has entered. Pure.
 
-Ranks pair the calls of a group by their order. So a rank that has entered fewer calls of a group than another one is the
-one that this waits for, and two ranks of which the same call is another collective never meet.
+The calls of a group pair up by their order. So a rank waits for each rank that has entered fewer calls of the group, and
+two ranks never meet if their calls with the same number are different collectives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
 MOST_OTHERS: Final = 3
-"""Different calls of other ranks that a finding names."""
+"""Maximum number of different calls of other ranks that a finding names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,12 @@ class Entered:
 
     @property
     def call(self) -> tuple[int, int, str]:
-        """Return the call: the same of all ranks that meet in it."""
+        """Return the identity of the call: it is equal for all ranks that meet in the call."""
         return self.group, self.number, self.name
 
 
 def lacks(own: Entered, other: Entered) -> bool:
-    """Whether a rank has not entered the call in which another one may wait. Unknown groups are not its own."""
+    """Whether a rank has not entered the call in which another one may wait; False if it is not in the group."""
     count = own.counts.get(other.group, 0 if not other.label else None)
     return count is not None and count < other.number
 
@@ -49,7 +49,7 @@ def awaited_by(rank: int, entered: Mapping[int, Entered]) -> list[int]:
 
 
 def most_awaited(ranks: Collection[int], entered: Mapping[int, Entered]) -> int:
-    """Return the rank for which most others wait; the lowest of several."""
+    """Return the rank that the most other ranks wait for; the lowest of several."""
     return min(ranks, key=lambda rank: (-len(awaited_by(rank, entered)), rank))
 
 
@@ -65,7 +65,7 @@ def odd_one(entered: Mapping[int, Entered]) -> int | None:
 
 
 def others_than(rank: int, entered: Mapping[int, Entered], ranks: Collection[int]) -> Iterator[int]:
-    """Return of each different call of ``ranks`` the first rank, without that of ``rank``."""
+    """Yield the first rank in each different call of ``ranks``, except for the call of ``rank``."""
     known = {entered[rank].call} if rank in entered else set()
     for other in sorted(ranks):
         if other in entered and entered[other].call not in known and len(known) <= MOST_OTHERS:

@@ -33,7 +33,7 @@ SPINNING_UTILIZATION: Final = 0.8
 """GPUs that wait in a collective are busy for at least this share of the time."""
 IDLE_UTILIZATION: Final = 0.02
 LOCKSTEP: Final = 1.1
-"""Ranks whose steps take the same time to within this factor meet in a collective at every step."""
+"""Ranks with steps that take the same time to within this factor meet in a collective at every step."""
 LEAST_STEP_SHARE: Final = 0.05
 """The extra time of a rank must be this share of a step: less has no effect."""
 LOWER_LIMIT: Final = 0.95
@@ -41,12 +41,12 @@ LOWER_LIMIT: Final = 0.95
 STILL_SECONDS: Final = 30.0
 STILL_STEPS: Final = 10.0
 STILL_PAUSES: Final = 3.0
-"""How long a job with idle ranks may be still: seconds, multiples of its longest steps, of its longest pauses in this phase."""
+"""Limits on stillness with idle ranks: seconds, multiples of the longest step, of the longest pause in the phase."""
 WORKING_FACTOR: Final = 10.0
-"""Factor on that time for a job of which a rank works."""
+"""Factor on those limits for a job in which a rank works."""
 WORLD_SIZE_SECONDS: Final = 10.0
 RENDEZVOUS_SECONDS: Final = 30.0
-"""How long ranks may wait for a process group: of a wrong size, and for an idle rank."""
+"""Longest waits of ranks for a process group: for one of a wrong size, and for one that lacks an idle rank."""
 FLAT_FACTOR: Final = 5.0
 """A loss is flat after this many times the longest interval between its changes."""
 FLAT_STEPS: Final = 10
@@ -71,15 +71,15 @@ FAST_USED: Final = 0.4
 """Host memory that would be full within ten minutes is reported after one, where it is already filled to this share."""
 PROCESS_WINDOW_SECONDS: Final = 60.0
 LEAST_LOOKS: Final = 30
-"""A share of looks at a rank's training thread counts from this many on."""
+"""Minimum number of looks at a rank's training thread from which a share is computed."""
 LEAST_BUSY: Final = 0.02
 """A rank that uses less of a processor is idle, and does not wait for its input."""
 LOCKED_MORE: Final = 0.1
-"""Waiting ranks stand in a lock for this share of the time more than the rank that they wait for."""
+"""Waiting ranks wait in a lock for this share of the time more than the rank that they wait for."""
 STEADY_GROWTH: Final = 0.7
 """The later half of the growth is at least this share of the earlier half: a filling cache grows ever more slowly."""
 GROWTH_HORIZON_SECONDS: Final = 6 * 3600.0
-"""Memory that lasts longer is not reported."""
+"""Memory that would be full only later is not reported."""
 EXPORTER_SECONDS: Final = 30.0
 """An exporter that has not answered for this long is stopped or hangs; on a machine with a load of 50 on each processor one may take 20 s."""
 STARTING: Final = 0.5
@@ -90,39 +90,39 @@ FOREIGN_SHARE: Final = 0.05
 COUNTED_SECONDS: Final = 600.0
 """Memory errors that are corrected are counted over this time."""
 CORRECTED: Final = 60.0
-"""So many corrected errors in it, one every ten seconds, are a cell that fails; single ones are cosmic rays."""
+"""This many corrected errors in that time, one every ten seconds, show a failing cell; single ones are cosmic rays."""
 LOSS_WINDOW: Final = 300
-"""A loss is compared with so many of its newest values, ten minutes of them."""
+"""A loss is compared with this many of its newest values, ten minutes of them."""
 LEAST_LOSSES: Final = 40
 JUMPED_VALUES: Final = 6
-"""So many values in a row stand for what the loss is now: single batches do not."""
+"""This many values in a row represent the present loss: single batches do not."""
 JUMPED_DEVIATIONS: Final = 6.0
 JUMPED_FACTOR: Final = 0.5
-"""A jump is this share of the usual loss at least, and so many robust standard deviations."""
+"""A jump is at least this share of the usual loss, and at least ``JUMPED_DEVIATIONS`` robust standard deviations."""
 JUMP_ENDS_AFTER: Final = 300
-"""A loss that stays where it has jumped to for so many values is usual there."""
+"""A loss that stays at the level of its jump for this many values has that level as its usual value."""
 STORAGE_FULL: Final = frozenset({"ENOSPC", "EDQUOT"})
 LEAST_WRITE_SECONDS: Final = 20.0
 USUAL_WRITES: Final = 5.0
-"""A write takes too long after so many times what the attempt's usual one took, and not before this."""
+"""A write takes too long after this many times the attempt's usual time, and at least ``LEAST_WRITE_SECONDS``."""
 FIRST_WRITE_SECONDS: Final = 600.0
-"""The first ones, of which no usual time is known, may take this."""
+"""The first writes, for which no usual time is known, may take this long."""
 WAITING_SHARE: Final = 0.1
 WAITING_SECONDS: Final = 120.0
-"""Saves that wait for storage for this share of the newest time make training slower."""
+"""Saves that wait for storage for ``WAITING_SHARE`` of the newest ``WAITING_SECONDS`` make training slower."""
 LATE_SECONDS: Final = 0.5
-"""A daemon whose loop is late by more than this is overloaded."""
+"""A daemon is overloaded if its loop is late by more than this."""
 LATE_LOOKS: Final = 8
-"""The daemon's lateness is the median of so many looks: one pause of the machine is none."""
+"""The daemon's lateness is the median of this many looks, so that one pause of the machine does not count."""
 AGAIN_FACTOR: Final = 2.0
 """After each close a finding takes this many times as long to open again, at most ``LONGEST_AGAIN_SECONDS``."""
 LONGEST_AGAIN_SECONDS: Final = 1800.0
 MOST_FINDINGS: Final = 16
-"""Findings that one job has open at a time: the most severe ones."""
+"""Maximum number of findings that one job has open at a time; of new ones, the most severe open."""
 
 
 class Severity(StrEnum):
-    """How soon a user should look."""
+    """Urgency of a finding for the user."""
 
     CRITICAL = "critical"  # the job gets nothing done, or will lose its work
     WARNING = "warning"  # the job is slower or less safe than it could be
@@ -130,7 +130,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """When findings of one class open and close. ``figure`` describes the figure.
+    """Figures and times at which findings of one class open and close. ``figure`` describes the figure.
 
     ``outlives``: the finding stays when the attempt ends. ``apart``: it neither is explained by another one about the same rank or
     GPU nor explains one.
@@ -283,5 +283,5 @@ def definition_of(finding: f.Finding) -> Definition:
 
 
 def severity_of(finding: f.Finding) -> Severity:
-    """Return how soon a user should look."""
+    """Return the severity of a finding."""
     return definition_of(finding).severity

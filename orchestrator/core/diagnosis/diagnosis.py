@@ -2,8 +2,8 @@
 
 ``figures/`` computes figures from observations, ``rules/`` derives suspicions from figures, and ``definitions.py``
 defines when a suspicion is a finding: at which figure and after how long it opens, below which and after how long it
-closes. Pure; time is witnessed, not read, as in ``heartbeat.py``: what happened while the observer did not run was not
-seen.
+closes. Pure; only observed time counts, as in ``heartbeat.py``: of a gap in which the observer did not run, at most
+``LONGEST_TICK_SECONDS`` count.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.findings import Finding, FindingKey
 
 LONGEST_TICK_SECONDS: Final = 5.0
-"""A longer gap between two observations was not witnessed."""
+"""Of a longer gap between two observations, only this much counts as observed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What an observation changes: findings that open, and findings that close."""
+    """Findings that an observation opens, and findings that it closes."""
 
     opened: tuple[Finding, ...] = ()
     closed: tuple[Finding, ...] = ()
@@ -46,7 +46,7 @@ class Changes:
 
 @dataclass(slots=True)
 class _Known:
-    """One kind and subject: since when its figure has been high or low, and the finding where it is open."""
+    """State of one kind and subject: since when its figure has been high or low, and the finding while it is open."""
 
     high_since: float | None = None
     high_at: float = 0.0
@@ -54,7 +54,7 @@ class _Known:
     open: Finding | None = None
     closed_times: int = 0
     carried: bool = False
-    """Open from before the daemon started, and its figure has not been high since."""
+    """The finding was open before the daemon started, and its figure has not been high since."""
     measured: bool = True
     """The figures of ``open`` were observed by this daemon."""
 
@@ -81,7 +81,7 @@ class Diagnosis:
 
     @property
     def measured(self) -> tuple[Finding, ...]:
-        """Return those of them whose figures this daemon has observed."""
+        """Return the open findings with figures that this daemon has observed."""
         return tuple(one for one in self.findings if self._known[key_of(one)].measured)
 
     def observe(self, seen: JobSeen, now: float, wall: float) -> Changes:
@@ -146,7 +146,7 @@ class Diagnosis:
 
 
 def suspect(job: JobFigures) -> list[Suspicion]:
-    """Return everything that a job's figures may mean."""
+    """Return all suspicions from a job's figures."""
     return [*gpu_suspicions(job), *rank_suspicions(job), *process_suspicions(job), *job_suspicions(job)]
 
 

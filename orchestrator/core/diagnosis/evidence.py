@@ -23,7 +23,7 @@ _GRAVEST: Final = (GpuLost.kind, GpuEcc.kind, "gpu_xid", OomKill.failure_code)
 
 
 def explaining(ended: Exit) -> RankEnd | None:
-    """Return the most severe fact that explains the end, tied to the rank; None where none does."""
+    """Return the most severe fact that explains the end, with the rank filled in; None where none does."""
     found = [fact for fact in ended.evidence if _explains(fact, ended)]
     grave = min(found, key=lambda fact: _GRAVEST.index(fact.code), default=None)
     return None if grave is None else replace(grave, rank=ended.rank)

@@ -1,7 +1,7 @@
 """Decides whether a job is hung or only slow, from two looks at its ranks' processes, a moment apart.
 
 Time alone cannot distinguish a hang from a pause. So being late is no proof of a hang: it must be shown that no rank
-can continue. A stopped process cannot. Neither can ranks of which each one waits in a lock that no thread can release,
+can continue. A stopped process cannot. Neither can ranks that all wait, each in a lock that no thread can release,
 or in a collective for the others. A rank that computes, reads, sleeps or waits for something outside may continue, and
 is at most slow. Pure; the runtime's process_inspector takes the looks, and heartbeat.py decides when.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.collectives import Entered
 
 IDLE_SHARE: Final = 0.01
-"""Of one processor: threads of communication libraries use less than this."""
+"""Share of one processor; threads of communication libraries use less than this."""
 IDLE_SECONDS: Final = 0.015
 """The kernel counts in hundredths of a second."""
 IDLE_BYTES: Final = 64 * 1024
@@ -36,7 +36,7 @@ PATIENT_STEPS: Final = 10.0
 
 
 class Wait(enum.StrEnum):
-    """What a rank's training thread waits in, by the kernel."""
+    """Wait of a rank's training thread, as the kernel reports it."""
 
     RUNNING = "running"
     LOCK = "lock"  # without a time limit: only another thread can end it
@@ -94,8 +94,8 @@ class RankLook:
     """One look at a rank: ``at`` is seconds of its node's own clock, sums are over all its processes.
 
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
-    gone; ``stopped_pid`` is the one that is. ``threads`` holds the training thread first, then the process's others; empty
-    where ``problem`` says why there are no stacks. ``printed`` counts the lines that the rank has written. ``world_size`` is
+    gone; ``stopped_pid`` is the stopped one. ``threads`` holds the training thread first, then the process's others; empty
+    where ``problem`` is why there are no stacks. ``printed`` counts the lines that the rank has written. ``world_size`` is
     that of the process group that the training thread sets up, ``entered`` the newest collective that it has entered, where it is counted.
     """
 
@@ -140,7 +140,7 @@ class Circumstances:
 
     @property
     def patient(self) -> bool:
-        """Whether it has lasted so long that no work can explain it."""
+        """Whether the stillness has lasted so long that no work can explain it."""
         return self.still_seconds >= max(PATIENT_SECONDS, PATIENT_STEPS * (self.usual_seconds or 0.0))
 
 
@@ -158,7 +158,7 @@ class HangFinding:
 
     @property
     def stopped(self) -> bool:
-        """Whether it rests on the kernel's report of a stopped process, which needs no waiting time."""
+        """Whether it is based on the kernel's report of a stopped process, which needs no waiting time."""
         return self.seen.sign is Sign.STOPPED
 
 
@@ -207,7 +207,7 @@ _RESULT_FILES: Final = ("/concurrent/futures/", "/asyncio/")
 
 
 def _helped(look: RankLook) -> bool:
-    """Whether another Python thread may wake the training thread: it is in no lock, but in code of its own."""
+    """Whether another thread, in no lock, may wake the training thread, or the latter waits for a future."""
     for thread in look.threads[1:]:
         innermost = thread.frames[0].file if thread.frames else ""
         if innermost and not innermost.endswith(_LOCK_FILES) and "/torch/" not in innermost:
@@ -245,7 +245,7 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
 
 
 def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, Entered]:
-    """Return the newest call of each rank whose call is the same in both looks; an actor of an earlier version reports none."""
+    """Return the newest call of each rank that has the same one in both looks; an actor of an earlier version reports none."""
     calls = {rank: tuple(getattr(look, "entered", None) for look in pair) for rank, pair in pairs.items()}
     return {rank: after for rank, (before, after) in calls.items() if after is not None and before == after}
 
@@ -253,7 +253,7 @@ def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, 
 def _no_rank_works(
     stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances, entered: Mapping[int, Entered]
 ) -> HangFinding:
-    """Whether every rank waits in a lock or a collective, or spins without progress."""
+    """Decide for ranks of which each waits in a lock or a collective, or spins without progress."""
     spinning = _awaited(stands, Standing.SPINS, entered)
     places = Counter(look.place for look in looks.values())
     locked = [rank for rank, what in stands.items() if what is Standing.LOCKED]
@@ -268,7 +268,7 @@ def _no_rank_works(
         return HangFinding(call=Call.HUNG if sure else Call.SLOW, seen=seen)
     if (
         spinning is not None
-    ):  # so do ranks that wait in a collective of NCCL: the call has returned, and its result has not come
+    ):  # ranks that wait in a collective of NCCL spin too: the call has returned, and its result is not there yet
         odd = odd_one(entered) if entered.keys() == looks.keys() else None
         if odd is not None and not awaited_by(odd, entered):
             seen = Stillness(rank=odd, sign=Sign.MISMATCH, calls=_calls(odd, entered, looks))
@@ -279,7 +279,7 @@ def _no_rank_works(
 
 
 def _together(looks: Mapping[int, RankLook], entered: Mapping[int, Entered]) -> Stillness:
-    """Return which rank is in another collective than the others, by their stacks, else by the calls that they have entered."""
+    """Find the rank in another collective than the others, by their stacks, else by the calls that they have entered."""
     names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
     distinct = Counter(names.values())
     rank = min(names, key=lambda r: (distinct[names[r]], r))
@@ -350,6 +350,6 @@ def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:
 
 
 def _awaited(stands: Mapping[int, Standing], what: Standing, entered: Mapping[int, Entered]) -> int | None:
-    """Return of the ranks that stand so the one that most others wait for in a collective; the first where that is unknown."""
+    """Return the rank with this standing that the most others wait for in a collective; the first where that is unknown."""
     ranks = [rank for rank, found in stands.items() if found is what]
     return most_awaited(ranks, entered) if ranks else None

@@ -1,6 +1,6 @@
-"""How long each rank of an attempt has been still, and how long it may be: learned from the job itself, per phase.
+"""Measures how long each rank of an attempt is still, and learns from the job itself, per phase, how long it may be.
 
-Time is witnessed, not read: a gap between two ticks longer than a tick means that the observer itself did not run (the
+Only observed time counts: a gap between two ticks longer than a tick means that the observer itself did not run (the
 machine slept, was frozen, or was overloaded), and then neither did the ranks; it counts as one tick. Pure: the caller
 passes the clock. One ``Heartbeat`` lives for one attempt, so nothing learned in one attempt affects the next.
 """
@@ -20,7 +20,7 @@ FLOOR_SECONDS: Final = 3.0
 PATIENCE: Final = 3.0
 """A rank may be still for this many typical steps."""
 PAUSE_SECONDS: Final = 30.0
-"""The minimum in evaluations and saves, whose pace is unknown."""
+"""The minimum in evaluations and saves, which have no known pace."""
 LEAST_STEPS: Final = 5
 """This many step times make a pace; before, a job is starting: first steps compile, fill caches and load data."""
 REPORT_SECONDS: Final = 60.0
@@ -71,7 +71,7 @@ class Heartbeat:
         self._longest: dict[Phase, float] = {}
 
     def tick(self, now: float) -> None:
-        """Advance the witnessed time; ``now`` is from any monotonic clock, in seconds."""
+        """Advance the observed time; ``now`` is from any monotonic clock, in seconds."""
         self._clock += min(max(0.0, now - self._ticked_at), LONGEST_TICK_SECONDS)
         self._ticked_at = now
 

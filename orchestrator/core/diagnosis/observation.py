@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeen:
-    """What a rank has reported.
+    """Progress that a rank has reported.
 
-    ``steps`` counts its steps, ``step_seconds`` are the newest ones' durations, oldest first. ``parts`` are what of a step it
-    spends in which part, ``busy_seconds`` what of it its thread used a processor for. ``training``: it is at steps, not at
-    an evaluation or a save. ``losses`` are the metrics that are losses by their names.
+    ``steps`` counts its steps, ``step_seconds`` are the newest ones' durations, oldest first. ``parts`` are seconds of a
+    step by part, ``busy_seconds`` those in which its thread used a processor. ``training``: it makes steps, and is not in
+    an evaluation or a save. ``losses`` are the metrics with a name of a loss.
     """
 
     rank: int
@@ -93,11 +93,11 @@ class ProcessSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSeen:
-    """What a rank's part of the checkpoints meets on its storage.
+    """A rank's writes of its part of the checkpoints, and its storage.
 
     ``failures`` are those since the newest success, which began at ``failing_since``; ``cause`` is the same for failures
     of one cause (the name of an error number), ``said`` is the newest one's text. ``written_bytes`` and ``seconds`` are those of the
-    newest write, ``busy_seconds`` is how long the storage has taken for what it is asked now. ``free_bytes`` is what it has left.
+    newest write, ``busy_seconds`` is how long the storage has taken for the present request. ``free_bytes`` is what it has left.
     """
 
     rank: int = 0
@@ -114,9 +114,9 @@ class StorageSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSeen:
-    """A rank's terminal: of an ``interactive`` job its own, else its debugger's. ``attached`` counts clients.
+    """A rank's terminal: its own in an ``interactive`` job, else its debugger's. ``attached`` counts clients.
 
-    ``idle``: an interactive job's rank has been idle for the job's limit. ``stopped_at`` is since when the rank is at a
+    ``idle``: an interactive job's rank has been idle for the job's limit. ``stopped_at`` is when the rank stopped at a
     breakpoint, in seconds since the epoch.
     """
 
@@ -131,7 +131,7 @@ class TerminalSeen:
 class StallSeen:
     """A job that makes no step: what was seen of its ranks, and for how long.
 
-    ``proven``: no rank can go on. ``longest_step`` and ``longest_pause`` are the longest times without a step that this job has shown before.
+    ``proven``: no rank can continue. ``longest_step`` and ``longest_pause`` are the longest times without a step that this job had before.
     """
 
     seen: Stillness
@@ -145,9 +145,9 @@ class StallSeen:
 class SavesSeen:
     """The job's checkpoints. ``failures`` are the attempt's saves that failed, 0 where the newest one succeeded.
 
-    ``cause`` is the same for all that fail of one cause. ``waited_seconds`` is for how long saves of this attempt have waited for storage.
+    ``cause`` is the same for all failures of one cause. ``waited_seconds`` is how long saves of this attempt have waited for storage.
 
-    ``stall_seconds`` is for how long the newest save stalled training, None before the second one. ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
+    ``stall_seconds`` is how long the newest save stalled training, None before the second one. ``unsaved_seconds`` is the time since the newest checkpoint, or since the first step where there is none.
     """
 
     failures: int = 0
@@ -177,7 +177,7 @@ class RestartsSeen:
 class JobSeen:
     """A job at one moment. ``running``: every rank's process is up. ``certain_work``: processor time is work.
 
-    ``memory_bytes`` is what each rank may use, where that is limited. ``late_seconds`` is by how much the daemon's loop was late
+    ``memory_bytes`` is what each rank may use, where that is limited. ``late_seconds`` is the delay of the daemon's loop
     for this look. Processor time is not work where a rank has a real GPU: a thread that waits for one spins.
     """
 

@@ -2,7 +2,7 @@
 
 Ranks that meet in a collective at every step all take as long as the slowest one, so the length of a step identifies no
 rank. The slow one is identified by its own work in a step: getting the batch and the forward pass as the training
-system measures them, else the processor time of its training thread. Pure; knows no clock and no process.
+system measures them, else the processor time of its training thread. Pure; uses no clock and no process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides which nodes and GPUs are quarantined because ranks keep failing first there. Pure.
 
-A strike is an infrastructure failure whose first failing rank ran on the node, with a cause that may lie in the node.
+A strike is an infrastructure failure that began with a rank on the node, with a cause that may lie in the node.
 Strikes decay. Reports of the hardware count each time; failures that a job may have caused itself (a signal, a memory
 kill) count once per job, so that one crashing job quarantines no node. The last usable node is never quarantined.
 
@@ -105,7 +105,7 @@ def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
 
 
 def weight(strikes: Iterable[Strike], now: float) -> float:
-    """Return the sum of strikes against a node: each halves with each half-life, and a job counts by its newest."""
+    """Return the sum of strikes, each halved with each half-life; of a job's non-hardware ones, the newest counts."""
     total = 0.0
     seen: set[JobId] = set()
     for strike in sorted(strikes, key=lambda s: -s.at):
@@ -135,7 +135,7 @@ def _reason(known: list[Strike], now: float, enough: float) -> RepeatedFailures 
 
 
 def quarantined(nodes: Mapping[str, Node], reasons: Mapping[str, Fact]) -> dict[str, Fact]:
-    """Return the effective reasons: none for the remaining nodes, when excluding all would leave none."""
+    """Return the effective reasons by node; none at all where they would exclude every open node."""
     open_nodes = {n.id for n in nodes.values() if n.alive and n.reachable and not n.cordoned}
     if open_nodes and open_nodes <= reasons.keys():
         return {}

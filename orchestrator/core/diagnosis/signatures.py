@@ -62,7 +62,7 @@ _PORTS: Final = (
     re.compile(r"\('[^']*', (?P<port>\d{1,5})[,)]"),
     re.compile(r"(?:\]|\*|localhost|\b\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})\b"),
 )
-"""How torch, Python's sockets and servers name the address that they could not bind."""
+"""Patterns of the address that torch, Python's sockets or a server could not bind."""
 _LAST_PORT: Final = 65535
 
 
@@ -271,7 +271,7 @@ def uncaught_exception(ended: Exit) -> tuple[str, str] | None:
 def _uncaught(log_tail: Sequence[str]) -> Sequence[str]:
     """Return the last traceback's exception, with all lines of its message; nothing where the lines end in no traceback.
 
-    A script in a fresh interpreter reports no exception, and messages of CUDA have more lines than are looked at otherwise.
+    A script in a fresh interpreter reports no exception, and messages of CUDA have more lines than are examined otherwise.
     """
     begins = [number for number, line in enumerate(log_tail) if line.startswith(_TRACEBACK)]
     for number, line in enumerate(log_tail[begins[-1] + 1 :], begins[-1] + 1) if begins else ():

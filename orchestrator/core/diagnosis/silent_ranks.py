@@ -1,7 +1,7 @@
-"""Stopped processes among the ranks that have reported nothing while others have.
+"""Finds stopped processes among the ranks that have reported nothing while others have.
 
-Others may step on without them and are not still, and many scripts report on one rank only: that a rank is silent says nothing. That the
-kernel shows its process as stopped, at one look after another, does.
+The others may make steps without them and are not still, and many scripts report on one rank only, so a rank's silence is no evidence. A
+process that the kernel shows as stopped, at one look after another, is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 1.0
-"""Between two looks once a process is seen stopped: one that goes on meanwhile was not stopped all the time."""
+"""Time between two looks once a process is seen stopped: one that runs in between was not stopped all the time."""
 
 
 @dataclass(slots=True)
 class SilentRanks:
-    """Those of one attempt. Times are monotonic seconds; ``due`` is when to look next, ``hang`` the stop that lasts."""
+    """Silent ranks of one attempt. Times are monotonic seconds; ``due`` is the next look, ``hang`` the lasting stop."""
 
     due: float = 0.0
     hang: Hang | None = None

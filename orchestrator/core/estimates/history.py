@@ -1,4 +1,4 @@
-"""What a job has reported over time, in bounded memory."""
+"""History of what a job has reported, in bounded memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Mark:
 
 
 class StepHistory:
-    """At most ``most`` marks of a job. When there are more, every second goes, and later ones are kept half as often."""
+    """At most ``most`` marks of a job. If there are more, every second goes, and later ones are kept half as often."""
 
     __slots__ = ("_marks", "_most", "_spacing")
 
@@ -31,7 +31,7 @@ class StepHistory:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """The oldest first."""
+        """The marks, the oldest first."""
         return tuple(self._marks)
 
     def add(self, mark: Mark) -> bool:
@@ -51,7 +51,7 @@ class StepHistory:
         return True
 
     def _thin(self) -> None:
-        """Drop every second mark, the newest and the first of each attempt aside."""
+        """Drop every second mark, except the newest and the first of each attempt."""
         self._spacing *= 2
         marks = self._marks
         kept = [

@@ -1,7 +1,7 @@
-"""From a job's marks to the times of its steps: warm-up, restarts and stops taken out.
+"""Derives the times of a job's steps from its marks, without warm-up, restarts and stops.
 
-A stop is time in which no step was done: an evaluation, a checkpoint, a pause. Those that come again are counted for what
-is left; a single one is not.
+A stop is time in which no step was done: an evaluation, a checkpoint, a pause. Recurring stops count for the time that
+is left; a single one does not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.core.estimates.history import Mark
 
 ENOUGH_OF_AN_ATTEMPT: Final = 8
-"""Intervals; with fewer, an attempt's steps are taken to be like those of the attempts before it."""
+"""Number of intervals; with fewer, an attempt's steps are assumed to be like those of the attempts before it."""
 SLOW_START: Final = 1.5
 STOP_FACTOR: Final = 2.0
 LABELLED_STOP_FACTOR: Final = 0.5
@@ -25,7 +25,10 @@ NOT_TRAINING: Final = ("eval", "valid", "test", "checkpoint", "sav", "sampl", "i
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Between two marks of one attempt: ``steps`` (at least 1) in ``seconds``; ``labelled``: a phase said that it was not training."""
+    """Span between two marks of one attempt: ``steps`` (at least 1) in ``seconds``.
+
+    ``labelled``: by its phase, the job was not training in a part of it.
+    """
 
     attempt: int
     step: int
@@ -41,7 +44,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Seconds, beyond those of the steps, in which the job made none, by ``step``."""
+    """Time without steps, in addition to the time of the steps, before the job reached ``step``."""
 
     step: int
     seconds: float
@@ -50,7 +53,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How a job went: its steps without the stops, and the stops. There is at least one interval; ``begin`` is the step before it."""
+    """Steps of a job without the stops, and the stops. There is at least one interval; ``begin`` is the step before."""
 
     begin: int
     intervals: tuple[Interval, ...]
@@ -58,12 +61,12 @@ class Course:
 
     @property
     def steps(self) -> int:
-        """Steps that were measured."""
+        """Number of measured steps."""
         return sum(one.steps for one in self.intervals)
 
 
 def course_of(marks: Sequence[Mark]) -> Course | None:
-    """The course of the newest attempt, of all of them where that is too short to tell; None where no step was measured."""
+    """Return the course of the newest attempt, or of all if that is too short; None if no step was measured."""
     by_attempt: dict[int, list[Interval]] = {}
     for one in _intervals(marks):
         by_attempt.setdefault(one.attempt, []).append(one)
@@ -76,7 +79,7 @@ def course_of(marks: Sequence[Mark]) -> Course | None:
 
 
 def _intervals(marks: Sequence[Mark]) -> list[Interval]:
-    """Each takes in the time before it in which no step was done."""
+    """Return the intervals between marks; each includes the time before it in which no step was done."""
     found: list[Interval] = []
     start, labelled = None, False
     for mark in marks:
@@ -96,7 +99,7 @@ def is_stop(phase: str) -> bool:
 
 
 def _without_warm_up(found: list[Interval]) -> list[Interval]:
-    """Without the first interval, and without slow ones after it, as long as they are few."""
+    """Return the intervals without the first, and without slow ones after it, as long as they are few."""
     if len(found) < 3:
         return found[1:] or found
     usual = median(one.step_seconds for one in found[1:])
@@ -107,7 +110,7 @@ def _without_warm_up(found: list[Interval]) -> list[Interval]:
 
 
 def _apart(found: Sequence[Interval]) -> Course:
-    """The stops out of the intervals in which they are."""
+    """Separate the stops from the intervals in which they are."""
     usual = median(one.step_seconds for one in found)
     usual_length = median(one.seconds for one in found)
     intervals, stops = [], []

@@ -1,7 +1,7 @@
-"""The time of a step to come, and how far a sum of them may be off: exponential smoothing of blocks of steps.
+"""Forecasts the time of coming steps, and the error of a sum of them, by exponential smoothing of blocks of steps.
 
-The more the time of a step drifts, the more the newest blocks count and the faster the bounds grow. The smoothing is the
-one that would have forecast each block from those before it best; without drift it is the plain mean.
+The more the time of a step drifts, the more the newest blocks count and the faster the bounds grow. The smoothing is
+the one that would have forecast each block from those before it best; without drift it is the plain mean.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MOST_BLOCKS: Final = 40
 LEAST_BLOCKS: Final = 5
 SMOOTHING: Final = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 CLEARLY_BETTER: Final = 0.97
-"""Drift is assumed where it forecasts better than the plain mean by more than chance does."""
+"""Drift is assumed only if smoothing reduces the plain mean's squared error to this part: less may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Seconds of a step from now on. ``variance`` is that of a block's mean, None where there are too few ``blocks``."""
+    """Seconds of a step from now on. ``variance`` is that of a block's mean; None with too few ``blocks``."""
 
     step_seconds: float
     smoothing: float
@@ -34,11 +34,11 @@ class Level:
     block_steps: float
 
     def variance_of(self, steps: float) -> float | None:
-        """Of the seconds that so many steps will take."""
+        """Return the variance of the seconds that ``steps`` steps will take; None if it is not known."""
         if self.variance is None:
             return None
         ahead, a = max(steps / self.block_steps, 0.0), self.smoothing
-        # Each error moves the level by its a-th part for all blocks after it.
+        # Each error moves the level of all blocks after it by ``a`` times the error.
         sums = ahead + a * ahead * max(ahead - 1, 0) + a * a * max(ahead - 1, 0) * ahead * max(2 * ahead - 1, 0) / 6
         if a == 0.0:
             sums += ahead * ahead / self.blocks
@@ -46,7 +46,7 @@ class Level:
 
 
 def level_of(intervals: Sequence[Interval]) -> Level:
-    """The level after these intervals, of which there is at least one."""
+    """Return the level after these intervals, of which there is at least one."""
     values, block_steps = _blocks(intervals)
     if len(values) < LEAST_BLOCKS:
         seconds, steps = sum(one.seconds for one in intervals), sum(one.steps for one in intervals)
@@ -62,7 +62,7 @@ def level_of(intervals: Sequence[Interval]) -> Level:
 
 
 def _alike(values: Sequence[float]) -> float:
-    """How many neighbouring blocks are worth one independent block."""
+    """Return how many neighbouring blocks are worth one independent block."""
     mean, count = fmean(values), len(values)
     centred = [value - mean for value in values]
     square = sum(value * value for value in centred)
@@ -75,7 +75,7 @@ def _alike(values: Sequence[float]) -> float:
 
 
 def _blocks(intervals: Sequence[Interval]) -> tuple[list[float], float]:
-    """Mean step times of blocks of as many steps as can be, and how many steps those are."""
+    """Return the mean step times of blocks with about equal numbers of steps, and the mean of those numbers."""
     steps = sum(one.steps for one in intervals)
     count = min(MOST_BLOCKS, len(intervals))
     values: list[float] = []
@@ -91,11 +91,11 @@ def _blocks(intervals: Sequence[Interval]) -> tuple[list[float], float]:
 
 
 def _forecast(values: Sequence[float], smoothing: float) -> tuple[float, float]:
-    """The level in the end, and the mean square by which the next block was off."""
+    """Return the level after the last block, and the mean squared error of the forecasts of each next block."""
     level, total, weight = values[0], 0.0, 0.0
     for number, value in enumerate(values[1:], 1):
         error = value - level
-        # The mean of a few blocks is itself off: that is allowed for in ``variance_of``, and must not count twice.
+        # The mean of a few blocks has an error itself: ``variance_of`` allows for that, and it must not count twice.
         total += error * error / (1.0 + 1.0 / number if smoothing == 0.0 else 1.0)
         weight += 1.0
         level += error * max(smoothing, 1.0 / (number + 1))

@@ -1,4 +1,4 @@
-"""How long a job will still run, with an interval: ``time_left`` is all that others need of this package."""
+"""Estimates how long a job will still run, with an interval. Other packages need only ``time_left``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 CONFIDENCE: Final = 0.95
 LEAST_SHARE: Final = 0.01
 END_SECONDS: Final = 1.0
-"""Each side allows for as much besides: reports come once a second, and the end of a script is not made of steps."""
+"""Each bound allows for this in addition: reports come once a second, and the end of a script has no steps."""
 REGULAR: Final = 0.25
 ALIKE: Final = 2.0
 UNSEEN: Final = 3.0
-"""Stops may be so many times as frequent as one or two of them make it look."""
+"""Stops may be this many times as frequent as one or two of them suggest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
-    """Seconds that a job will still run. The bounds hold it with ``CONFIDENCE``; None where it is too early for them.
+    """Seconds that a job will still run. The bounds contain them with ``CONFIDENCE``; None if it is too early.
 
     ``stop_seconds`` of them are for evaluations and the like, ``step_seconds`` is the time of a step without those.
     """
@@ -43,7 +43,7 @@ class TimeLeft:
 
 @dataclass(frozen=True, slots=True)
 class _Stops:
-    """What stops will take: expected, its variance, how much more it may be, and the length of one."""
+    """Time that stops will take: expected, its variance, how much more it may be, and the length of one."""
 
     seconds: float = 0.0
     variance: float = 0.0
@@ -54,10 +54,11 @@ class _Stops:
 def time_left(
     marks: Sequence[Mark], total_steps: int, *, step: int | None = None, now: float | None = None
 ) -> TimeLeft | None:
-    """Seconds until ``total_steps`` are done; None where the marks do not show it.
+    """Return the seconds until ``total_steps`` are done; None if the marks do not show it.
 
-    It begins with ``step``, by default that of the newest mark. ``now`` takes off what has passed since that mark, as far as
-    a step and a stop take. Time in which the job does not run is not in it: nor are restarts that are still to come.
+    The time begins at ``step``, by default that of the newest mark. Without ``step``, what has passed from that mark to
+    ``now`` is subtracted, up to the time of a step and a stop. Time in which the job does not run is not included, nor
+    are restarts that are still to come.
     """
     if not marks or total_steps <= 0 or (course := course_of(marks)) is None:
         return None
@@ -106,7 +107,7 @@ def _stops_to_come(course: Course, begin: int, total: int) -> _Stops:
 
 
 def _recurring(stops: Sequence[Stop]) -> bool:
-    """Whether stops are part of the job's course: by the name of their phase, by their number, or two of a length."""
+    """Whether stops are part of the job's course: by a phase's name, by their number, or as two of similar length."""
     lengths = [stop.seconds for stop in stops]
     if len(stops) >= 3 or any(stop.labelled for stop in stops):
         return True
@@ -114,9 +115,9 @@ def _recurring(stops: Sequence[Stop]) -> bool:
 
 
 def _period(course: Course) -> float | None:
-    """Steps from one stop to the next, where that is always about the same."""
+    """Return the steps from one stop to the next, if that is always about the same; else None."""
     places = [stop.step for stop in course.stops]
-    if len(places) < 3:  # the first comes as late after the beginning as the second after the first
+    if len(places) < 3:  # the first stop comes as late after the beginning as the second after the first
         places = [course.begin, *places]
     gaps = [gap for before, after in pairwise(places) if (gap := after - before) > 0]
     if not gaps or pstdev(gaps) > REGULAR * fmean(gaps):
@@ -125,7 +126,7 @@ def _period(course: Course) -> float | None:
 
 
 def student(freedom: int) -> float:
-    """The quantile of Student's distribution for ``CONFIDENCE``, from the normal one by Cornish and Fisher's expansion."""
+    """Return the quantile of Student's distribution for ``CONFIDENCE``, from the normal one (Cornish-Fisher)."""
     z = 1.959964
     if freedom < 3:
         return {1: 12.706, 2: 4.303}.get(freedom, 12.706)

@@ -77,7 +77,7 @@ def _plain(value: Any) -> Any:
 
 
 def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
-    """Convert ``fact_to_dict``'s values; with ``code`` and ``advice``, what an earlier version stored beside a sentence."""
+    """Convert ``fact_to_dict``'s values; ``code`` and ``advice`` are what an earlier version stored beside a sentence."""
     if isinstance(value, Fact):
         return value
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
 
 
 def facts_from(values: Any) -> tuple[Fact, ...]:
-    """A list of facts, from its JSON form."""
+    """Return the facts of a list's JSON form."""
     return tuple(fact_from(value) for value in values)
 
 
@@ -128,7 +128,7 @@ def _kinds(cls: type[Fact]) -> Mapping[str, type[Any]]:
 
 
 def _without_none(hint: Any) -> Any:
-    """The class of an annotation ``X | None``; any other annotation as it is."""
+    """Return the class of an annotation ``X | None``; any other annotation as it is."""
     parts = get_args(hint)
     inner = [part for part in parts if part is not NoneType]
     return inner[0] if len(inner) == 1 < len(parts) else hint
@@ -138,7 +138,7 @@ _KINDS: dict[str, Mapping[str, type[Any]]] = {}
 
 
 def _stored_fact(value: Any) -> Fact:
-    """Convert a stored fact; what is neither a sentence nor an object stays, for ``conformance`` to replace."""
+    """Convert a stored fact; a value that is neither a sentence nor an object stays, for ``conformance`` to replace."""
     kept: Fact = fact_from(value) if isinstance(value, str | Mapping) else value
     return kept
 

@@ -15,7 +15,7 @@ from orchestrator.core.facts.hangs import Lateness, Stillness  # noqa: TC001  # 
 
 
 class Confidence(StrEnum):
-    """How certain the figures are."""
+    """Certainty of the figures."""
 
     CERTAIN = "certain"  # measured directly
     LIKELY = "likely"  # nothing else that is measured explains the figures
@@ -92,7 +92,7 @@ class GpuMemoryTaken(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemoryErrors(Finding):
-    """The GPU corrects errors of its memory, so many in the newest ten minutes, or has replaced rows of it since the attempt began."""
+    """The GPU has corrected errors of its memory in the newest ten minutes, or has replaced rows of it since the attempt began."""
 
     kind: ClassVar[str] = "gpu_memory_errors"
     corrected: int
@@ -154,7 +154,7 @@ class RankSlow(Finding):
 class RankAwaited(Finding):
     """All GPUs are busy, and this rank's draws more power than the others, which probably spin in a collective.
 
-    Without GPUs: its processes use ``busy`` processors, and the others', which stand in locks, ``usual_busy``; or the others stand in
+    Without GPUs: its processes use ``busy`` processors, and the others', which wait in locks, ``usual_busy``; or the others wait in
     locks for ``usual_locked`` of the time, and it for ``locked``.
     """
 
@@ -267,7 +267,7 @@ class LossJumped(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFull(Finding):
-    """The storage of the checkpoints has no room for the next one; ``said`` is what a save that failed of it says."""
+    """The storage of the checkpoints has no room for the next one; ``said`` is the error of a save that failed."""
 
     kind: ClassVar[str] = "storage_full"
     free_bytes: int | None = None
@@ -300,7 +300,7 @@ class SavesFailing(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesRare(Finding):
-    """No checkpoint for ``seconds``; ``interval_seconds`` is the job's intended interval, where known."""
+    """No checkpoint was made for ``seconds``; ``interval_seconds`` is the job's intended interval, where known."""
 
     kind: ClassVar[str] = "saves_rare"
     seconds: float
@@ -371,7 +371,7 @@ class ClockSkewed(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOverloaded(Finding):
-    """The daemon's loop runs so many seconds late: what it says of the job may be late by as much."""
+    """The daemon's loop runs ``late_seconds`` late: what it reports of the job may be late by as much."""
 
     kind: ClassVar[str] = "daemon_overloaded"
     late_seconds: float

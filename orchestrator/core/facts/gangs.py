@@ -70,7 +70,7 @@ class ActorNotPlaced(GangFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUnseen(GangFault):
-    """A node does not see the directory that the job saves to."""
+    """The directory that the job saves to is not visible on a node."""
 
     kind: ClassVar[str] = "storage_unseen"
     node: str
@@ -79,7 +79,7 @@ class StorageUnseen(GangFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesNotSent(GangFault):
-    """The disk of a rank's node does not take the job's working copy; ``said`` is the system's error, ``host`` the node's name."""
+    """The job's working copy could not be written to a rank's node; ``said`` is the system's error, ``host`` the node's name."""
 
     kind: ClassVar[str] = "files_not_sent"
     node: str

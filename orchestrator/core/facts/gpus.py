@@ -12,7 +12,7 @@ from orchestrator.core.facts.rank_ends import RankEnd
 BUS_XID: Final = 79
 ECC_XIDS: Final = frozenset({48, 63, 64, 92, 94, 95})
 PROGRAM_XIDS: Final = frozenset({13, 31, 43, 45, 68, 69})
-"""These follow from the program's own errors, which explain more."""
+"""Xids that follow from the program's own errors, which explain more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class GpuFault(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Xid(GpuFault):
-    """The driver reported an Xid event, at ``at`` (seconds since the epoch), ``seconds_before`` it was asked about.
+    """The driver reported an Xid event, at ``at`` (seconds since the epoch), ``seconds_before`` the query.
 
     ``bus_id`` is the PCI address that the kernel's log names instead of a UUID; ``said`` is that log's line.
     """
@@ -41,7 +41,7 @@ class Xid(GpuFault):
 
     @property
     def code(self) -> str:
-        """By what the number says of the GPU."""
+        """Return the code of the GPU's fault that the number means."""
         if self.number == BUS_XID:
             return GpuLost.kind
         return GpuEcc.kind if self.number in ECC_XIDS else "gpu_xid"
@@ -88,7 +88,7 @@ class Quarantined(GpuFault):
 
 
 class GpuState(StrEnum):
-    """Whether a GPU may be used, the best first."""
+    """Usability of a GPU, the best first."""
 
     OK = "ok"
     FAILING = "failing"
@@ -98,7 +98,7 @@ class GpuState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCondition:
-    """Whether one GPU is in order, from all sources. ``causes`` are the facts, the most severe first."""
+    """Condition of one GPU, from all sources. ``causes`` are the facts against it, the most severe first."""
 
     gpu_uuid: str
     causes: tuple[GpuFault, ...] = ()

@@ -28,7 +28,7 @@ class Sign(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCall(Fact):
-    """A rank's call of a collective: the ``number`` of it in its ``group``, which is empty for the default one, and the script's ``place``."""
+    """A rank's call of a collective: its ``number`` in its ``group``, which is empty for the default one, and its ``place`` in the script."""
 
     kind: ClassVar[str] = "collective_call"
     rank: int
@@ -65,7 +65,7 @@ class Stillness(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness(Fact):
-    """How long no rank has made a step, and the typical time; ``by_steps`` is False where only other progress is known."""
+    """Time without a step of any rank, and the typical time; ``by_steps`` is False where only other progress is known."""
 
     kind: ClassVar[str] = "lateness"
     still_seconds: float

@@ -1,4 +1,4 @@
-"""Moves of running jobs to other nodes, so that a job fits that needs their places (consolidation)."""
+"""Moves of running jobs to other nodes, so that a waiting job fits in their places (consolidation)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.core.facts.fact import Fact
 
 
 class MoveRefusal(StrEnum):
-    """Why no job is moved for one that would fit if what is free lay together."""
+    """Reasons why no job is moved for a job that would fit if the free resources were on the same nodes."""
 
     OFF = "off"
     BUSY = "busy"
@@ -20,9 +20,9 @@ class MoveRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByConsolidation(Fact):
-    """The job moves to ``nodes``, an id for each rank and called ``names``, because ``job`` fits then.
+    """The job moves to ``nodes`` (an id for each rank; their names are ``names``), so that ``job`` fits.
 
-    It loses at most ``lost_gpu_seconds``: what it repeats since its newest checkpoint on storage, and what its last start took. ``gained_gpu_seconds`` are those that ``job`` gains.
+    It loses at most ``lost_gpu_seconds``: its work since its newest checkpoint on storage, and the time of its last start. ``gained_gpu_seconds`` are those that ``job`` gains.
     """
 
     kind: ClassVar[str] = "by_consolidation"
@@ -43,10 +43,10 @@ class AwaitsMoves(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidation(Fact):
-    """What a waiting job would fit after, though too little is free together: ``jobs`` move to ``places``, the names of nodes for each.
+    """Moves after which a waiting job fits, as free resources are scattered: ``jobs`` move to ``places``, the names of nodes for each.
 
-    They lose ``lost_gpu_seconds`` in all at most, the waiting one gains ``gained_gpu_seconds``. ``refusal`` is why they do not move, ``wait_until`` the
-    time of a checkpoint that they wait for before.
+    They lose at most ``lost_gpu_seconds`` in all, the waiting one gains ``gained_gpu_seconds``. ``refusal`` is why they do not move, ``wait_until`` the
+    time of a checkpoint that they wait for first.
     """
 
     kind: ClassVar[str] = "consolidation"

@@ -72,7 +72,7 @@ class DevicesFailed(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverProblem(Fact):
-    """A GPU's driver answers with an error, which ``said`` is."""
+    """A GPU's driver answers with the error ``said``."""
 
     kind: ClassVar[str] = "driver_problem"
     said: str
@@ -88,7 +88,7 @@ class CheckFailed(Fact):
 
 
 class Closure(StrEnum):
-    """Why nothing new is placed on a node."""
+    """Reasons why nothing new is placed on a node."""
 
     CORDONED = "cordoned"
     DRAINING = "draining"
@@ -99,7 +99,7 @@ class Closure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClosed(Fact):
-    """The node would suit a job that waits, and takes nothing new."""
+    """The node would suit a waiting job, but nothing new is placed on it."""
 
     kind: ClassVar[str] = "node_closed"
     node: str

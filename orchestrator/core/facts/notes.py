@@ -57,7 +57,7 @@ class OutputsIncomplete(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedCold(Fact):
-    """A rank began in a fresh interpreter, which imports everything anew: ``said`` is the fork server's word for why the fork of one that has imported it would not do."""
+    """A rank started in a fresh interpreter, which imports everything again: ``said`` is the fork server's reason for not forking one with the imports."""
 
     kind: ClassVar[str] = "started_cold"
     rank: int
@@ -121,7 +121,7 @@ class CheckpointQuarantined(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFileNote(Fact):
-    """What was done about a script's own checkpoint file; ``note_code`` is the kind."""
+    """A note about a script's own checkpoint file; ``note_code`` is its kind."""
 
     kind: ClassVar[str] = "checkpoint_file"
     note_code: str
@@ -198,7 +198,7 @@ class DroppedFact(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastOfItsKind(Fact):
-    """A note, and that more of its kind are left out after ``most``."""
+    """The last note of its kind that is kept: after ``most``, more are left out."""
 
     kind: ClassVar[str] = "last_of_its_kind"
     note: Fact

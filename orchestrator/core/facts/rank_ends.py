@@ -15,7 +15,7 @@ from orchestrator.core.states import StopScope  # noqa: TC001  # conformance.py 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd(Fact):
-    """Base of what ended a rank; ``rank`` is None in evidence that is not yet tied to one."""
+    """Base of the causes of a rank's end; ``rank`` is None in evidence that is not yet assigned to one."""
 
     rank: int | None = None
 
@@ -47,7 +47,7 @@ class RetryExitCode(RankEnd):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSignal(RankEnd):
-    """A signal ended the process, or a child of it whose end it repeats as ``exit_code``."""
+    """A signal ended the process, or a child of it; then ``exit_code`` is the process's exit code for that end."""
 
     kind: ClassVar[str] = "signal"
     signal: int
@@ -116,7 +116,7 @@ class CollectiveTimeout(RankEnd):
 
     @property
     def code(self) -> str:
-        """By the library."""
+        """Return the code, by the library."""
         return f"{self.backend}_timeout"
 
 
@@ -212,5 +212,5 @@ class ScriptProblem(RankEnd):
 
     @property
     def code(self) -> str:
-        """By the problem."""
+        """Return the code, by the problem."""
         return self.problem.value

@@ -153,7 +153,7 @@ class AwaitsNodes(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoNodeWithLabels(Fact):
-    """No node has all of the labels (``key=value``) that it asks for."""
+    """No node has all of the labels (``key=value``) that it requests."""
 
     kind: ClassVar[str] = "no_node_with_labels"
     labels: tuple[str, ...]
@@ -161,9 +161,9 @@ class NoNodeWithLabels(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReserved(Fact):
-    """The node is reserved from ``start`` to ``end`` (for what a user ``said``), and a job would still run then: it is expected to need ``seconds``, None where that is not known.
+    """The node is reserved from ``start`` to ``end`` (a user's reason: ``said``), and a job would still run then: it is expected to need ``seconds``, None where that is unknown.
 
-    ``begun``: the time has come.
+    ``begun``: the reservation has begun.
     """
 
     kind: ClassVar[str] = "node_reserved"
@@ -179,7 +179,7 @@ class NodeReserved(Fact):
 class NotEnoughFree(Fact):
     """It waits until the GPUs and CPUs that it needs are free, on nodes with its ``labels`` (``key=value``) if it has some.
 
-    ``reserved`` are the reservations of nodes that keep it from these, ``closed`` nodes that would suit it and take nothing new.
+    ``reserved`` are reservations of nodes that exclude it, ``closed`` nodes that would suit it if new ranks were placed on them.
     """
 
     kind: ClassVar[str] = "not_enough_free"
@@ -224,7 +224,7 @@ class AwaitsRoom(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwaitsJob(Fact):
-    """It waits until another job, which is in ``state``, ends as ``on`` says; and ``more`` others."""
+    """It waits until another job, which is in ``state``, ends as ``on`` requires; and ``more`` others."""
 
     kind: ClassVar[str] = "awaits_job"
     job: str

@@ -26,7 +26,7 @@ class ByHold(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByMatrix(Fact):
-    """A job of the same matrix failed, and the matrix says ``fail_fast``."""
+    """A job of the same matrix failed, and the matrix has ``fail_fast``."""
 
     kind: ClassVar[str] = "by_matrix"
     matrix: str
@@ -100,7 +100,7 @@ class ByNodeDrain(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByNodeReservation(Fact):
-    """A node of the gang is reserved until ``end``, for what a user ``said``."""
+    """A node of the gang is reserved until ``end``; ``said`` is a user's reason."""
 
     kind: ClassVar[str] = "by_node_reservation"
     node: str

@@ -11,7 +11,7 @@ from orchestrator.core.states import EndCondition  # noqa: TC001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitState:
-    """The git state of a working directory; no commit before the first. ``dirty``: its files differ from the commit."""
+    """Git state of a directory; ``commit`` is empty before the first. ``dirty``: files differ from the commit."""
 
     commit: str
     branch: str = ""
@@ -46,7 +46,7 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """What ignore files excluded from the copy of a working directory. ``largest`` names a few; ``more``: too many to count."""
+    """Files that ignore files excluded from the workdir archive. ``largest`` names a few; ``more``: too many to count."""
 
     files: int
     size_bytes: int

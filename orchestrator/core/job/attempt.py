@@ -13,9 +13,10 @@ from orchestrator.core.states import AttemptState, StopPurpose  # noqa: TC001
 
 
 class Exits(Sequence["ev.Exit"]):
-    """How ranks of the current attempt ended, in the order of the reports; at most one end of each rank.
+    """Ends of ranks of the current attempt, in the order of the reports; at most one end of each rank.
 
-    It is immutable: ``and_then`` returns another one, in constant time, because both share one list of which each sees its own part.
+    It is immutable: ``and_then`` returns another one, in constant time, because both share one list of which each shows
+    its own part.
     """
 
     __slots__ = ("_index", "_length", "_shared")

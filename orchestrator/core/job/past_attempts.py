@@ -62,7 +62,7 @@ class Past:
 
 
 def running_seconds(attempt: Attempt, until: float | None) -> float:
-    """Return how long all ranks of an attempt were up, until then if it has not ended."""
+    """Return how long all ranks of an attempt were up, up to ``until`` if it has not ended."""
     ended = until if attempt.ended_at is None else attempt.ended_at
     return 0.0 if attempt.running_at is None or ended is None else max(0.0, ended - attempt.running_at)
 

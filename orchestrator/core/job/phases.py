@@ -45,7 +45,7 @@ class LostGang(_Actors):
 
 
 class Hold(StrEnum):
-    """What a job holds of a cluster."""
+    """The state of the gang that a job holds."""
 
     NOTHING = "nothing"
     PROCESSES = "processes"
@@ -57,7 +57,7 @@ class Hold(StrEnum):
 
 
 def hold_of(gang: Gang | LostGang | None) -> Hold:
-    """What a job with this gang holds."""
+    """Return what a job with this gang holds."""
     if gang is None:
         return Hold.NOTHING
     if isinstance(gang, LostGang):
@@ -67,7 +67,7 @@ def hold_of(gang: Gang | LostGang | None) -> Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Waits for a gang. ``failure``, here and below, is that of the last failed attempt."""
+    """The job waits for a gang. ``failure``, here and below, is that of the last failed attempt."""
 
     state: ClassVar[JobState] = JobState.PENDING
     not_before: float = 0.0
@@ -76,7 +76,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspended:
-    """Paused: holds nothing, and waits for a resume."""
+    """The job is paused: it holds nothing, and waits for a resume."""
 
     state: ClassVar[JobState] = JobState.SUSPENDED
     failure: ev.Failure | None = None
@@ -107,7 +107,7 @@ class Holding:
         return tuple(e for e in self.exits if self._asked_from_outside(e) and not e.completed(others=finished))
 
     def ended_well(self, ranks: int) -> bool:
-        """Whether each of so many ranks ended with 0, and none because of a request."""
+        """Whether each of ``ranks`` ranks ended with 0, and none because of a request."""
         return len(self.exits) == ranks and all(e.ok for e in self.exits) and not self.left_early
 
     def _asked_from_outside(self, ended: Exit) -> bool:
@@ -124,7 +124,7 @@ class Starting(Holding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running(Holding):
-    """Every rank ended with 0; the gang must be released. Raises ValueError for a gang with processes."""
+    """Every rank is up."""
 
     state: ClassVar[JobState] = JobState.RUNNING
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.RUNNING})
@@ -141,7 +141,7 @@ class Leaving(Holding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing(Holding):
-    """Every rank ended with 0; the gang has to go. Raises ValueError for a gang with processes."""
+    """Every rank ended with 0; the gang must be released. Raises ValueError for a gang with processes."""
 
     state: ClassVar[JobState] = JobState.RUNNING
     attempt_states: ClassVar[frozenset[AttemptState]] = frozenset({AttemptState.SUCCEEDED})
@@ -215,7 +215,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """Ended at a user's request."""
+    """The job ended at a user's request."""
 
     state: ClassVar[JobState] = JobState.CANCELLED
     exit_code: ClassVar[None] = None

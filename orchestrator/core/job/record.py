@@ -1,7 +1,7 @@
 """A job's record: the state after its events, as one frozen value. ``fold.py`` computes it from the events.
 
 ``Job.phase`` (``phases.py``) holds what exists only in some states; the state follows from it. The properties below
-work without knowledge of the phases: each has a value for every phase, empty where there is none.
+need no knowledge of the phases: each has a value for every phase, empty where there is none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 _size = lru_cache(1024)(Size)
-"""The scheduler asks for sizes all the time, and there are few different ones."""
+"""Cached, because the scheduler reads sizes all the time and there are few different ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,9 @@ class Submission:
 class Job:
     """A job's whole record. ``version`` counts its events. Raises BrokenRuleError for a phase that its attempts contradict.
 
-    ``attempts`` are the last ones, see ``past.KEPT_ATTEMPTS``; ``past`` counts those before them. Until ``fenced_until``
-    ranks of a lost gang may still run somewhere. ``findings`` are those that are open. ``unusable`` (not stored) names what was replaced by defaults when the
-    record was read.
+    ``attempts`` are the last ones, see ``past_attempts.KEPT_ATTEMPTS``; ``past`` counts those before them. Until
+    ``fenced_until`` ranks of a lost gang may still run somewhere. ``findings`` are those that are open. ``unusable``
+    (not stored) names what was replaced by defaults when the record was read.
     """
 
     submission: Submission
@@ -116,7 +116,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name from its user."""
+        """The name that its user gave it."""
         return self.submission.name
 
     @property
@@ -173,7 +173,7 @@ class Job:
 
     @property
     def exits(self) -> Exits:
-        """How ranks of the current attempt ended."""
+        """Ends of ranks of the current attempt."""
         return self.phase.exits if isinstance(self.phase, Holding) else NO_EXITS
 
     @property
@@ -195,12 +195,12 @@ class Job:
 
     @property
     def failure(self) -> ev.Failure | None:
-        """Why the last failed attempt failed; for an ended job, why it failed."""
+        """Failure of the last failed attempt; for an ended job, the failure that ended it."""
         return self.phase.failure
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended."""
+        """Time at which it ended; None before."""
         return self.state_since if isinstance(self.phase, ENDED) else None
 
     @property
@@ -271,7 +271,7 @@ class Job:
 
     @property
     def started_at(self) -> float | None:
-        """When all ranks of an attempt were up for the first time."""
+        """Time at which all ranks of an attempt were up for the first time; None before."""
         if self.past.running_at is not None:
             return self.past.running_at
         return next((a.running_at for a in self.attempts if a.running_at is not None), None)

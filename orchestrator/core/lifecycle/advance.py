@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """The events that follow from a record, and when to ask again at the latest; None: after the next folded event."""
+    """The events that follow from a record, and the latest time of the next call; None: after the next folded event."""
 
     events: tuple[ev.Event, ...] = ()
     wake_at: float | None = None
@@ -42,11 +42,11 @@ class Step(NamedTuple):
 
 _NOTHING = Step()
 FOLLOWING_SECONDS = 10.0
-"""Ranks that share a node leave after the same step, and write a last checkpoint meanwhile: they need not be asked."""
+"""Time in which ranks of one node leave after the same step and write a last checkpoint, without a request."""
 
 
 def advance(job: Job, now: float) -> Step:
-    """Return what follows from the record of a job that may hold a gang, at wall time ``now``."""
+    """Return the step that follows from the record of a job that may hold a gang, at wall time ``now``."""
     match job.phase:
         case Starting() | Running() | Leaving() as phase:
             return _advance_live(job, phase, now)
@@ -137,7 +137,7 @@ def _advance_live(job: Job, phase: Starting | Running | Leaving, now: float) -> 
 
 
 def _others_asked(job: Job, left: tuple[ev.Exit, ...], now: float) -> ev.RanksAsked:
-    """Ranks of other nodes know nothing of the request: alone they would train on until they are killed, or wait in a collective."""
+    """Return the event that asks the other nodes' ranks to stop: without it they train on until killed, or wait in a collective."""
     reason = OthersAsked(cause=stop_failure(left).cause)
     return ev.RanksAsked(
         job_id=job.id, at=now, attempt=job.attempt_number, reason=reason, deadline=follow_until(job, left)
@@ -171,7 +171,7 @@ def _sooner(known: float | None, at: float) -> float:
 
 
 def _failed(job: Job, failure: ev.Failure, failed_at: float, now: float) -> ev.AttemptFailed:
-    """Return the end of the attempt. A rank can claim any time of its failure: one outside the attempt is brought into it."""
+    """Return the end of the attempt. A rank can report any time of its failure: one outside the attempt is clamped to it."""
     retry = decide_retry(job, failure, now)
     failed_at = max(job.attempts[-1].started_at, min(failed_at, now))
     return ev.AttemptFailed(
@@ -198,7 +198,7 @@ def _advance_recovering(job: Job, phase: Recovering, now: float) -> Step:
 
 
 def _restart(job: Job, phase: Restarting, now: float) -> Step:
-    """Return the start of the next attempt in the same gang, when the last one's processes have ended and its time has come."""
+    """Return the start of the next attempt in the same gang, when the last one's processes have ended and the delay is over."""
     if phase.gang.pids is not None:
         return _NOTHING
     if now < phase.not_before:
@@ -229,7 +229,7 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
             reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
             return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
         case StopPurpose.PREEMPT | StopPurpose.RESIZE | StopPurpose.MOVE:
-            # What gave its idle GPUs away would take them back at once: it is the older one most often.
+            # A job that lost its idle GPUs would get them back at once: it is the older one most often.
             again = now + by.seconds if isinstance(by, ByIdleReclaim) else 0.0
             not_before = max(job.fenced_until, again)
             return ev.JobRequeued(job_id=job.id, at=now, reason=MadeRoom(by=by), not_before=not_before)

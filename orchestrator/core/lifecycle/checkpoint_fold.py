@@ -51,7 +51,7 @@ def _durable(event: CheckpointSaved, job: Job) -> Durable | None:
 
 
 def _since_the_last(event: CheckpointSaved, job: Job) -> float | None:
-    """The seconds since the checkpoint on storage before it, if the same attempt wrote that."""
+    """Return the seconds since the checkpoint on storage before it; None if another attempt wrote that."""
     known, began = job.checkpoints.durable, job.attempts[-1].running_at if job.attempts else None
     if known is None or began is None or known.at < began or event.at <= known.at:
         return None

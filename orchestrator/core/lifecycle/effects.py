@@ -29,7 +29,7 @@ class Ensure:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """SIGTERM to every rank; SIGKILL of whole trees at ``deadline`` (wall time); keep watching."""
+    """Every rank gets SIGTERM, and whole process trees SIGKILL at ``deadline`` (wall time); the ranks stay watched."""
 
     job_id: JobId
     attempt: int
@@ -48,7 +48,7 @@ class KillRanks:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGang:
-    """Actors and placement group are removed or serve the job no more, and no process of the gang is left."""
+    """Actors and placement group are removed or no longer serve the job, and no process of the gang is left."""
 
     job_id: JobId
     gang: int

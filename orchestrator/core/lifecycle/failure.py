@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.job.record import Job
 
-# How long a collateral error waits for the end that caused it: an ending process closes its connections before it is
+# Time that a collateral error waits for the end that caused it: an ending process closes its connections before it is
 # gone, by more than 0.25 s on a busy machine.
 SETTLE_SECONDS = 3.0
 KEEP_GANG_SECONDS = 10.0  # a longer back-off releases the GPUs meanwhile
@@ -65,7 +65,7 @@ _SIGNALS_FROM_OUTSIDE = frozenset({1, 9, 15})
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedFailure:
-    """What failed, and when the failure began (seconds since the epoch)."""
+    """A failure, and the time at which it began (seconds since the epoch)."""
 
     failure: Failure
     failed_at: float
@@ -73,7 +73,7 @@ class ClassifiedFailure:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Whether to retry, and the earliest time."""
+    """Decision whether to retry, and the earliest time."""
 
     retry: bool
     keep_gang: bool
@@ -90,7 +90,7 @@ def is_collateral(ended: Exit) -> bool:
 
 
 def classify(job: Job, now: float) -> ClassifiedFailure | float | None:
-    """Classify the current attempt's failure; a time to ask again, while the root cause is unknown; None if none failed."""
+    """Classify the current attempt's failure; return a time to call again until the cause is known, None if none failed."""
     left = job.left_early
     failed = [e for e in job.exits if not e.ok and e not in left]
     if left and not any(not is_collateral(e) and e.failed_at < _asked_at(left) for e in failed):
@@ -120,7 +120,7 @@ def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFa
 
 
 def follow_until(job: Job, left: Sequence[Exit]) -> float:
-    """Return how long the other ranks have, once these have left after a request that orch had not sent."""
+    """Return the time until which the other ranks may run, once these have left after a request not sent by orch."""
     return min(e.at for e in left) + job.spec.stop_duration.total_seconds()
 
 
@@ -186,7 +186,7 @@ def _signalled(rank: int, number: int, exit_code: int | None = None) -> ProcessS
 
 
 def gang_failure(cause: Fact) -> Failure:
-    """Return the failure of a lost actor or node. One stored by an earlier version has no code."""
+    """Return the failure of a lost actor or node. A cause stored by an earlier version gets the code."""
     cause = replace(cause, legacy_code=GangFault.failure_code) if isinstance(cause, Legacy) else cause
     return Failure(failure_class=FailureClass.INFRA, cause=cause)
 

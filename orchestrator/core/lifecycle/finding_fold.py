@@ -1,4 +1,4 @@
-"""Folds findings into a job's record: which are open. They end with their attempt, or with the job."""
+"""Folds findings into a job's record, which lists the open ones. They end with their attempt, or with the job."""
 
 from __future__ import annotations
 

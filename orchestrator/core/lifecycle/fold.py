@@ -1,7 +1,7 @@
 """The fold: the only way a job's record changes.
 
 The daemon's loop folds each event once. The store's rows are the folded record, written in the same transaction as the
-event; ``store/verification.py`` folds stored events again, to compare. Facts may be repeated (a restarted daemon asks
+event; ``store/verification.py`` folds stored events again, to compare. Facts may be repeated (a restarted daemon calls
 the actors again): a repeated fold changes nothing.
 """
 
@@ -218,7 +218,7 @@ def _(event: ev.GangLost, job: Job) -> Job:
         return job
     known = isinstance(phase.gang, LostGang)
     if known and event.not_before <= job.fenced_until:
-        return job  # nothing new; a second node that is cut off would be
+        return job  # nothing new; the loss of a second node would be
     fenced_until = max(job.fenced_until, event.not_before)
     return replace(
         job,
@@ -377,7 +377,7 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 
 
 def _coded(reason: Fact) -> Fact:
-    # A sentence of an earlier version has the code of the end.
+    # A sentence of an earlier version gets the code of the end.
     return replace(reason, legacy_code=MaxDuration.kind) if isinstance(reason, Legacy) else reason
 
 

@@ -1,4 +1,4 @@
-"""Whose choice a port in use was: one that the script fixes is taken in the next attempt too, one that orch gives it is not."""
+"""Decides whether the script or orch chose a port in use: only one that the script fixes is taken in the next attempt too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def with_port(ended: Exit, failure_class: FailureClass, cause: RankEnd) -> tuple[FailureClass, RankEnd]:
     """Return class and cause with what is known of the port; any other cause as it is.
 
-    The script's, without a restart, where the error names a port that does not follow from MASTER_PORT and a process listens there after
+    Class USER, without a restart, where the error names a port that does not follow from MASTER_PORT and a process listens there after
     the rank has ended. A port that orch chose is another one in the next attempt, and one at which no process listens (connections
     that end, an error without the port) may be free by then.
     """

@@ -1,5 +1,6 @@
 """The scheduler: ``decide(state, now) -> commands``, placement and elastic sizes. Pure.
 
-Begin with ``scheduler.py``. ``order.py`` is the order of waiting jobs, with ``service/`` for what they are expected to need; ``room/`` is what is
-free, ``rounds/`` one round of placing and who stops for whom, ``conditions/`` what jobs wait for beside room.
+Begin with ``scheduler.py``. ``order.py`` has the order of waiting jobs, and ``service/`` the time that they are
+expected to need; ``room/`` has the free resources of the nodes, ``rounds/`` one round of placing and the jobs that stop
+for others, and ``conditions/`` what jobs wait for besides free resources.
 """

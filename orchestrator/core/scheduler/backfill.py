@@ -1,9 +1,10 @@
-"""Backfill: short jobs run on what the head of the queue has claimed, where they end before it could start. Pure.
+"""Backfill: short jobs run on resources that the queue's head has claimed, if they end before it could start. Pure.
 
-The *head* is the first job that finds too little free. Once it claims what is free (rounds/head.py), nothing behind it delays it. Its
-*reservation* is the time at which it fits once running jobs end as expected (durations.py), and as what a round has placed runs on. A
-later job may take what is claimed when its ``max_duration``, which is enforced, ends it before that time. So the head is delayed, at
-most by the limit of a job that began before, only where running jobs end earlier than expected.
+The *head* is the first job for which too little is free. Once it claims the free resources (rounds/head.py), no job
+behind it delays it. Its *reservation* is the time at which it fits if running jobs end as expected (durations.py) and
+the jobs that the round has placed run on. A later job may use claimed resources if its ``max_duration``, which is
+enforced, ends it before that time. So the head is delayed only if running jobs end earlier than expected, and at most
+by the limit of a job that began before that.
 
 Nothing is backfilled while jobs stop to make room for the head, or may be stopped for it.
 """
@@ -31,14 +32,17 @@ SOONEST: Final = 1.0
 
 
 class Reservation(NamedTuple):
-    """When the head fits. ``recedes``: it is the later, the longer the job runs that has to end."""
+    """The time ``at`` which the head fits. ``recedes``: this time moves later while the job that has to end runs on."""
 
     at: float
     recedes: bool = False
 
 
 class Backfill:
-    """What is free beside what has been placed, claims left out, and until when it may be used. ``free`` is that before the round."""
+    """Places jobs on free resources, claimed ones included, until the head's reservation.
+
+    ``free`` is what is free before the round.
+    """
 
     def __init__(self, free: Vacancy, nodes: Mapping[str, Node]) -> None:
         self._free = free
@@ -48,13 +52,16 @@ class Backfill:
         self.ask_again_at: float | None = None
 
     def placed(self, job: Job, where: Sequence[str]) -> None:
-        """The round placed a job."""
+        """Record that the round placed a job."""
         take(job, where, self._free)
 
     def place(
         self, job: Job, now: float, reservation: Callable[[Vacancy], Reservation | None]
     ) -> tuple[str, ...] | None:
-        """Where a job goes that ends before the reservation of the head, which is asked for once it matters."""
+        """Return the nodes for a job that ends before the head's reservation; None if it has to wait.
+
+        ``reservation`` is called once, when it is first needed.
+        """
         limit = limit_left(job, now)
         if limit is None:
             return None
@@ -80,7 +87,7 @@ def reservation(
     now: float,
     run_times: RunTimes,
 ) -> Reservation | None:
-    """When the head fits as jobs end that hold gangs; None where nothing is known of one that has to end."""
+    """Return when the head fits as jobs that hold gangs end; None if a job that has to end has no expected end."""
     free.begin()
     try:
         for at, job in _openings(holding, nodes, now, run_times):
@@ -98,7 +105,7 @@ def reservation(
 
 
 def has_bounded_start(head: Job, holding: Holding, free: Vacancy, nodes: Mapping[str, Node], now: float) -> bool:
-    """Whether the head fits at the latest when jobs reach their ``max_duration`` and reservations of nodes end, whatever else runs on."""
+    """Whether the head fits once jobs reach ``max_duration`` and node reservations end, even if all else runs on."""
     free.begin()
     try:
         if isinstance(nodes, Timetable):
@@ -109,7 +116,7 @@ def has_bounded_start(head: Job, holding: Holding, free: Vacancy, nodes: Mapping
 
 
 def _fits_without(head: Job, jobs: Iterable[Job], free: Vacancy, nodes: Mapping[str, Node]) -> bool:
-    """Whether the head fits once all of these have ended. Most often some of them are enough: it is tried after 16, 64, 256 of them, and so on."""
+    """Whether the head fits once all of ``jobs`` have ended; tried after 16, 64, 256, ...: some are often enough."""
     due = 16
     for number, job in enumerate(jobs, 1):
         _vacate(job, free)
@@ -121,7 +128,7 @@ def _fits_without(head: Job, jobs: Iterable[Job], free: Vacancy, nodes: Mapping[
 
 
 def _fits_at_an_end(head: Job, holding: Holding, free: Vacancy, nodes: Timetable, now: float) -> bool:
-    """Whether the head fits when a job with a limit ends, or a reservation does: what it may use depends on the time."""
+    """Whether the head fits when a limited job or a node reservation ends: the nodes open to it depend on the time."""
     found: list[tuple[float, int, Job | None]] = [(at, -1, None) for at in nodes.ends()]
     for limited, clock in holding.clocks():
         if (left := clock.limit_left(now)) is not None:
@@ -135,7 +142,7 @@ def _fits_at_an_end(head: Job, holding: Holding, free: Vacancy, nodes: Timetable
 
 
 def _vacate(job: Job, free: Vacancy) -> None:
-    """Give back what a job holds on the nodes that take something new."""
+    """Give back what a job holds on the nodes that accept new ranks."""
     there = [(n, s) for n, s in zip(job.nodes, known_shares(job), strict=True) if n in free]
     give_back(job, [n for n, _ in there], [s for _, s in there], free)
 
@@ -143,7 +150,7 @@ def _vacate(job: Job, free: Vacancy) -> None:
 def _openings(
     holding: Holding, nodes: Mapping[str, Node], now: float, run_times: RunTimes
 ) -> list[tuple[float, Job | None]]:
-    """When jobs let go, and (None) when reservations of nodes end, in order."""
+    """Return the times at which jobs release their gangs and at which node reservations end (with None), in order."""
     found: list[tuple[float, Job | None]] = [(at, job) for at, _, job in ends(holding, now, run_times)]
     if isinstance(nodes, Timetable):
         found += [(at, None) for at in nodes.ends()]
@@ -152,7 +159,7 @@ def _openings(
 
 
 def ends(holding: Holding, now: float, run_times: RunTimes) -> list[tuple[float, int, Job]]:
-    """When jobs that hold gangs are expected to let go, in order; those of which nothing is known are left out."""
+    """Return when jobs that hold gangs are expected to release them, in order; jobs without a forecast are left out."""
     found = []
     for job, clock in holding.clocks():
         if clock.over_at is not None:

@@ -1,7 +1,8 @@
-"""How long jobs may still run, and what that is known from. Pure.
+"""Expected remaining run times of jobs, and the sources from which they are known. Pure.
 
-``max_duration`` is a limit that the daemon enforces. The run times of earlier jobs of the same user and name are a forecast; so is
-that a job of which nothing is known runs as long again as it has: what is true on average of durations with a long tail.
+``max_duration`` is a limit that the daemon enforces. The run times of earlier jobs of the same user and name are a
+forecast. A job of which nothing is known is expected to run for as long again as it has run, which is true on average
+of durations with a long tail.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 REMEMBERED: Final = 20
-"""Run times that are kept of the jobs of one user and name."""
+"""Maximum number of run times kept for the jobs of one user and name."""
 MOST_LIKES: Final = 10_000
 ENOUGH: Final = 3
-"""Fewer say nothing."""
+"""Minimum number of run times for a forecast."""
 
 
 class Basis(StrEnum):
-    """What an expected duration is known from."""
+    """Source of an expected duration."""
 
     LIMIT = "max_duration"
     PROGRESS = "its progress"
@@ -39,14 +40,14 @@ class Basis(StrEnum):
 
 
 class Like(NamedTuple):
-    """Jobs that are taken for alike."""
+    """The user and the name that like jobs share: jobs that are expected to run for similar times."""
 
     user: str
     name: str
 
 
 class TimeLeft(NamedTuple):
-    """Seconds of running that are expected from now on, what that is known from, and of how many jobs."""
+    """Seconds for which a job is expected to run from now on, their source, and the number of jobs in that source."""
 
     seconds: float
     basis: Basis
@@ -54,10 +55,11 @@ class TimeLeft(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What tells how long a job may still run; the same for as long as its record is.
+    """Data from which the time that a job may still run is computed; they change only with the job's record.
 
-    ``ran`` are the seconds of its attempts that have ended, ``since`` is when all ranks of the one that has not were up, ``limit`` its ``max_duration``, which
-    counts from ``limit_since`` on. ``over_at`` is when it lets go of its gang because it was stopped for good; 0 where its ranks have ended.
+    ``ran`` is the seconds of the attempts that have ended, ``since`` is when all ranks of the current attempt were up,
+    and ``limit`` is the ``max_duration``, which counts from ``limit_since`` on. ``over_at`` is when a job that was
+    stopped for good releases its gang; 0 if its ranks have ended.
     """
 
     like: Like
@@ -68,11 +70,11 @@ class Clock(NamedTuple):
     over_at: float | None
 
     def ran_until(self, now: float) -> float:
-        """How long its attempts have run."""
+        """Return for how many seconds the attempts have run by ``now``."""
         return self.ran if self.since is None else self.ran + max(0.0, now - self.since)
 
     def limit_left(self, now: float) -> float | None:
-        """The seconds after which ``max_duration`` ends the job; None without one."""
+        """Return the seconds after which ``max_duration`` ends the job; None without one."""
         if self.limit is None:
             return None
         since = now if self.limit_since is None else self.limit_since
@@ -80,25 +82,28 @@ class Clock(NamedTuple):
 
 
 class KnownLikes(set[Like]):
-    """Those of whose like jobs enough is known; ``version`` counts the changes."""
+    """The ``Like`` keys with enough run times for a forecast; ``version`` counts the changes."""
 
     version = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """The newest run times of jobs that succeeded, in seconds, the oldest first; ``reported`` is what running jobs say that they still need."""
+    """The newest run times of jobs that succeeded, in seconds, the oldest first.
+
+    ``reported`` is the time that running jobs report to need still.
+    """
 
     known: Mapping[Like, Sequence[float]] = field(default_factory=dict)
     reported: Mapping[JobId, float] = field(default_factory=dict)
     enough: AbstractSet[Like] | None = None
 
     def left(self, job: Job, now: float) -> TimeLeft | None:
-        """The time that the job still runs, of one that waits from its start on; None where nothing is known of it."""
+        """Return the time that the job still runs, from its start on if it waits; None if nothing is known of it."""
         return self.left_by(clock_of(job), job.id, now)
 
     def left_by(self, clock: Clock, job_id: JobId, now: float) -> TimeLeft | None:
-        """The time that the job of a clock still runs."""
+        """Return the time that the job of a clock still runs; None if nothing is known of it."""
         ran = clock.ran_until(now)
         limit = clock.limit_left(now)
         reported = self.reported.get(job_id)
@@ -110,13 +115,16 @@ class RunTimes:
         return found
 
     def error(self, job: Job) -> float | None:
-        """By how much the median of those before was wrong for the like jobs that have ended, as a part of what it took: the median."""
+        """Return the median error of the forecasts for like jobs that have ended, as a fraction of their run times.
+
+        The forecast for each is the median of the run times before it. None where too few are known.
+        """
         times = self.known.get(like(job), ())
         wrong = [abs(median(times[:n]) - took) / max(took, 1.0) for n, took in enumerate(times) if n >= ENOUGH]
         return median(wrong) if wrong else None
 
     def of_like(self, who: Like, ran: float) -> TimeLeft | None:
-        """The median of what is left to those like jobs that ran longer; None where too little is known of them."""
+        """Return the median time left to the like jobs that ran for longer than ``ran``; None if too few are known."""
         known = self.known.get(who, ())
         if len(known) < ENOUGH:
             return None
@@ -127,14 +135,14 @@ class RunTimes:
         return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times))
 
     def likes(self) -> AbstractSet[Like]:
-        """Those of whose like jobs enough is known. What ``RunTimeHistory`` shows is kept, and grows."""
+        """Return the keys with enough run times for a forecast. The set of a ``RunTimeHistory`` changes as jobs end."""
         if self.enough is not None:
             return self.enough
         return frozenset(who for who, times in self.known.items() if len(times) >= ENOUGH)
 
 
 class RunTimeHistory:
-    """Learns run times from the records of jobs that end. ``view`` shows what is known, also what is learned later."""
+    """Learns run times from the records of jobs that end. ``view`` also shows what is learned later."""
 
     def __init__(self) -> None:
         self._known: dict[Like, tuple[float, ...]] = {}
@@ -142,9 +150,9 @@ class RunTimeHistory:
         self.view = RunTimes(self._known, enough=self._enough)
 
     def ended(self, job: Job) -> None:
-        """Take in a job that has just ended."""
+        """Record the run time of a job that has just ended."""
         if (seconds := _run_time(job)) is not None:
-            times = self._known.pop(like(job), ())  # and those that ended last are the last to be forgotten
+            times = self._known.pop(like(job), ())  # inserted again below, to be forgotten last
             self._set(like(job), (*times, seconds)[-REMEMBERED:])
             if len(self._known) > MOST_LIKES:
                 oldest = next(iter(self._known))
@@ -153,7 +161,7 @@ class RunTimeHistory:
                 self._enough.version += 1
 
     def remember(self, jobs: Iterable[Job]) -> None:
-        """Take in jobs that ended before those that are known."""
+        """Record the run times of jobs that ended before those that are known."""
         for job in sorted(jobs, key=lambda job: job.ended_at or 0.0, reverse=True):
             times = self._known.get(like(job), ())
             room = len(times) < REMEMBERED and (times or len(self._known) < MOST_LIKES)
@@ -168,18 +176,18 @@ class RunTimeHistory:
 
 
 def _run_time(job: Job) -> float | None:
-    """What the record says of how long such jobs run; nothing of one that did not succeed."""
+    """Return the run time in a job's record; None if the job did not succeed, or never ran."""
     seconds = ran_seconds(job, job.ended_at or 0.0)
     return seconds if job.state is JobState.SUCCEEDED and seconds > 0 else None
 
 
 def like(job: Job) -> Like:
-    """What the job is like."""
+    """Return the key that the job shares with like jobs."""
     return Like(job.submission.user, job.name)
 
 
 def clock_of(job: Job) -> Clock:
-    """Return what tells how long the job may still run."""
+    """Return the data from which the time that the job may still run is computed."""
     ended, last = job.attempts, None
     if ended and ended[-1].ended_at is None:
         ended, last = ended[:-1], ended[-1]
@@ -196,10 +204,10 @@ def clock_of(job: Job) -> Clock:
 
 
 def ran_seconds(job: Job, now: float) -> float:
-    """How long the job's attempts have run."""
+    """Return for how many seconds the job's attempts have run by ``now``."""
     return clock_of(job).ran_until(now)
 
 
 def limit_left(job: Job, now: float) -> float | None:
-    """The seconds after which ``max_duration`` ends the job; None without one. It counts from the first time that all ranks were up."""
+    """Return the seconds until ``max_duration`` ends the job, or None; it counts from when all ranks were first up."""
     return None if job.spec.max_duration is None else clock_of(job).limit_left(now)

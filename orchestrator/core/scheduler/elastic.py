@@ -1,16 +1,18 @@
 """Decides how many ranks an elastic job gets, and when that changes. Pure.
 
-An elastic job (``num_workers: {min: 2, max: 8}``) starts on what the queue leaves: every waiting job first gets what it
+An elastic job (``num_workers: {min: 2, max: 8}``) starts on what other jobs leave: every waiting job first gets what it
 needs, elastic jobs their ``min``; the rest goes to the elastic ones, in the queue's order, up to ``max``. After a loss
-it continues with what there is, again at least ``min``. It grows at a checkpoint:
+of ranks it continues on as many as fit, again at least ``min``. It grows at a checkpoint:
 
-- only into what is left when every waiting job, also one in its back-off, has claimed what it needs: growing delays no job;
-- not before its attempt has run for ``grow_after`` (five minutes by default), however often GPUs become free: a stop and
-  a start cost seconds, so resizing takes less than a hundredth of the time;
-- only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not save
-  when it is asked to stop repeats almost nothing.
+- only into what is left when every waiting job, also one in its back-off, has claimed what it needs: growing delays no
+  job;
+- not before its attempt has run for ``grow_after`` (five minutes by default), however often GPUs become free: a stop
+  and a start cost seconds, so resizing takes less than a hundredth of the time;
+- only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not
+  save when it is asked to stop repeats almost nothing.
 
-It shrinks, at a checkpoint too, when the first job that finds too little free would fit then (rounds/shrinking.py). ``auto`` is not elastic: its number is fixed at its first start.
+It also shrinks at a checkpoint, if the first job that finds too little free would then fit (rounds/shrinking.py).
+``auto`` is not elastic: the number of ranks is fixed at the first start.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ FRESH_SECONDS = 30.0
 
 
 def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
-    """Return where the job goes before any job gets more than it needs; a resized one gets what it had, if possible, one that moves the place that is kept for it."""
+    """Return the nodes of the job's gang before any job gets more ranks than it needs; None if it does not fit.
+
+    A job that moves gets the nodes that are kept for it, a resized one the ranks that it had or was left with, if they
+    fit.
+    """
     if (there := places_of(job)) and has_room(job, there, free, nodes):
         return there
     if is_returning(job):
@@ -53,7 +59,7 @@ def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -
 
 
 def _wanted(job: Job) -> int:
-    """The ranks that a resized job gets before any other job: what it had, or what it was left."""
+    """Return the ranks that a resized job gets before any other job: what shrinking left it, else what it had."""
     by = job.stop.by if job.stop is not None else None
     return by.ranks if isinstance(by, ByShrinking) else job.num_workers
 
@@ -80,7 +86,7 @@ def extend(
 
 
 def growth_due(job: Job, now: float) -> bool | float:
-    """Return whether the job may be stopped now to grow; a time to ask again; False until something happens to it."""
+    """Return True if the job may be stopped now to grow, a time to ask again, or False until its record changes."""
     return job.num_workers < job.size.most and _resize_due(job, now)
 
 
@@ -98,7 +104,7 @@ def _resize_due(job: Job, now: float) -> bool | float:
     if attempt.checkpoint_step <= attempt.start_step:
         return False
     if job.checkpoints.at is None or now > job.checkpoints.at + FRESH_SECONDS:
-        return False  # the next checkpoint asks again
+        return False  # asked again after the next checkpoint
     due_at = attempt.running_at + job.elastic.grow_after.total_seconds()
     return True if now >= due_at else due_at
 
@@ -106,10 +112,10 @@ def _resize_due(job: Job, now: float) -> bool | float:
 def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], most: int) -> int:
     """Return how many ranks the job could have if it released what it holds; its own number when no more fit.
 
-    At most ``most``. What it would get is taken from ``free``.
+    The result is at most ``most``. What the job would get is taken from ``free``.
     """
     if share_unknown(job) or not all(node_id in free for node_id in job.nodes):
-        return job.num_workers  # a part of it is on nodes that take nothing new, so it might not get its place again
+        return job.num_workers  # a node accepts no new ranks: the job might not get its place again
     give_back(job, job.nodes, known_shares(job), free)
     larger = place(job, free, nodes, ranks=min(most, capacity(job, free, nodes)))
     if larger is None or len(larger) <= job.num_workers:

@@ -1,12 +1,13 @@
 """Groups waiting jobs, so that a decision examines each group and not each job. Pure.
 
-Jobs of one queue, user and priority are a lane. Within it they go by level (service/levels.py), those of one level by arrival; jobs
-that have waited for ``ageing`` go before all of these, the longest first. Within a lane, jobs of one *kind* need the
-same of the same nodes. Free resources, and what limits leave, only shrink during a decision; so once a job of a lane
-and kind cannot start for a lasting reason, none of its equals can, and the decision skips all of them.
+Jobs of one queue, user and priority are a lane. In a lane, jobs are ordered by level (service/levels.py), and those of
+one level by arrival; jobs that have waited for ``ageing`` come before all of these, the longest wait first. Jobs of a
+lane that need the same resources on the same nodes are of one *kind*. Free resources, and the rest of limits, only
+shrink during a decision; so once a job of a lane and kind cannot start for a lasting reason, none of its equals can,
+and the decision skips all of them.
 
-A lane keeps its jobs in groups of one kind and one level, so that a decision looks at the first job of each. A group's level may
-change as like jobs end; its jobs stay together, because it follows from what they have in common.
+A lane keeps its jobs in groups of one kind and one level, so that a decision looks at the first job of each. A group's
+level may change as like jobs end, but its jobs stay together, because the level follows from what they have in common.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Lane(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What determines whether the job's gang fits; ``limit``, the seconds of ``max_duration``, whether it may be backfilled."""
+    """Properties that decide whether a job's gang fits.
+
+    ``limit``, the seconds of ``max_duration``, decides whether it may be backfilled.
+    """
 
     shape: Shape
     least: int
@@ -69,14 +73,20 @@ def _kind_of(job: Job) -> Kind:
 
 
 class Group(NamedTuple):
-    """What the jobs of a group have in common; without a ``kind`` they have, or had, a back-off, and are looked at one by one."""
+    """Properties that the jobs of a group have in common.
+
+    Jobs without a ``kind`` have, or had, a back-off, and are examined one by one.
+    """
 
     kind: Kind | None
     work: Work
 
 
 class Line:
-    """The waiting jobs of one lane: by group and in order of arrival; ``returned`` are those that were preempted, by the time of that."""
+    """Waiting jobs of one lane, by group and in order of arrival.
+
+    ``returned`` are those that were preempted, in order of preemption.
+    """
 
     __slots__ = ("groups", "returned")
 
@@ -116,7 +126,7 @@ class Line:
                 yield from jobs
 
     def regroup(self, name: str, known: AbstractSet[Like]) -> None:
-        """Group the jobs of a name anew, which like jobs now say something of, or no longer do."""
+        """Regroup the jobs of a name for which like jobs have given, or no longer give, a forecast."""
         for group, jobs in list(self.groups.items()):
             moved = [job for job in jobs if job.name == name] if group.work.name in ("", name) else []
             if moved:
@@ -129,12 +139,12 @@ class Line:
 
 
 def group_of(job: Job, known: AbstractSet[Like]) -> Group:
-    """Return the group of a job; ``known`` are those of whose like jobs enough is known."""
+    """Return the group of a job; ``known`` are the keys with enough run times for a forecast."""
     return Group(None if job.not_before else kind_of(job), work_of(job, known))
 
 
 class Lines:
-    """The lines of all lanes."""
+    """Waiting jobs of all lanes, in one ``Line`` for each lane."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_lane: dict[Lane, Line] = {}
@@ -169,7 +179,7 @@ class Lines:
             del self.by_lane[lane]
 
     def learn(self, run_times: RunTimes) -> None:
-        """Group jobs anew of which like jobs say something since the last time, or no longer do."""
+        """Regroup the jobs for which like jobs have given a forecast since the last call, or no longer give one."""
         likes = run_times.likes()
         version = likes.version if isinstance(likes, KnownLikes) else None
         if version is not None and self._learned[0] is likes and self._learned[1] == version:
@@ -193,7 +203,7 @@ class Lines:
 
 
 class Entry(NamedTuple):
-    """Jobs of a lane that are looked at together, in order; of one kind, or (None) one by one."""
+    """Jobs of a lane, in order: of one kind and skipped together, or, without a ``kind``, examined one by one."""
 
     kind: Kind | None
     level: int
@@ -201,17 +211,17 @@ class Entry(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The jobs of a lane: entries in order of arrival each, and those that were preempted, by the time of that."""
+    """Jobs of a lane: entries, each in order of arrival, and the preempted jobs in order of preemption."""
 
     entries: list[Entry]
     returned: Sequence[tuple[float, int, Job]]
 
     def aged(self, latest: float) -> list[Job]:
-        """Return the preempted jobs that have waited since then or longer, the longest first."""
+        """Return the preempted jobs that have waited since ``latest`` or longer, the longest first."""
         return [job for _, _, job in self.returned[: bisect_right(self.returned, latest, key=itemgetter(0))]]
 
     def longest(self, now: float) -> Job | None:
-        """Return the job that has waited for the longest, of those that may start."""
+        """Return the job that has waited for the longest of those that may start; None without any."""
         firsts = [_ready(entry.jobs, now) for entry in self.entries]
         firsts.append(_ready((job for _, _, job in self.returned), now))
         waits = ((waiting_since(job), arrival(job), job) for job in firsts if job is not None)
@@ -223,7 +233,7 @@ def _ready(jobs: Iterable[Job], now: float) -> Job | None:
 
 
 def waiting_of(lines: Mapping[Lane, Line], others: Iterable[Job], run_times: RunTimes) -> dict[Lane, Waiting]:
-    """Return the jobs of each lane; ``others`` are jobs beside those of the lines."""
+    """Return the jobs of each lane; ``others`` are jobs besides those of the lines."""
     found: dict[Lane, Waiting] = {}
     for lane, line in lines.items():
         entries = [Entry(g.kind, level_of(g.work, lane.user, run_times), jobs) for g, jobs in line.groups.items()]
@@ -245,7 +255,7 @@ Rank = tuple[int, float, int]
 
 
 class Cursor:
-    """Iterates over the jobs of a lane in order; ``latest``: jobs that wait since then, or longer, have aged."""
+    """Iterates over the jobs of a lane in order; jobs that have waited since ``latest`` or longer have aged."""
 
     __slots__ = ("_aged_ids", "_entries", "_heap", "_latest", "_places")
 
@@ -264,7 +274,7 @@ class Cursor:
 
     @property
     def at(self) -> Rank:
-        """Return the place of the next job: its level and its arrival, or since when it waits if that is long."""
+        """Return the sort key of the next job: its level and arrival, and for an aged job the beginning of its wait."""
         return self._heap[0][0]
 
     @property
@@ -291,7 +301,7 @@ class Cursor:
         heappop(self._heap)
 
     def _move(self, number: int, place: int) -> bool:
-        """Go on to the first job from ``place`` on that does not come among the aged ones; whether there is one."""
+        """Advance to the first job from ``place`` on that is not among the aged ones; return whether there is one."""
         _, level, jobs = self._entries[number]
         if self._aged_ids and level != AGED:
             while place < len(jobs) and jobs[place].id in self._aged_ids:

@@ -1,7 +1,8 @@
-"""The live jobs, indexed for decisions: what a change of one job touches is kept up to date, so no decision walks all jobs. Pure.
+"""Index of the live jobs for decisions, updated with each change of a job, so that no decision walks all jobs. Pure.
 
-A decision looks at jobs whose record has changed since it last did, or whose own deadline has come; at the groups of waiting jobs
-(lanes.py); and at those that hold gangs, where it may stop some. What is kept here follows from the records alone.
+A decision examines the jobs with a record that has changed since the last decision, or with a deadline that has come;
+the groups of waiting jobs (lanes.py); and the jobs that hold gangs, some of which it may stop. The index follows from
+the records alone.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 
 class LiveJobs(MutableMapping[JobId, Job]):
-    """Jobs by id. A record is replaced, never changed; terminal ones are kept until they are deleted, and wait for nothing.
+    """Jobs by id. A record is replaced, never changed; terminal ones are kept until they are deleted, but do not wait.
 
-    ``active`` may hold a gang, ``elastic`` are active with a number of ranks that may change, ``moving`` leave their nodes for others, ``conditions`` has those that wait for more than room.
+    Jobs in ``active`` may hold a gang; those in ``elastic`` are active and may change their number of ranks; those in
+    ``moving`` leave their nodes for others; ``conditions`` has those that wait for more than free resources.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
@@ -88,12 +90,12 @@ class LiveJobs(MutableMapping[JobId, Job]):
         self.occupancy.drop(job_id)
 
     def _let_go(self, job_id: JobId) -> None:
-        """The job is active no more."""
+        """Remove a job from the active ones."""
         for kept in (self.active, self.elastic, self.moving, self._unseen):
             kept.pop(job_id, None)
 
     def _take_out(self, job_id: JobId) -> None:
-        """Leave the record that is known now out of what is counted."""
+        """Remove a job's present record from the waiting jobs and the counts."""
         before = self._jobs.get(job_id)
         if before is None:
             return
@@ -105,11 +107,11 @@ class LiveJobs(MutableMapping[JobId, Job]):
             self.conditions.count(before, -1)
 
     def in_line(self, job: Job) -> bool:
-        """The job, whose record is this, waits for room alone."""
+        """Whether the job with this record waits for free resources alone."""
         return job.state is JobState.PENDING and (job.id in self._met or not _is_conditional(job))
 
     def release(self, ended: Mapping[JobId, JobState | None], now: float) -> Release:
-        """Look at the conditions of jobs: those that are met for good go into the lines."""
+        """Check the conditions of jobs, and move the jobs with conditions that are met for good into the lines."""
         found = self.conditions.look(self, ended, now)
         for job in found.met:
             self.conditions.remove(job.id)
@@ -118,7 +120,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
         return found
 
     def to_advance(self, now: float) -> list[Job]:
-        """The active jobs of which something may follow: their record is new, or what they wait for has come."""
+        """Return the active jobs to examine: their record is new, or the time that they waited for has come."""
         while self._due and self._due[0][0] <= now:
             _, job_id, version = heappop(self._due)
             job = self.active.get(job_id)
@@ -127,13 +129,13 @@ class LiveJobs(MutableMapping[JobId, Job]):
         return [self.active[job_id] for job_id in self._unseen]
 
     def seen(self, job: Job, wake_at: float | None) -> None:
-        """Nothing follows of the record before ``wake_at``; None: not before it changes."""
+        """Record that nothing follows from the job's record before ``wake_at``; None: not before it changes."""
         self._unseen.pop(job.id, None)
         if wake_at is not None:
             heappush(self._due, (wake_at, job.id, job.version))
 
     def next_due(self) -> float | None:
-        """When something may follow of the first job of which nothing does now."""
+        """Return the earliest time at which something follows from an unchanged record; None without one."""
         while self._due:
             at, job_id, version = self._due[0]
             job = self.active.get(job_id)
@@ -143,7 +145,7 @@ class LiveJobs(MutableMapping[JobId, Job]):
         return None
 
     def fits_ever(self, job: Job, kind: Kind, nodes: Mapping[str, Node]) -> bool:
-        """``could_ever_fit``, asked once for all equal gangs while the nodes stay the same."""
+        """Return ``could_ever_fit``, computed once for all equal gangs while the nodes stay the same."""
         nodes = plain(nodes)
         if nodes is not self._nodes:
             self._nodes = nodes
@@ -161,16 +163,16 @@ def _keep(kept: dict[JobId, Job], job: Job, here: bool) -> None:  # noqa: FBT001
 
 
 def _is_conditional(job: Job) -> bool:
-    """The job, which is pending, also waits for something that no record of its own says."""
+    """Whether the pending job waits for more than free resources: its matrix, its start time or other jobs."""
     cell = job.submission.matrix
     limited = cell is not None and cell.max_concurrent is not None
     return limited or begins_at(job) > 0 or bool(prerequisites(job))
 
 
 class Reasons(Mapping[JobId, Fact]):
-    """Why jobs wait: each for itself, one reason for all jobs of a lane and kind that a decision passed over, or a condition.
+    """The reason why each job waits: its own, one shared by all skipped jobs of a lane and kind, or a condition.
 
-    Those that it ``placed`` wait no longer.
+    Jobs in ``placed`` wait no longer.
     """
 
     def __init__(self, jobs: LiveJobs | None = None) -> None:

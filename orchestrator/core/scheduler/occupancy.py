@@ -1,6 +1,7 @@
-"""What gangs hold, by node and by account, updated with each change. Pure.
+"""Resources that gangs hold, by node and by account, updated with each change. Pure.
 
-``free_on`` and ``Shares.of`` compute the same from scratch; here a change costs what it touches.
+``free_on`` and ``Shares.of`` compute the same from scratch; here a change updates only the nodes and the account that
+it concerns.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class HeldUse:
-    """What an account's gangs hold: how many, how much, and the same with each weighed by 2**((began - s) / half-life)."""
+    """Gangs of an account: how many there are, and what they hold.
+
+    ``begun`` is what they hold, each gang weighted by 2**((began - s) / half-life).
+    """
 
     gangs: int = 0
     held: Amounts = field(default_factory=Amounts)
@@ -42,7 +46,7 @@ class HeldUse:
 
 
 class Accounts:
-    """What the gangs of each queue and user hold. ``since`` is s of ``HeldUse``."""
+    """Resources that the gangs of each queue and user hold. ``since`` is the s of ``HeldUse``."""
 
     def __init__(self, half_life: float, since: float) -> None:
         self.half_life = half_life
@@ -64,7 +68,7 @@ class Accounts:
 
 
 class Occupancy:
-    """The jobs that hold gangs, what is free beside them, and what their accounts hold."""
+    """The jobs that hold gangs, the resources that they leave free, and what their accounts hold."""
 
     def __init__(self) -> None:
         self.holding = Holding()
@@ -112,9 +116,9 @@ class Occupancy:
 
     @contextmanager
     def free(self, nodes: Mapping[str, Node]) -> Iterator[tuple[Vacancy, Vacancy]]:
-        """The free resources of every schedulable node, twice, for a round: what it changes of them is undone at its end.
+        """Yield two copies of every schedulable node's free resources, and undo the round's changes at its end.
 
-        What a job moves to is not free while it is leaving its nodes.
+        While a job leaves its nodes, the resources that it moves to are not free.
         """
         if nodes is not self._nodes:
             self._changed |= {
@@ -127,7 +131,7 @@ class Occupancy:
             self._free.topology = self._loose.topology = topology_of(nodes.values())
         changed = self._changed & nodes.keys()
         there = {job_id for node_id in changed for job_id in self._on.get(node_id, ())}
-        # All at once: a gang of many nodes is gone through once.
+        # All at once, so that a gang of many nodes is examined once.
         free = free_on((nodes[node_id] for node_id in changed), (self.jobs[job_id] for job_id in there))
         for node_id in changed:
             if (left := free.get(node_id)) is None:
@@ -154,13 +158,13 @@ class Occupancy:
                 take(job, where, free)
 
     def capacity(self, nodes: Mapping[str, Node]) -> Amounts:
-        """Return what the nodes have, added up once while they stay the same."""
+        """Return the resources of the nodes, added up once while the nodes stay the same."""
         if self._capacity is None or self._capacity[0] is not nodes:
             self._capacity = nodes, capacity_of(nodes)
         return self._capacity[1]
 
     def closed(self, nodes: Mapping[str, Node]) -> Sequence[Node]:
-        """Return the nodes that take nothing new, found once while the nodes stay the same."""
+        """Return the nodes that accept no new ranks, found once while the nodes stay the same."""
         if self._closed is None or self._closed[0] is not nodes:
             self._closed = nodes, closed_nodes(nodes.values())
         return self._closed[1]

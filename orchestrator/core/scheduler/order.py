@@ -1,27 +1,31 @@
 """The order in which waiting jobs are offered to the nodes. Pure.
 
-Jobs of one queue, user and priority are a *lane*. Between lanes:
+Jobs of one queue, user and priority are a *lane*. Lanes are ordered by:
 
-1. a lane that is *overdue*: its longest waiting job has waited for ``ageing`` seconds in which none of the lane started; the longest first;
+1. whether they are *overdue*: the longest waiting job has waited for ``ageing`` seconds in which no job of the lane
+   started; the lane that has been overdue for the longest comes first;
 2. queues, level by level: those under their guarantee, then those with the smallest share by weight (``shares.py``);
 3. inside a queue the higher priority, then the user with the smallest share;
-4. where all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, the longest first; then the shortest by what is
-   expected of them (``service/levels.py``), of one level the first to arrive.
+4. if all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, the longest wait first;
+   then the jobs with the shortest expected time (``service/levels.py``), and those of one level by arrival.
 
-A job waits since its submission, or since it was last preempted. A job that is placed counts at once, so the order goes on from the
-shares that it leaves. With one user and no queues the shares are equal, and what remains is priority, what is expected, and arrival.
-Back-off never changes a place.
+A job's wait begins at its submission, or at its last preemption. A placed job counts in the shares at once, and the
+order goes on with the new shares. With one user and no queues the shares are equal, so priority, expected time and
+arrival decide. Back-off never changes a place.
 
-**Nothing starves.** Let L lanes have jobs that wait, and let every gang end, or be stopped, within D seconds of its start. Then a
-job that fits on the empty nodes, that no quota or limit holds back and before which k jobs of its lane have begun to wait, starts within
-A + (k + 1)(A + 2 L D) seconds, A being ``ageing``. After A seconds it goes before all of its lane but those k: what was submitted, or preempted, later
-has waited for less. From then on the lane is overdue after A seconds without a start. Lanes that have been so for
-longer go first, at most L - 1 of them, and each start ends that lane's own wait; so it is the first of all after L - 1
-starts of overdue lanes. A job of an overdue lane that has waited for A seconds and does not fit claims what becomes free (rounds/head.py), and nothing behind it takes that but jobs that
-end before it could start as running jobs were expected to end (backfill.py); where these end earlier, it waits for such a job, no
-longer than D. So each of these starts, and its own, takes at most 2 D. The same holds then for the next of its lane. A job that no
-single end makes room for is passed at first by those of its lane that fit, and each of their starts puts off the time at which the lane is overdue. They pass it no longer
-once it claims what is free, after three times ``ageing`` at the latest, with time sharing after ten times: for such a job the bound begins with that in place of A.
+**No job starves.** Let L lanes have waiting jobs, and let every gang end, or be stopped, within D seconds of its start.
+Take a job that fits on the empty nodes, that no quota or limit holds back, and before which k jobs of its lane began to
+wait. It starts within A + (k + 1)(A + 2 L D) seconds, where A is ``ageing``. After A seconds it precedes all jobs of
+its lane but those k, because jobs that were submitted or preempted later have waited for less. From then on the lane is
+overdue after A seconds without a start. At most L - 1 lanes have been overdue for longer and go first, and each start
+ends the wait of its own lane; so the job is the first of all after L - 1 starts of overdue lanes. A job of an overdue
+lane that has waited for A seconds and does not fit claims what becomes free (rounds/head.py). The only jobs behind it
+that use this are those that end before it could start, by the expected ends of running jobs (backfill.py). If these end
+earlier, it waits for such a job, at most for D. So each of these starts, and its own, takes at most 2 D. The same then
+holds for the next job of its lane. A job for which no single end makes room is passed at first by the jobs of its lane
+that fit, and each of their starts postpones the time at which the lane is overdue. They no longer pass it once it
+claims what is free, after three times ``ageing`` at the latest, or after ten times with time sharing; for such a job
+that time replaces the first A of the bound.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ _Key = tuple["PathKey", int, float]
 
 
 class Rule(StrEnum):
-    """Why one job comes before another."""
+    """Reason why one job comes before another."""
 
     RESIZED = "resized"
     OVERDUE = "overdue"
@@ -59,10 +63,12 @@ class Rule(StrEnum):
 
 
 class WaitingOrder:
-    """Iterates over waiting jobs. ``shares`` change while it does: the order goes on from what they are then.
+    """Iterates over waiting jobs. ``shares`` change during the iteration, and the order goes on with the new ones.
 
-    ``others`` wait beside those of the ``lines``, which have learned from ``run_times``. ``started`` says when a lane's jobs last started. ``resized`` are the jobs that
-    were stopped only to be resized or moved. They come first, not to lose what they had, and are in no lane; those that move before the others.
+    ``others`` are waiting jobs besides those of ``lines``, which have learned from ``run_times``. ``started`` has the
+    time at which a job of each lane last started. ``resized`` are the jobs that were stopped only to be resized or
+    moved. They are in no lane and come first, so that they do not lose what they had; those that move precede the
+    others.
     """
 
     def __init__(
@@ -103,7 +109,7 @@ class WaitingOrder:
         self._passed.add((lane_of(job), kind_of(job)))
 
     def rule(self, first: Job, second: Job) -> Rule:
-        """Why ``first`` comes before ``second``, both of which wait."""
+        """Return the reason why ``first`` comes before ``second``, both of which wait."""
         if any(job.id == first.id for job in self._resized):
             return Rule.RESIZED
         if any(job.id == first.id for job in self._overdue()):
@@ -123,16 +129,16 @@ class WaitingOrder:
         return level_of(work_of(job, self._run_times.likes()), job.submission.user, self._run_times)
 
     def limited(self) -> bool:
-        """Whether jobs may be among them that have a ``max_duration``."""
+        """Whether any of the waiting jobs may have a ``max_duration``."""
         entries = (entry for waiting in self._lanes.values() for entry in waiting.entries)
         return any(entry.kind is None or entry.kind.limit is not None for entry in entries)
 
     def queues(self) -> set[str]:
-        """The queues in which jobs wait, as their job.yaml names them."""
+        """Return the queues in which jobs wait, as their job.yaml names them."""
         return {lane.queue for lane in self._lanes} | {job.spec.queue for job in self._resized}
 
     def next_overdue(self) -> float | None:
-        """When the next job has waited for too long; None where that would change nothing."""
+        """Return when the next job will have waited for too long; None if that would change nothing."""
         due = [since for since, _ in self._heads()] if len(self._lanes) > 1 else []
         mixed = (waiting.longest(self._now) for waiting in self._lanes.values() if len(waiting.entries) > 1)
         due += [waiting_since(job) for job in mixed if job is not None]
@@ -141,11 +147,14 @@ class WaitingOrder:
 
     @property
     def _latest(self) -> float:
-        """The time since when jobs have waited too long."""
+        """The latest time at which the wait of an aged job began."""
         return self._now - self._shares.sharing.ageing
 
     def _heads(self) -> list[tuple[float, Job]]:
-        """The job of each lane that waits the longest, of those that may start now, and since when none of its lane has."""
+        """Return, for each lane, the longest waiting of the jobs that may start now, with a time.
+
+        Since that time the job has waited and no job of the lane has started.
+        """
         heads = []
         for lane, waiting in self._lanes.items():
             job = waiting.longest(self._now)

@@ -1,7 +1,8 @@
-"""When waiting jobs are expected to start: the scheduler's own decisions, played forward. Pure.
+"""Forecasts when waiting jobs start, by simulating the scheduler's own decisions. Pure.
 
-Running jobs end when they are expected to (durations.py), stopped ones at once; after each end ``decide`` says what follows, and what it
-starts runs as long as is expected of it. A job of which nothing is known ends at no time, so what waits for it has no estimate.
+Running jobs end when they are expected to (durations.py), stopped ones at once. After each end ``decide`` makes the
+next decisions, and the jobs that it starts run for as long as expected. A job of which nothing is known never ends, so
+the jobs that wait for it have no estimate.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 MOST_DECISIONS: Final = 300
 MOST_WAITING: Final = 300
-"""So many waiting jobs are played at most, the first of the queue; a job behind them has no estimate."""
+"""Maximum number of simulated waiting jobs, the first of the queue; a job behind them has no estimate."""
 _AT_ONE_TIME: Final = 50
 
 
 class Holder(NamedTuple):
-    """A job that has GPUs, when it is expected to end (None: not known) and what that is known from."""
+    """A job that has GPUs, its expected end (None: not known), the forecast of it, and the forecast's usual error."""
 
     job: Job
     ends_at: float | None
@@ -62,11 +63,13 @@ class Victim(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What lies before a waiting job.
+    """Forecast for a waiting job: its expected start, and what has to happen before.
 
-    ``starts_at`` is None where the queue says nothing of it, or a job of which nothing is known has to end first. ``ahead`` are the
-    jobs before it, ``rule`` why the one just before it is. ``holders`` have to end, the first of them first; ``stops`` would be stopped for it
-    if it were the first to find too little free, and ``consolidation`` has what would move, or why nothing, where enough is free in pieces.
+    ``starts_at`` is None if the job is not among those that are simulated, or if a job of which nothing is known has to
+    end first. ``ahead`` are the jobs before it, and ``rule`` is why the last of these precedes it. ``holders`` are the
+    jobs that have to end, in order; ``stops`` are those that would be stopped for it if it were the first to find too
+    little free; ``consolidation`` has the jobs that would move, or why none would, if enough is free but spread over
+    the nodes.
     """
 
     starts_at: float | None = None
@@ -78,9 +81,10 @@ class Outlook:
 
 
 def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
-    """Return the state with the jobs of which starts are played alone, and the ids of those among them that wait, in order.
+    """Return the state with only the jobs that a forecast simulates, and the ids of the waiting ones, in order.
 
-    It costs the same whatever the length of the queue, and does not change while the live jobs do.
+    The cost of a forecast with it does not depend on the length of the queue. It does not change while the live jobs
+    do.
     """
     jobs = indexed(state.jobs)
     waiting = list(islice(order_of(replace(state, jobs=jobs), now)[0], MOST_WAITING))
@@ -89,7 +93,7 @@ def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
 
 
 def expected_starts(state: State, now: float, most: int) -> dict[JobId, float]:
-    """When the first ``most`` waiting jobs are expected to start, as far as that is known."""
+    """Return when the first ``most`` waiting jobs are expected to start, as far as that is known."""
     state = replace(state, jobs=indexed(state.jobs))
     wanted = {job.id for job in islice(order_of(state, now)[0], most)}
     play = _Play(state, now)
@@ -98,7 +102,7 @@ def expected_starts(state: State, now: float, most: int) -> dict[JobId, float]:
 
 
 def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
-    """What lies before one waiting job."""
+    """Return the forecast for one waiting job."""
     jobs = indexed(state.jobs)
     state = replace(state, jobs=jobs)
     order, shares = order_of(state, now)
@@ -128,7 +132,7 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
 
 
 def _consolidation(job: Job, jobs: LiveJobs, state: State, shares: Shares, now: float) -> Consolidation | None:
-    run_times = replace(state.past.run_times, reported={})  # a decision does not know what jobs report
+    run_times = replace(state.past.run_times, reported={})  # decisions do not use what jobs report
     nodes = nodes_at(state.nodes, now, run_times)
     if moving_for(job, jobs.occupancy.holding) or place(job, free_on(nodes.values(), jobs.occupancy.holding), nodes):
         return None
@@ -145,7 +149,7 @@ def _has_gpus(job: Job) -> bool:
 
 @dataclass(slots=True)
 class _Play:
-    """The decisions from ``now`` on. ``ended`` are jobs that run now and have ended since; ``known`` those that will."""
+    """Simulates decisions from ``now`` on. Of the jobs that run now, ``ended`` have ended in it, and ``known`` will."""
 
     state: State
     now: float
@@ -168,12 +172,12 @@ class _Play:
         return self.state.past.run_times
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Play until that is so, until nothing more is known, or for so many decisions."""
+        """Simulate until ``is_over()``, until nothing more is known, or for ``MOST_DECISIONS`` decisions."""
         at = self.now
         for _ in range(MOST_DECISIONS):
             try:
                 wake_at = self._settle(at)
-            except CoreError:  # a record that waits for its ranks: what follows of it is not known
+            except CoreError:  # a record that waits for its ranks: what follows from it is not known
                 return
             if is_over():
                 return
@@ -186,7 +190,7 @@ class _Play:
                 self._end(heappop(self._ends)[2], at)
 
     def _settle(self, at: float) -> float | None:
-        """Decide until nothing follows; when to ask again."""
+        """Decide until nothing follows; return when to ask again."""
         for _ in range(_AT_ONE_TIME):
             commands = decide(replace(self.state, jobs=self._jobs), at)
             if not commands.events:

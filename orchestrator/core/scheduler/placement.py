@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 LEAST_CPUS = 0.001
-"""What a rank without a GPU reserves with ``cpu: 0``. Ray reserves nothing that is empty, and a node without CPUs only
+"""CPUs that a rank without a GPU reserves with ``cpu: 0``. Ray makes no empty reservation, and a node without CPUs only
 coordinates."""
 _shapes: SpecMemo[Shape] = SpecMemo(4096)
 
 
 class Shape(NamedTuple):
-    """What determines on which nodes a rank of the job fits."""
+    """Properties that decide on which nodes a rank of the job fits."""
 
     size: tuple[float, float, int]
     gpu_model: str | None
@@ -50,14 +50,14 @@ def _shape_of(job: Job) -> Shape:
 
 
 def free_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
-    """Return the free resources of every schedulable node, beside open gangs and other users of the cluster."""
+    """Return the resources of every schedulable node that open gangs and other users of the cluster leave free."""
     return left_on((n for n in nodes if n.schedulable), jobs)
 
 
 def left_on(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, Free]:
-    """Return what is left of every node beside open gangs and other users of the cluster, whether it takes something new or not."""
+    """Return the resources of every node, schedulable or not, that open gangs and other users leave free."""
     free = {n.id: Free.of(n) for n in nodes}
-    # Whole GPUs and known shares come first: the others get what Ray would give them beside these, in any order.
+    # Whole GPUs and known shares are taken first; the others then get what Ray would give them, in any order.
     holding = [job for job in jobs if job.gang_open]
     for job in sorted(holding, key=lambda job: (share_unknown(job), -rank_size(job)[1], job.submission.sequence)):
         size = rank_size(job)
@@ -145,7 +145,7 @@ def capacity(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> i
 
 
 def _room(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], at: float | None = None) -> Slots:
-    """How many ranks of the job fit on each node that suits it."""
+    """Return how many ranks of the job fit on each node that suits it."""
     shape, closed = shape_of(job), closed_to(job, nodes, at)
 
     def count(node_id: str, left: Free) -> int:
@@ -170,7 +170,7 @@ def _empty(node: Node) -> Free:
 
 
 def missing_nodes(job: Job, nodes: Mapping[str, Node]) -> tuple[str, ...]:
-    """Return the names of the nodes that are down and hold a rank of the gang, where it would fit if they were back; else nothing."""
+    """Return the names of down nodes that could hold a rank, if the gang would fit with them up; else nothing."""
     shape, nodes = shape_of(job), plain(nodes)
     down = {n.name for n in nodes.values() if not n.alive and suits(shape, n) and _slots(shape, _empty(n))}
     back = {n.id: replace(n, alive=True) for n in nodes.values()}
@@ -199,7 +199,7 @@ def claim(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> bool
 
 
 def _beginning(slots: Slots, ranks: int) -> Iterable[str]:
-    """The roomiest nodes that have room for so many ranks."""
+    """Yield the roomiest nodes until they have room for this many ranks."""
     for node_id in slots.roomiest():
         if ranks <= 0:
             return
@@ -208,13 +208,13 @@ def _beginning(slots: Slots, ranks: int) -> Iterable[str]:
 
 
 def needs_home(job: Job) -> str:
-    """Return why the job runs only on nodes that share the daemon's home: its checkpoints lie there; or nothing."""
+    """Return why the job runs only on nodes that share the daemon's home, where its checkpoints are; else ""."""
     if job.spec.checkpoint.storage_path is None:
         return "it has no checkpoint.storage_path, and checkpoints in ORCH_HOME would be lost with the node"
     if job.spec.checkpoint.watch is not None:
         return "what checkpoint.watch finds in its working copy would be lost with the node"
     if job.submission.resume_from is not None and "://" not in job.submission.resume_from:
-        return "the checkpoint that it begins with lies in ORCH_HOME"
+        return "the checkpoint that it starts from is in ORCH_HOME"
     return ""
 
 
@@ -250,7 +250,7 @@ def _slots(shape: Shape, left: Free) -> int:
 def _by_strategy(strategy: str, ranks: int, slots: Slots, topology: Topology) -> tuple[str, ...] | None:
     if strategy in ("PACK", "STRICT_PACK"):
         whole = slots.tightest(ranks)
-        if whole is not None:  # the fullest node that holds all of it, so that large spaces stay for large jobs
+        if whole is not None:  # the fullest node that holds all of it, so that large spaces remain for large jobs
             return (whole,) * ranks
         if strategy == "STRICT_PACK":
             return None

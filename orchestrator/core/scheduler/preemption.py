@@ -1,9 +1,11 @@
 """Preemption: the running jobs that stop at a checkpoint so that the job at the head of the queue can start.
 
-``Reclaim`` (reclaim.py) chooses the jobs that give way to another: of lower priority, or in a queue that borrows. One that says
-``preemptible: false``, has not run for its ``min_runtime``, or was preempted often of late does not. Of those that may, the ones that lose the least GPU time since their newest durable checkpoint are
-taken, and no more of them than are needed. A stop waits for a checkpoint that is due within a minute (service/saves.py). Nothing is stopped where what is ending anyway makes room enough, or where no set
-of jobs would. A stopped job keeps its place in the queue among those that are expected to need as long.
+``Reclaim`` (reclaim.py) chooses the jobs that give way to another: those of lower priority, or in a queue that borrows.
+A job does not give way if it has ``preemptible: false``, has not run for its ``min_runtime``, or was preempted often in
+the last hour. Of the others, those that lose the least GPU time since their newest durable checkpoint are stopped, and
+no more of them than are needed. A stop waits for a checkpoint that is due within a minute (service/saves.py). Nothing
+is stopped if jobs that are ending anyway make enough room, or if no set of jobs would. A stopped job keeps its place in
+the queue among those that are expected to need as much time.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS: Final = 3600.0
 MOST_IN_A_WINDOW: Final = 4
-"""A job that was preempted so often in the last hour is left alone until the first of these is an hour ago."""
+"""A job that was preempted this often in the last hour is not preempted until the first of these was an hour ago."""
 
 
 class Room(NamedTuple):
-    """Who stops, who is stopping for it already, who stops ``later``, and when to ask again because of these or of what ends then."""
+    """Jobs that stop now, that are stopping, and that stop ``later``, once they have saved; and when to ask again."""
 
     stop: tuple[Job, ...] = ()
     stopping: tuple[Job, ...] = ()
@@ -41,13 +43,13 @@ class Room(NamedTuple):
 def make_room(
     job: Job, jobs: Collection[Job], nodes: Mapping[str, Node], now: float, rule: Reclaim, saves: Saves = RECORDED
 ) -> Room:
-    """Who has to stop for ``job``, which does not fit beside all of ``jobs``; ``rule`` says who gives way to it."""
+    """Return the jobs that must stop for ``job``, which does not fit beside ``jobs``; ``rule`` says which may."""
     holding = jobs if isinstance(jobs, Holding) else Holding(jobs)
     stopping = tuple(sorted(holding.stopping.values(), key=lambda other: other.submission.sequence))
     if not stopping and not (
         any(rule.may_give_way(*rank) for rank in holding.ranks) and any(_gives_way(o, rule) for o in jobs)
     ):
-        return Room()  # before what is free is counted anew: most often no job may be preempted
+        return Room()  # checked before free resources are counted: most often no job may be preempted
     staying = [other for other in jobs if other.gang_open and not ends_anyway(other)]
     if place(job, free_on(nodes.values(), staying), nodes) is not None or any(map(share_unknown, staying)):
         return Room(stopping=stopping)
@@ -63,7 +65,7 @@ def make_room(
 
 
 def preemptible_at(job: Job) -> float:
-    """From when on a running job may be preempted: after its ``min_runtime``, and not too often in an hour."""
+    """Return from when on a running job may be preempted: after its ``min_runtime``, and not too often in an hour."""
     attempt = job.attempt
     at = 0.0
     if attempt is not None and attempt.running_at is not None and job.spec.min_runtime is not None:
@@ -83,14 +85,14 @@ def _gives_way(job: Job, rule: Reclaim) -> bool:
 
 
 def ends_anyway(job: Job) -> bool:
-    """Whether what the gang holds becomes free without being asked for; a job that is resized or moved takes as much again."""
+    """Whether the gang's resources become free without a further stop; a resized or moved job takes as much again."""
     if job.stop is not None:
         return not job.stop.purpose.returns
     return job.succeeded or job.state.is_terminal
 
 
 def fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: Mapping[str, Node]) -> tuple[Job, ...]:
-    """The shortest beginning of ``candidates`` without which the job fits, less those that are not needed, the dearest first."""
+    """Return the fewest first ``candidates`` without which the job fits, less those not needed, costliest first."""
     count = bisect_left(
         range(len(candidates)), x=True, key=lambda last: _fits_without(job, candidates[: last + 1], staying, nodes)
     )
@@ -105,6 +107,6 @@ def fewest(job: Job, candidates: Sequence[Job], staying: Sequence[Job], nodes: M
 
 
 def _fits_without(job: Job, gone: Iterable[Job], staying: Iterable[Job], nodes: Mapping[str, Node]) -> bool:
-    """Whether the job fits beside ``staying`` once those of them that are in ``gone`` have let go."""
+    """Whether the job fits beside those of ``staying`` that are not in ``gone``."""
     ids = {other.id for other in gone}
     return place(job, free_on(nodes.values(), [o for o in staying if o.id not in ids]), nodes) is not None

@@ -1,4 +1,4 @@
-"""The queues that an installation shares its GPUs between, as the scheduler asks for them. Pure."""
+"""The queues between which an installation shares its GPUs, in the form that the scheduler needs. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ AGEING_SECONDS: Final = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How GPUs are shared: the queues (none: all jobs are in one), how fast use is forgotten, ageing, limits of a user.
+    """Settings for sharing GPUs: queues (none: all jobs are in one), how fast use is forgotten, ageing, user limits.
 
-    ``user_jobs`` and ``user_gpus`` bound what runs at once; None is no bound. ``time_sharing`` is how many seconds a running job may
-    have to repeat when it stops for one that is expected to need less time; None: none stops for that. ``reclaim_idle`` is how many seconds all GPUs of a
-    running job may be idle while others wait; None: for ever. ``consolidate``: jobs move to other nodes to make room.
+    ``user_jobs`` and ``user_gpus`` limit what a user runs at once; None is no limit. ``time_sharing`` is how many
+    seconds a running job may have to repeat when it stops for one that is expected to need less time; None: no job
+    stops for that. ``reclaim_idle`` is how many seconds all GPUs of a running job may be idle while others wait; None:
+    forever. ``consolidate``: jobs move to other nodes to make room.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -47,7 +48,7 @@ class QueueTree:
         self._paths: dict[str, tuple[QueueSpec, ...]] = {}
 
     def queue_of(self, job: Job) -> str:
-        """The queue that the job counts in: "" when none is configured."""
+        """Return the queue in which the job counts; "" when none is configured."""
         return job.spec.queue if self.configured else ""
 
     def are_equals(self, one: Job, other: Job) -> bool:
@@ -55,7 +56,7 @@ class QueueTree:
         return one.priority == other.priority and self.queue_of(one) == self.queue_of(other)
 
     def path(self, name: str) -> tuple[QueueSpec, ...]:
-        """A queue and those above it, the uppermost first; nothing when none is configured."""
+        """Return a queue and those above it, the uppermost first; nothing when none is configured."""
         if not self.configured:
             return ()
         if name not in self._paths:
@@ -66,11 +67,11 @@ class QueueTree:
         return self._paths[name]
 
     def below(self, parent: str) -> list[QueueSpec]:
-        """The configured queues under one; under "" the uppermost ones."""
+        """Return the configured queues under one; under "" the uppermost ones."""
         return [queue for queue in self._specs.values() if queue.parent == parent]
 
     def refusal(self, name: str) -> str | None:
-        """Why no job can be submitted to this queue; None when one can."""
+        """Return why no job can be submitted to this queue; None when one can."""
         if not self.configured or name == DEFAULT_QUEUE:
             return None
         inner = sorted(queue.name for queue in self.below(name))

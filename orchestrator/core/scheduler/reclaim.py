@@ -1,8 +1,9 @@
-"""Which running jobs may be stopped for a waiting one: lower priorities of its queue, and what other queues borrow. Pure.
+"""Selects running jobs that may stop for a waiting one: lower priorities of its queue, and jobs on borrowed GPUs. Pure.
 
-Without queues, a job gives way to every one of higher priority. With queues, priorities act inside a queue alone. Between
-queues GPUs are *reclaimed*: for a queue that stays within its guarantee with the job, from a queue that holds more than its fair share, and
-only while it still does. Where more is guaranteed than there is, a guarantee counts as the fair share that is left of it. So a reclaim never lifts a queue's use beyond its fair share above a sibling's.
+Without queues, a job gives way to every one of higher priority. With queues, priorities count only inside a queue.
+Between queues GPUs are *reclaimed*: for a queue that stays within its guarantee with the job, from a queue that holds
+more than its fair share, and only while it still does. If more is guaranteed than the cluster has, a guarantee counts
+only up to the queue's fair share. So a reclaim never raises a queue's use above its fair share at a sibling's expense.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
 
 
 def fair_shares(shares: Shares, waiting: Collection[str]) -> dict[str, float]:
-    """The GPUs that are each queue's fair share now.
+    """Return the GPUs that are each queue's fair share now.
 
-    Each level divides what its parent has: guarantees first, the rest by weight, to none more than its maximum or than it
-    can use: what it holds, without a bound when jobs of it (``waiting``: queues by name) wait.
+    Each level divides what its parent has: guarantees first, then the rest by weight. No queue gets more than its
+    maximum, or more than it can use: what it holds, without a bound if its jobs wait (``waiting``: queues by name).
     """
     tree = shares.tree
     hungry = {queue.name for name in waiting for queue in tree.path(name)}
     uppermost = {queue.name: queue for queue in tree.below("")}
-    if tree.configured:  # with those that are not configured and have jobs
+    if tree.configured:  # and those that are not configured but have jobs
         firsts = [tree.path(name)[0] for name in {*waiting, *shares.holding_queues()}]
         uppermost |= {queue.name: queue for queue in firsts}
     fair: dict[str, float] = {}
@@ -65,7 +66,7 @@ def _divide(whole: float, queues: Sequence[QueueSpec], shares: Shares, hungry: C
 
 
 class Reclaim:
-    """Who gives way to one job. ``waiting`` are the queues of all jobs that wait."""
+    """Selects the jobs that give way to one job. ``waiting`` are the queues of all jobs that wait."""
 
     def __init__(self, job: Job, shares: Shares, waiting: Iterable[str]) -> None:
         self._job = job
@@ -80,7 +81,7 @@ class Reclaim:
         return priority < self._job.priority if same else self._gpus > 0
 
     def gives_way(self, other: Job) -> bool:
-        """Whether ``other`` may be stopped, seen alone."""
+        """Whether ``other`` may be stopped if no other job is."""
         if self._shares.tree.queue_of(other) == self._queue:
             return other.priority < self._job.priority
         return self._reclaims(other, {})
@@ -91,7 +92,7 @@ class Reclaim:
         return other.priority <= self._job.priority if same else self.gives_way(other)
 
     def together(self, candidates: Sequence[Job]) -> list[Job]:
-        """Those of the candidates that may be stopped all together, or any of them; earlier ones are preferred."""
+        """Return the candidates that may be stopped all together, or any of them; earlier ones are preferred."""
         taken: dict[str, float] = {}
         found = []
         for other in candidates:
@@ -105,7 +106,11 @@ class Reclaim:
         return found
 
     def _reclaims(self, other: Job, taken: Mapping[str, float]) -> bool:
-        """Whether the first queue above the job that is not above ``other`` is under its guarantee, and the other's above its share."""
+        """Whether the job's queue may take GPUs from the queue of ``other``.
+
+        Of the first queues in which the two paths differ, the job's must stay within its guarantee with the
+        job, and that of ``other``, less ``taken``, must exceed its fair share.
+        """
         if self._gpus <= 0 or rank_size(other)[1] <= 0:
             return False
         ours = self._shares.tree.path(self._queue)

@@ -1,10 +1,12 @@
 """``decide(state, now) -> commands``: the whole policy of the daemon as one pure function.
 
-What follows from a job's record alone is in ``lifecycle/advance.py``; here jobs are weighed against one another and the nodes.
-Commands are events to be written, and effects to be carried out once the events are. Effects are derived from the
-record alone, so a restarted daemon that has read the store orders exactly what was under way. The order is that of order.py
-(shares of queues and users, priority, arrival); what is free is kept for a gang that does not fit, in the end from all others, so nothing can starve it (rounds/head.py); the first one that does not fit
-has jobs of lower priority stopped (preemption.py), and jobs that end before it could start run on what it has claimed (backfill.py). What no job needs goes to elastic jobs (elastic.py).
+``lifecycle/advance.py`` derives what follows from a job's record alone; this module weighs jobs against one another and
+the nodes. Commands are events to be written, and effects to be carried out once the events are. Effects are derived
+from the record alone, so a restarted daemon that has read the store orders exactly what was under way. Jobs are placed
+in the order of order.py (shares of queues and users, priority, arrival). Free resources are kept for a gang that does
+not fit, in the end from all other jobs, so that no job starves (rounds/head.py). Jobs of lower priority are stopped for
+the first gang that does not fit (preemption.py), and jobs that end before it could start run on what it has claimed
+(backfill.py). Resources that no job needs go to elastic jobs (elastic.py).
 """
 
 from __future__ import annotations
@@ -63,12 +65,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a decision looks at: every live (not terminal) job, the nodes, and how jobs ended that live ones depend on.
+    """Input of a decision: every live (not terminal) job, the nodes, and how the jobs ended that live ones depend on.
 
-    ``LiveJobs`` that are kept from decision to decision make one cost what has changed; any other mapping is indexed anew each time.
-
-    In ``ended``, None stands for a job whose record is gone. ``failed_fast`` are the ids of matrices that end with a job that has
-    just failed, with that job. ``sharing`` are the queues and limits, ``past`` what was used, ``idle`` since when all GPUs of running jobs are idle.
+    With ``LiveJobs`` that are kept between decisions, a decision costs only what has changed; any other mapping is
+    indexed anew each time. In ``ended``, None stands for a job without a record. ``failed_fast`` has, by matrix id, the
+    job that has just failed and with which the matrix ends. ``sharing`` has the queues and limits, ``past`` the earlier
+    use, and ``idle`` since when all GPUs of running jobs are idle.
     """
 
     jobs: Mapping[JobId, Job]
@@ -81,9 +83,9 @@ class State:
 
 
 def decide(state: State, now: float) -> Commands:
-    """What follows from ``state`` at wall time ``now``. After its events are folded, ask again until there are none.
+    """Return what follows from ``state`` at wall time ``now``. Fold the events and call it again until there are none.
 
-    Effects are those of jobs whose records have changed since the last decision with the same ``LiveJobs``.
+    Effects are only those of jobs with a record that has changed since the last decision with the same ``LiveJobs``.
     """
     jobs = indexed(state.jobs)
     commands = Commands(waiting=Reasons(jobs))
@@ -105,12 +107,12 @@ def decide(state: State, now: float) -> Commands:
 
 
 def indexed(jobs: Mapping[JobId, Job]) -> LiveJobs:
-    """The jobs as decisions look at them."""
+    """Return the jobs with the index that decisions use."""
     return jobs if isinstance(jobs, LiveJobs) else LiveJobs(jobs.values())
 
 
 def queue_order(job: Job) -> tuple[int, int]:
-    """Higher priority first, then order of arrival: the order of one user's jobs in one queue."""
+    """Return the sort key of one user's jobs in one queue: higher priority first, then order of arrival."""
     return (-job.priority, job.submission.sequence)
 
 
@@ -153,7 +155,7 @@ def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float,
 
 
 def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> None:
-    """Stop what still runs on nodes whose reservation has begun: it saves, and goes back to its place."""
+    """Stop the jobs on nodes with a reservation that has begun: they save, and return to their place in the queue."""
     commands.ask_again(nodes.next_change())
     busy = {event.job_id for event in commands.events}
     for job in jobs.occupancy.holding if nodes.closed else ():
@@ -166,7 +168,7 @@ def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> 
 
 
 def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
-    """``released`` are jobs beside the lines that may be considered."""
+    """Return the order of the waiting jobs; ``released`` are jobs besides those of the lines that may be considered."""
     returning = [job for job in {**jobs.elastic, **jobs.moving}.values() if wants_gang(job, now)]
     others = [*released, *(job for job in returning if not is_returning(job))]
     resized = [job for job in returning if is_returning(job)]
@@ -178,12 +180,12 @@ def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares
 
 
 def waiting_order(state: State, now: float) -> list[Job]:
-    """The jobs that wait for a gang, in the order in which a decision at ``now`` looks at them before it places any."""
+    """Return the jobs that wait for a gang, in the order in which a decision examines them before it places any."""
     return list(order_of(state, now)[0])
 
 
 def order_of(state: State, now: float) -> tuple[WaitingOrder, Shares]:
-    """The order in which a decision looks at the jobs that wait, and the shares that it follows from."""
+    """Return the order in which a decision examines the jobs that wait, and the shares from which it follows."""
     jobs = indexed(state.jobs)
     released = jobs.release(state.ended, now).released
     shares = _shares(jobs, state, now)
@@ -191,7 +193,7 @@ def order_of(state: State, now: float) -> tuple[WaitingOrder, Shares]:
 
 
 def shares_of(state: State, now: float) -> Shares:
-    """Who holds and has used how much."""
+    """Return the shares of queues and users, from what they hold and have used."""
     return _shares(indexed(state.jobs), state, now)
 
 
@@ -202,7 +204,7 @@ def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
 
 
 def schedule(round_: Round, now: float, commands: Commands) -> None:
-    """Start what has room, in the queue's order, and have jobs stopped for the first that finds too little."""
+    """Start the jobs that fit, in the queue's order, and have others stopped for the first one that does not fit."""
     free, nodes = round_.free, round_.nodes
     skips = Skips(free)
     placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
@@ -244,7 +246,7 @@ def _keep(jobs: Iterable[Job], round_: Round, skips: Skips) -> None:
 
 
 def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, commands: Commands) -> tuple[str, ...] | None:
-    """Where the job goes; None, with the reason noted and what it waits for claimed, when it has to wait."""
+    """Return the nodes for the job; None, with the reason recorded and free resources claimed, if it has to wait."""
     nodes = round_.nodes
     if not nodes:
         return None
@@ -254,7 +256,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
         return None
     kind = kind_of(job)
     known = commands.waiting.shared.get((lane_of(job), kind))
-    if known is not None:  # it stands apart from its equals because it had a back-off, or conditions
+    if known is not None:  # it is not grouped with its equals because it had a back-off, or conditions
         commands.waiting[job.id] = known
         return None
     limit = round_.shares.hindrance(job)
@@ -289,7 +291,7 @@ def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, command
 
 
 def _pass_over(job: Job, reason: Fact, round_: Round, commands: Commands) -> None:
-    """The job waits, and for the same reason all later ones of its lane and kind: what is free, or within limits, only shrinks."""
+    """Record why the job, and all later ones of its lane and kind, wait: free resources and limits only shrink."""
     commands.waiting[job.id] = reason
     if job.state is JobState.PENDING:
         commands.waiting.shared[lane_of(job), kind_of(job)] = reason
@@ -300,12 +302,12 @@ def _pass_over(job: Job, reason: Fact, round_: Round, commands: Commands) -> Non
 def _grow(
     jobs: LiveJobs, nodes: Mapping[str, Node], free: Mapping[str, Free], shares: Shares, now: float, commands: Commands
 ) -> None:
-    """Stop elastic jobs that can have more ranks than they do, where this is a good moment for them."""
+    """Stop elastic jobs that can have more ranks than they do, if they may be stopped now to grow."""
     busy = {event.job_id for event in commands.events}
     due = [j for j in jobs.elastic.values() if j.id not in busy and elastic.growth_due(j, now)]
     if not due:
         return
-    for job in jobs.lines.delayed():  # those in their back-off delay no job, but no job grows into what they need
+    for job in jobs.lines.delayed():  # jobs in their back-off delay no other, but no job grows into what they need
         if job.not_before > now and could_ever_fit(job, nodes):
             claim(job, free, nodes)
     for job in sorted(due, key=queue_order):
@@ -334,7 +336,7 @@ def _why_waiting(job: Job, skips: Skips, round_: Round, closed: frozenset[str]) 
     gpus, cpus = _demand(job)
     free_gpus, free_cpus = skips.sums(
         whole=rank_size(job)[1] >= 1
-    )  # what is left of shared GPUs is nothing to a whole one
+    )  # a rank with whole GPUs cannot use the rest of shared ones
     return NotEnoughFree(
         gpus=gpus,
         cpus=cpus,
@@ -347,14 +349,14 @@ def _why_waiting(job: Job, skips: Skips, round_: Round, closed: frozenset[str]) 
 
 
 def reserved_for(job: Job, nodes: Mapping[str, Node], closed: frozenset[str]) -> tuple[Fact, ...]:
-    """Return the reservations of nodes that would suit a job, of those that are closed to it."""
+    """Return the reservations that close nodes (``closed``) to the job which would otherwise suit it."""
     shape = shape_of(job)
     there = frozenset(i for i in closed if nodes[i].alive and not nodes[i].cordoned and suits(shape, nodes[i]))
     return nodes.why(job, there) if isinstance(nodes, Timetable) else ()
 
 
 def _demand(job: Job) -> tuple[float, float]:
-    """GPUs and CPUs of the fewest ranks that it may have."""
+    """Return the GPUs and CPUs of the fewest ranks that the job may have."""
     cpus, gpus, _ = rank_size(job)
     return gpus * job.size.least, cpus * job.size.least
 

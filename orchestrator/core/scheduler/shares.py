@@ -1,12 +1,12 @@
 """The shares of queues and users, quotas and limits. Pure.
 
-A share is a queue's or user's part of the cluster in its dominant resource: what it holds now, plus its mean over the past in
-which older seconds count less (half of it is forgotten every half-life). So the share between two that both wait is even over
-time, not only at each moment, and what a job takes counts at once.
+A share is a queue's or user's part of the cluster in its dominant resource: what it holds now, plus its mean over the
+past in which older seconds count less (half of it is forgotten every half-life). So two users or queues that both wait
+get even shares over time, not only at each moment, and what a job takes counts at once.
 
-With h what is held and H the half-life, the mean at t is h + 2**((s - t) / H) q, where q is kept for a fixed time s: a gang of
-size r that begins at b takes r 2**((b - s) / H) from q, and gives r 2**((e - s) / H) to it when it ends at e. So a change costs what it
-touches, and as time goes on nothing is counted anew.
+Let h be what is held, and H the half-life. The mean at t is h + 2**((s - t) / H) q, where q is kept for a fixed time s:
+a gang of size r that begins at b subtracts r 2**((b - s) / H) from q, and adds r 2**((e - s) / H) to it when it ends at
+e. So a change updates only the balances that it concerns, and the passing of time updates none.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.use import PastUse
 
 _DIGITS: Final = 9
-"""Shares that differ by less are equal: the noise of sums must not decide before the order of arrival does."""
+"""Decimal places of a share: rounding errors of sums must not decide before the order of arrival does."""
 PathKey = tuple[tuple[bool, float], ...]
 
 
 class _Balance:
-    """What is held, and q of the module's text: GPUs, CPUs and memory of each."""
+    """Held amounts, and q of the module's docstring (``mean``): GPUs, CPUs and memory of each."""
 
     __slots__ = ("held", "mean")
 
@@ -45,7 +45,7 @@ class _Balance:
         self.mean = [0.0, 0.0, 0.0]
 
     def add(self, amounts: Amounts, weight: float) -> None:
-        """Count what is held, and what it takes from q."""
+        """Add to what is held, and subtract the same, times ``weight``, from q."""
         gpus, cpus, memory = amounts
         held, mean = self.held, self.mean
         held[0] += gpus
@@ -56,7 +56,7 @@ class _Balance:
         mean[2] -= weight * memory
 
     def used(self, amounts: Amounts, factor: float) -> None:
-        """Count in q alone."""
+        """Add ``factor`` times the amounts to q alone."""
         for place, amount in enumerate(amounts):
             self.mean[place] += factor * amount
 
@@ -69,7 +69,7 @@ class _Balance:
 
 
 class Shares:
-    """The balances at ``now``. ``started`` counts what a round places; ``ended`` and ``advance`` go on to the next one."""
+    """Balances of queues and users at ``now``. ``started`` counts what a round places, ``ended`` what was released."""
 
     def __init__(
         self, sharing: Sharing, nodes: Mapping[str, Node], now: float, *, capacity: Amounts | None = None
@@ -98,7 +98,7 @@ class Shares:
         accounts: Accounts | None = None,
         capacity: Amounts | None = None,
     ) -> Shares:
-        """The shares of those that hold gangs, of ``accounts`` that hold others, and of what was used before."""
+        """Return the shares from the gangs of ``holding``, the other gangs, counted by ``accounts``, and past use."""
         shares = cls(sharing, nodes, now, capacity=capacity)
         for account, used in past.used.items():
             queue = account.queue if shares.tree.configured else ""
@@ -118,7 +118,7 @@ class Shares:
         return shares
 
     def advance(self, now: float) -> None:
-        """Time goes on."""
+        """Set the time to ``now``."""
         self._now = now
         halvings = (now - self._since) / self.sharing.half_life
         self._fade = 0.5**halvings
@@ -128,22 +128,22 @@ class Shares:
             self._since, self._fade = now, 1.0
 
     def started(self, job: Job, ranks: int) -> None:
-        """The round places a job on so many ranks."""
+        """Count a job that the round places, with its number of ranks."""
         self._user_jobs[job.submission.user] += 1
         self._hold(job, ranks, self._now)
 
     def ended(self, job: Job, ranks: int) -> None:
-        """A job lets go of the gang that it had on so many ranks."""
+        """Subtract the gang that a job has released, with its number of ranks."""
         self._user_jobs[job.submission.user] -= 1
         self._hold(job, -ranks, self._now)
 
     def more(self, job: Job, ranks: int) -> None:
-        """The round gives an elastic job that it has placed so many ranks more."""
+        """Count the ranks that an elastic job gets, or may grow by, beyond those that are counted."""
         if ranks:
             self._hold(job, ranks, self._now)
 
     def hindrance(self, job: Job) -> QueueAtMaximum | UserAtLimit | None:
-        """The quota or limit that keeps the job from starting now, whatever is free."""
+        """Return the quota or limit that keeps the job from starting now, whatever is free; None without one."""
         if not self._limited:
             return None
         gpus = rank_size(job)[1] * job.size.least
@@ -160,7 +160,7 @@ class Shares:
         return None
 
     def most_ranks(self, job: Job) -> int:
-        """The most ranks that quotas and limits let an elastic job have that holds ``job.nodes`` or was counted by ``started``."""
+        """Return the most ranks that quotas and limits allow an elastic job that has nodes, or that was ``started``."""
         gpus = rank_size(job)[1]
         if not self._limited or gpus <= 0:
             return job.size.most
@@ -175,20 +175,20 @@ class Shares:
         return min([job.size.most, *(has + max(0, floor(left / gpus + EPSILON)) for left in room)])
 
     def held_gpus(self, queue: str) -> float:
-        """GPUs that jobs of a queue hold, those of the queues below it included."""
+        """Return the GPUs that jobs of a queue hold, those of the queues below it included."""
         return self._queues[queue].held[0]
 
     def user_held_gpus(self, queue: str, user: str) -> float:
-        """GPUs that jobs of a user in a queue hold."""
+        """Return the GPUs that jobs of a user in a queue hold."""
         balance = self._users.get((queue, user))
         return 0.0 if balance is None else balance.held[0]
 
     def holding_queues(self) -> list[str]:
-        """The queues whose jobs hold GPUs."""
+        """Return the queues with jobs that hold GPUs."""
         return [name for name, balance in self._queues.items() if balance.held[0] > 0]
 
     def path_key(self, queue: str) -> PathKey:
-        """The place of a queue: at each level, those under their guarantee first, then the smallest share by weight."""
+        """Return a queue's sort key: at each level, those under their guarantee first, then by share over weight."""
         return tuple(
             (
                 self.held_gpus(q.name) >= self.tree.guaranteed.get(q.name, 0) - EPSILON,
@@ -198,11 +198,11 @@ class Shares:
         )
 
     def queue_share(self, queue: str) -> float:
-        """The dominant share of a queue and those below it, now and over time."""
+        """Return the dominant share of a queue and those below it, now and over time."""
         return self._queues[queue].share(self.capacity, self._fade)
 
     def user_share(self, queue: str, user: str) -> float:
-        """The dominant share of a user in a queue, now and over time."""
+        """Return the dominant share of a user in a queue, now and over time."""
         balance = self._users.get((queue, user))
         return 0.0 if balance is None else balance.share(self.capacity, self._fade)
 

@@ -1,8 +1,9 @@
 """Results of a round of placing, so that it does not try a gang that cannot fit. Pure.
 
-Within a round free resources only shrink. So once ranks of one shape (size, GPU model, nodes, labels, need of home, and nodes that are reserved before it would end) have
-claimed all that they fit in, no later job with ranks of that shape fits, and it has nothing to claim either. The round
-then skips all equal jobs of a lane (``WaitingOrder.pass_over``), whatever their number.
+Within a round free resources only shrink. So once ranks of one shape (size, GPU model, nodes, labels, whether they need
+the daemon's home, and the nodes that are reserved before the job would end) have claimed all that they fit in, no later
+job with ranks of that shape fits, and it has nothing to claim either. The round then skips all equal jobs of a lane
+(``WaitingOrder.pass_over``), whatever their number.
 """
 
 from __future__ import annotations

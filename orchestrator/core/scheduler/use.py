@@ -1,7 +1,7 @@
-"""What queues and users have used, halved with every half-life, and when their jobs last started. Pure.
+"""Past use by queues and users, halved with every half-life, and the times at which their jobs last started. Pure.
 
-Amounts are vectors of GPUs, CPUs and bytes of memory. Divided by what the cluster has, the largest part is the *dominant*
-one. ``PastUse`` is what gangs used that are gone; shares.py adds those that are held.
+Amounts are vectors of GPUs, CPUs and bytes of memory. Divided by what the cluster has, the largest part is the
+*dominant* one. ``PastUse`` has the use by gangs that are gone; shares.py adds that by gangs that are held.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 MOST_HALVINGS: Final = 100.0
-"""Use is counted from a new time after so many half-lives, before weights become too large."""
+"""Number of half-lives after which use is counted from a new time, before weights become too large."""
 
 
 class Amounts(NamedTuple):
@@ -34,13 +34,13 @@ class Amounts(NamedTuple):
     memory: float = 0.0
 
     def plus(self, other: Amounts, factor: float = 1.0) -> Amounts:
-        """The sum, with ``factor`` times the other."""
+        """Return the sum of these and ``factor`` times the other amounts."""
         return Amounts(
             self.gpus + factor * other.gpus, self.cpus + factor * other.cpus, self.memory + factor * other.memory
         )
 
     def dominant(self, of: Amounts) -> float:
-        """The largest part of ``of`` that this is."""
+        """Return the largest of the fractions that these amounts are of ``of``."""
         return max(
             self.gpus / of.gpus if of.gpus > 0 else 0.0,
             self.cpus / of.cpus if of.cpus > 0 else 0.0,
@@ -49,7 +49,7 @@ class Amounts(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Who uses: a queue as a job.yaml names it, and a user."""
+    """The queue, as a job.yaml names it, and the user to which use is counted."""
 
     queue: str
     user: str
@@ -57,19 +57,22 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Resource seconds as they count at a time."""
+    """Resource seconds, each weighted as it counts at the time ``at``."""
 
     at: float
     amounts: Amounts
 
     def by(self, now: float, half_life: float) -> Amounts:
-        """What of it counts at ``now``."""
+        """Return the part that counts at ``now``."""
         return Amounts().plus(self.amounts, _fade(now - self.at, half_life))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastUse:
-    """What decisions know of the past: ``used`` by gangs that are gone, when jobs of (queue, user, priority) last ``started``, and ``run_times``."""
+    """The past as decisions use it: what ended gangs have ``used``, when jobs last ``started``, and run times.
+
+    ``started`` is by queue, user and priority.
+    """
 
     used: Mapping[Account, Used] = field(default_factory=dict)
     started: Mapping[tuple[str, str, int], float] = field(default_factory=dict)
@@ -81,31 +84,31 @@ def _fade(seconds: float, half_life: float) -> float:
 
 
 def span_seconds(began: float, ended: float, now: float, half_life: float) -> float:
-    """The seconds from ``began`` to ``ended`` as they count at ``now``: the integral of what is left of each."""
+    """Return the seconds from ``began`` to ``ended`` as they count at ``now``: the integral of their weights."""
     if ended <= began:
         return 0.0
     return half_life / log(2) * (_fade(now - ended, half_life) - _fade(now - began, half_life))
 
 
 def account_of(job: Job) -> Account:
-    """Where the job's use counts."""
+    """Return the account to which the job's use is counted."""
     return Account(job.spec.queue, job.submission.user)
 
 
 def amounts_of(job: Job, ranks: int) -> Amounts:
-    """What so many ranks hold."""
+    """Return what this number of the job's ranks holds."""
     cpus, gpus, memory = rank_size(job)
     return Amounts(ranks * gpus, ranks * cpus, float(ranks * memory))
 
 
 def capacity_of(nodes: Mapping[str, Node]) -> Amounts:
-    """Return what the nodes have on which something may start."""
+    """Return the resources of the nodes that accept new ranks."""
     there = [node for node in nodes.values() if node.schedulable]
     return Amounts(sum(n.gpus for n in there), sum(n.cpus for n in there), float(sum(n.memory_bytes for n in there)))
 
 
 def gang_began(job: Job) -> float | None:
-    """When the newest gang was ordered; None before the first."""
+    """Return when the newest gang was ordered; None before the first."""
     return next((attempt.started_at for attempt in job.attempts if attempt.gang == job.gang), None)
 
 
@@ -120,7 +123,7 @@ class UseHistory:
         self._run_times = RunTimeHistory()
 
     def observe(self, job: Job, event: ev.Event) -> bool:
-        """An event was folded: ``job`` is the record after it. Whether what is known of the past has changed."""
+        """Record a folded event and the job's record after it; return whether what is known of the past has changed."""
         before = self._held.get(job.id)
         closes = before is not None and (not job.gang_open or before[0] != job.gang)
         if before is not None and closes:
@@ -136,7 +139,7 @@ class UseHistory:
         return closes or starts
 
     def remember(self, jobs: Iterable[Job]) -> None:
-        """Count what jobs did before: the attempts that their records list, and the gangs that they hold."""
+        """Count earlier use: the attempts that the jobs' records list, and the gangs that they hold."""
         found = list(jobs)
         self._run_times.remember(job for job in found if job.state.is_terminal)
         for job in found:
@@ -149,7 +152,7 @@ class UseHistory:
                 self._held[job.id] = (job.gang, began, amounts_of(job, len(job.nodes)))
 
     def view(self) -> PastUse:
-        """What is known now, as a value."""
+        """Return what is known now, as a value."""
         return PastUse(used=dict(self._used), started=dict(self._started), run_times=self._run_times.view)
 
     def _add_attempt(self, job: Job, attempt: Attempt) -> None:

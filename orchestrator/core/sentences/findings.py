@@ -262,7 +262,7 @@ def _(fact: f.SavesFailing, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.SavesRare) -> str:
-    meant = f", where {span_of(fact.interval_seconds)} is meant" if fact.interval_seconds else ""
+    meant = f", although the interval is {span_of(fact.interval_seconds)}" if fact.interval_seconds else ""
     return f"no checkpoint for {span_of(fact.seconds)}{meant}: a failure now would lose that much work"
 
 
@@ -277,7 +277,7 @@ def _(fact: f.SavesRare, job_id: str = "JOB") -> str:
 def _(fact: f.SavesSlow) -> str:
     share = fact.seconds / fact.interval_seconds if fact.interval_seconds else 1.0
     return (
-        f"the newest save stalled training for {fact.seconds:.3g} s, and one is meant every"
+        f"the newest save stalled training for {fact.seconds:.3g} s, and one is planned every"
         f" {span_of(fact.interval_seconds)}: {min(share, 1.0):.0%} of the time"
     )
 

@@ -41,12 +41,12 @@ def _activity(fact: hangs.Stillness) -> str:
         case Sign.UNKNOWN:
             return f"makes no step, and {fact.said or 'nothing shows what it waits for'}"
         case Sign.UNSEEN:
-            return "could not be looked at"
+            return "could not be inspected"
         case Sign.LOCK:
             waiting = f" while others wait for it in {', '.join(fact.others)}" if fact.others else ""
             return f"waits in a lock that nothing releases, in {fact.place}{waiting}"
         case Sign.SPINS:
-            return f"is busy and gets nowhere{_in(fact.place)}"
+            return f"is busy and makes no progress{_in(fact.place)}"
         case Sign.MISMATCH if fact.calls:
             own, *others = fact.calls
             return f"is in {sentence(own)} and {_named(others)}: they wait for each other"
@@ -90,7 +90,7 @@ def _(fact: hangs.Lateness) -> str:
 
 @sentence.register
 def _(fact: hangs.Hang) -> str:
-    ignored = "; nothing is done about it (health.on_hang: notify)" if fact.ignored else ""
+    ignored = "; no action is taken (health.on_hang: notify)" if fact.ignored else ""
     return f"{sentence(fact.seen)}; {sentence(fact.late)}{ignored}"
 
 

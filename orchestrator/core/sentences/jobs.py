@@ -82,7 +82,7 @@ def _(fact: reasons.MadeRoom) -> str:
 
 
 def _room(by: Fact) -> str:
-    """Return for whom, or because of what, a job makes room."""
+    """Return the job for which, or the cause for which, a job makes room."""
     for_a_job = isinstance(by, requesters.ByPreemption | requesters.ByTimeSharing | requesters.ByIdleReclaim)
     return sentence(by) if for_a_job else f"({sentence(by)})"
 
@@ -176,7 +176,7 @@ def _(fact: reasons.NotEnoughFree) -> str:
 
 
 def _closed(nodes: tuple[Fact, ...]) -> str:
-    """Nodes that would suit and take nothing new, those of one state together."""
+    """Return the clauses about nodes that would suit if they took new ranks, one for each state."""
     by_state: dict[Closure, list[str]] = {}
     for each in nodes:
         if isinstance(each, NodeClosed):
@@ -243,7 +243,7 @@ def _(fact: reasons.AwaitsRoom) -> str:
 
 @sentence.register
 def _(fact: reasons.LogPolicyFails) -> str:
-    return "a log policy says fail"
+    return "a log policy requires it to fail"
 
 
 @sentence.register
@@ -311,7 +311,7 @@ def _(fact: notes.UnusableValues) -> str:
 
 @sentence.register
 def _(fact: notes.UnusableStatus) -> str:
-    return f"what became of a snapshot is left out: unusable {', '.join(fact.fields)}"
+    return f"the status of a snapshot is left out: unusable {', '.join(fact.fields)}"
 
 
 @sentence.register

@@ -168,7 +168,7 @@ def _(fact: gangs.ActorMissing) -> str:
 
 @sentence.register
 def _(fact: gangs.ResourcesTaken) -> str:
-    return "other users of the Ray cluster hold what its gang was to get"
+    return "other users of the Ray cluster hold the resources planned for its gang"
 
 
 @sentence.register

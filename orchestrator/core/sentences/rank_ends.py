@@ -49,7 +49,7 @@ def _(fact: f.ExitCode, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.RetryExitCode) -> str:
-    return f"rank {fact.rank} asked to be tried again (exit code {fact.exit_code}, in retry.exit_codes)"
+    return f"rank {fact.rank} requested a retry (exit code {fact.exit_code}, in retry.exit_codes)"
 
 
 @sentence.register
@@ -197,8 +197,8 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
         "start the container with a larger --shm-size, or use fewer data loader workers",
     ),
     Problem.HOST_MEMORY: (
-        "the machine had no memory left for it",
-        "ask for more with resources_per_worker.memory; if it wants more than any machine has, look for a wrong shape",
+        "the machine had no free memory for it",
+        "request more with resources_per_worker.memory; if it needs more than any machine has, check the shapes of its arrays",
     ),
     Problem.RESUME_MISMATCH: (
         "it could not load the checkpoint that the other ranks resume from",
@@ -233,7 +233,7 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
         "paths are relative to the job's copy of working_dir; name others in full, on every node that the job may use",
     ),
     Problem.PORT_IN_USE: (
-        "a port that it wants is taken",
+        "a port that it needs is in use",
         "do not set MASTER_PORT or fixed ports in the script; orch hands a fresh rendezvous to every attempt",
     ),
 }

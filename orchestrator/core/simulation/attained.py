@@ -1,8 +1,9 @@
-"""Least attained service, as published: the order of Tiresias (NSDI 2019) without knowledge of durations, for comparison.
+"""Least attained service, as published: the order of Tiresias (NSDI 2019), for comparison. Durations are not known.
 
-Jobs are in queues by the GPU time that they have had; earlier queues go first, in each the first to arrive. A job that comes into a later
-queue, or that another of an earlier one displaces, stops. As the bound does (``bound.py``), this has what no scheduler has: preemption is free,
-nothing is repeated, and GPUs have no nodes. So it is at least as good here as it is on a cluster.
+Jobs are in queues by the GPU time that they have used. Earlier queues go first, and in each queue the first job to
+arrive. A job may stop when it moves to a later queue, or when another of an earlier queue displaces it. As in the bound
+(``bound.py``), and unlike in any scheduler, preemption is free, nothing is repeated, and GPUs have no nodes. So the
+results here are at least as good as on a cluster.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
     from orchestrator.core.simulation.trace import TraceJob
 
 TIRESIAS: Final = (3250.0, 7200.0, 18000.0)
-"""Where its queues end, in GPU seconds: those of its authors' simulator."""
+"""Ends of the queues of Tiresias, in GPU seconds, from its authors' simulator."""
 LAS: Final = tuple(60.0 * 2.0**n for n in range(22))
-"""Queues so many that it comes close to least attained service without any."""
+"""Ends of so many queues that the order comes close to least attained service without queues."""
 _EPSILON: Final = 1e-6
 
 
 def least_attained(trace: Sequence[TraceJob], gpus: float, ends: Sequence[float]) -> Outcome:
-    """Run the trace; ``ends`` is where the queues end, in GPU seconds. Jobs that need more GPUs than there are count as refused."""
+    """Run the trace; ``ends`` is where the queues end, in GPU seconds.
+
+    Jobs that need more GPUs than there are count as refused.
+    """
     return _Play(trace, gpus, ends).run()
 
 
 class _Play:
-    """One run. Jobs are known by their number in order of arrival."""
+    """One run. Jobs are identified by their number in order of arrival."""
 
     def __init__(self, trace: Sequence[TraceJob], gpus: float, ends: Sequence[float]) -> None:
         self._jobs = sorted((job for job in trace if job.all_gpus <= gpus), key=lambda job: job.at)
@@ -45,7 +49,7 @@ class _Play:
         self._ran: list[Ran] = []
 
     def run(self) -> Outcome:
-        """Run until all have ended."""
+        """Run until all jobs have ended."""
         usage, samples, arrived = Usage(), list[tuple[float, float, int]](), 0
         now = self._jobs[0].at if self._jobs else 0.0
         while arrived < len(self._jobs) or self._running:
@@ -67,7 +71,7 @@ class _Play:
         return float(bisect_right(self._ends, (job.seconds - self._left[number]) * job.all_gpus + _EPSILON))
 
     def _next_change(self) -> float:
-        """Seconds until a running job ends or comes into a later queue."""
+        """Return the seconds until a running job ends or moves to a later queue."""
         found = []
         for queue, number in self._running:
             job, left = self._jobs[number], self._left[number]

@@ -43,7 +43,7 @@ def kept_seconds(seconds: float, every: float) -> float:
 
 
 class RunningJobs:
-    """Jobs that run: the first to end, and (``Saves``) when they save, every so many seconds of their attempt."""
+    """Jobs that run, ordered by their ends. As ``Saves``, each saves every ``checkpoint_seconds`` of its attempt."""
 
     def __init__(self, checkpoint_seconds: float) -> None:
         self.holding = Holding()
@@ -57,7 +57,7 @@ class RunningJobs:
         return self._ends[0][0] if self._ends else None
 
     def start(self, live: Live, now: float) -> None:
-        """A job starts, or continues."""
+        """Start or continue a job."""
         live.since = now
         live.started_at = now if live.started_at is None else live.started_at
         live.starts += 1
@@ -66,12 +66,12 @@ class RunningJobs:
         heappush(self._ends, (now + live.left, live.record.id, live.starts))
 
     def drop(self, live: Live) -> None:
-        """A job no longer runs."""
+        """Remove a job that no longer runs."""
         del self._live[live.record.id]
         self.holding.drop(live.record.id)
 
     def ended(self, now: float) -> Live | None:
-        """Return a job that has ended by then; it is asked for again until there is none."""
+        """Return a job that has ended by ``now``, which the caller drops; None if there is none."""
         while self._ends and self._ends[0][0] <= now:
             _, job_id, starts = heappop(self._ends)
             live = self._live.get(job_id)

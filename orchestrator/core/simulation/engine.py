@@ -1,6 +1,6 @@
 """Discrete events: jobs arrive and end, and after each the production scheduler decides (``scheduler.schedule``).
 
-Free resources and the order of the queue are kept from event to event, so an event costs what it touches and one round
+Free resources and the order of the queue are kept from event to event, so an event costs only its changes and one round
 of placing. Starts take no time, and a preempted or moved job continues from its last checkpoint; checkpoints are
 ``checkpoint_seconds`` apart.
 """
@@ -186,7 +186,7 @@ class Simulation:
         self._stop(live, event, now)
 
     def _arrive_there(self, live: Live, now: float) -> None:
-        """A job that moves continues at once on the nodes that were kept for it."""
+        """Start a job that moves at once on the nodes that were kept for it."""
         job = live.record
         self._begin(
             live,

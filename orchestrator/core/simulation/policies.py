@@ -46,7 +46,7 @@ POLICIES: Final = {
     policy.name: policy
     for policy in (
         Policy(name="orch", summary="as the daemon decides", order=None),
-        Policy(name="fifo", summary="by arrival; nothing overtakes", order=_arrival, first_only=True),
+        Policy(name="fifo", summary="by arrival; no job overtakes another", order=_arrival, first_only=True),
         Policy(name="shortest", summary="the shortest first, durations known", order=_shortest),
         Policy(name="smallest", summary="the least GPU time first, durations known", order=_smallest),
         Policy(name="orch-shared", summary="as it decides with ORCH_TIME_SHARING=1m", order=None, time_sharing=60.0),

@@ -1,6 +1,7 @@
 """Records of simulated jobs. Pure.
 
-They are those that the fold makes of a job's events; for the two that each job has, made at once, because a long trace has millions.
+They are the same as those that the fold makes of a job's events. The two that each job has are made directly, because a
+long trace has millions of jobs.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def submitted_record(job: TraceJob, sequence: int, spec: JobSpec) -> Job:
 
 
 def started_record(job: Job, event: ev.AttemptStarted, shares: Sequence[str | None]) -> Job:
-    """Return the record of a job whose ranks are up as soon as they are placed; ``shares`` are the ids of its shared GPUs."""
+    """Return the record of a job with ranks that are up once they are placed; ``shares`` are its shared GPUs' ids."""
     if job.attempts or any(shares):
         record = fold(job, event)
         if any(shares):

@@ -19,7 +19,7 @@ class TraceJob:
 
     @property
     def all_gpus(self) -> float:
-        """GPUs of all its ranks."""
+        """GPUs of all ranks of the job."""
         return self.ranks * self.gpus
 
 

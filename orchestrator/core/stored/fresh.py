@@ -1,7 +1,7 @@
-"""Reads the records of jobs that have only been submitted, which is what a long queue consists of.
+"""Reads the records of jobs that have only been submitted: a long queue consists of such jobs.
 
-All else in such a record is as it is in any other. So a record whose other values equal those of one that was read and checked in full
-needs a check of its own values alone; every other record is read in full.
+They differ in a few values of their own only. So a record equal in all other values to one that was read and checked in full
+needs a check of its own values only; every other record is read in full.
 
 As text, a record is cut where its own values begin and end: what lies between them is compared, not parsed, and its spec is looked up.
 A cut is at a comma, a quoted key and a colon. Within a JSON string a quotation mark has a backslash before it, so none of them is text
@@ -40,7 +40,7 @@ _CUTS: Final = (
     (',"state":', ',"state_since":'),
     (',"reason":', ',"story":'),
 )
-"""Where the values that a record does not have of its own begin, the spec first, and where its own ones go on."""
+"""Keys at which a record's other values begin, the spec first, and keys at which its own values continue."""
 
 _TEXT: Final = {str}
 _WHOLE: Final = {int}
@@ -57,13 +57,13 @@ class FreshRecords:
         self._specs: dict[str, JobSpec] = {}
 
     def learn(self, row: Mapping[str, Any], job: Job) -> None:
-        """Take in a record that was read in full."""
+        """Learn from a record that was read in full."""
         known = len(self._templates) >= _MOST_TEMPLATES or _OWN - row.keys()
         if not known and _is_fresh(job):
             self._templates.append(({key: value for key, value in row.items() if key not in _OWN}, job))
 
     def learn_text(self, text: str, job: Job) -> None:
-        """Take in the text of a record that was read in full."""
+        """Learn from the text of a record that was read in full."""
         parts = _cut(text)
         if parts is None or len(self._shapes) >= _MOST_TEMPLATES or not _is_fresh(job):
             return
@@ -138,7 +138,7 @@ class FreshRecords:
 
 
 def _is_fresh(job: Job) -> bool:
-    """Whether the job has only been submitted, so that another one like it needs nothing but what ``_made`` takes over."""
+    """Whether the job has only been submitted, so that ``_made`` sets everything that another one like it needs."""
     if job.state is not JobState.PENDING or job.attempts or job.unusable or job.restarts or job.notes or job.findings:
         return False
     submission = job.submission
@@ -146,7 +146,7 @@ def _is_fresh(job: Job) -> bool:
 
 
 def _own_values_fit(row: Mapping[str, Any]) -> bool:
-    """Whether the values are what ``is_text``, ``is_count`` and ``is_time`` demand, a group at a time: a long queue has millions of them."""
+    """Whether the values pass ``is_text``, ``is_count`` and ``is_time``, checked in groups: a long queue has millions of them."""
     texts, counts, times, story = _texts(row), _counts(row), _times(row), row["story"]
     if {*map(type, texts)} != _TEXT or max(map(len, texts)) > MAX_TEXT:
         return False
@@ -173,7 +173,7 @@ def _cut(text: str) -> tuple[str, str, tuple[str, ...]] | None:
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
-    """Return the object that the text is, nothing else beside it; None where it is not one."""
+    """Return the JSON object of a text; None where the text is not exactly one object."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FORMS = 1024
 _forms: SpecMemo[dict[str, JsonValue]] = SpecMemo(_FORMS)
 _read_forms: dict[tuple[str, str], tuple[Any, JobSpec]] = {}
-"""The forms that were read last, by name and resources: one that is equal to another needs no text to be found."""
+"""The forms that were read last, by name and resources: the spec of an equal form is found without making its text."""
 
 
 def job_to_dict(job: Job) -> dict[str, Any]:

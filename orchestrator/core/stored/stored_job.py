@@ -1,7 +1,7 @@
 """Converts a job to its stored form and back.
 
 Records are stored flat, as in all versions: what a job's phase does not have is stored as before there were phases (no
-gang: ``gang_open`` is false). Reading builds a phase of the flat values.
+gang: ``gang_open`` is false). Reading builds a phase from the flat values.
 """
 
 from __future__ import annotations

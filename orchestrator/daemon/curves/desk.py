@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
 
 MOST_BYTES: Final = 1024 * 1024
-"""Bytes read at once, of all records together: some milliseconds of processor time."""
+"""Most bytes read at once, from all records together: some milliseconds of processor time."""
 
 MOST_METRICS: Final = 12
 MOST_USES: Final = 200
@@ -222,5 +222,5 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _file_name(uuid: str) -> str:
-    """As ``JobRecorder`` names it."""
+    """Return the name that ``JobRecorder`` gives to a GPU's file."""
     return f"{PREFIX}{''.join(c if c.isalnum() or c in '-_.' else '_' for c in uuid)}.csv"

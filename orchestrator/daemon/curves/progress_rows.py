@@ -18,7 +18,7 @@ _MOST: Final = 2.0**53
 
 @dataclass(slots=True)
 class Readings:
-    """Readings over time or steps: metrics by name, the job's step, the ranks' step times, and the part of those that is work."""
+    """Readings over time or steps: metrics by name, the job's step, the ranks' step times, and their own work in those."""
 
     metrics: dict[str, list[tuple[float, float | None]]] = field(default_factory=dict)
     step_seconds: list[tuple[float, float | None]] = field(default_factory=list)

@@ -65,7 +65,7 @@ def add_rows(found: GpuReadings, lines: Iterable[bytes]) -> None:
 
 
 def identity(path: Path) -> tuple[str, int]:
-    """Return the UUID and the index of the GPU whose rows are at ``path``."""
+    """Return the UUID and the index of the GPU of the rows at ``path``."""
     stem = path.name.removeprefix(PREFIX).removesuffix(".csv")
     try:
         body = json.loads(read_plain(path.with_suffix(".json"), IDENTITY_BYTES))

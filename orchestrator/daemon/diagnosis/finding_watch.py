@@ -1,6 +1,6 @@
 """Observes every live job every two seconds, and posts the findings that open and close.
 
-``core/diagnosis/diagnosis.py`` decides; this module gives it observations and posts its answers. Open findings are in
+``core/diagnosis/diagnosis.py`` decides; this module passes it observations and posts its findings. Open findings are in
 the job's record with the figures of their opening, so that a restarted daemon continues with them. Figures change at every
 observation: the newest ones are kept in memory only, for the views (``current``).
 """
@@ -42,7 +42,7 @@ TICK_SECONDS: Final = 2.0
 class Senses:
     """The daemon's observations of jobs: the newest reports of their GPUs' exporters, progress, stillness.
 
-    ``missing`` are GPUs that their node no longer lists, ``is_starting`` says of a GPU whether its exporter starts.
+    ``missing`` are GPUs that their node no longer lists, ``is_starting`` returns whether a GPU's exporter starts.
     """
 
     reports: Callable[[], Mapping[str, ExporterReport]]
@@ -70,7 +70,7 @@ def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: E
 
 
 class FindingWatch:
-    """Diagnoses each attempt. ``jobs`` gives the live jobs; ``post`` takes the events."""
+    """Diagnoses each attempt. ``jobs`` returns the live jobs; ``post`` takes the events."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class FindingWatch:
         self._known: dict[JobId, tuple[tuple[int, bool], Diagnosis]] = {}
 
     def current(self, job_id: JobId) -> tuple[Finding, ...]:
-        """Return those of the job's open findings that this daemon has observed, with their newest figures."""
+        """Return the job's open findings that this daemon has observed, with their newest figures."""
         known = self._known.get(job_id)
         return known[1].measured if known is not None else ()
 
@@ -107,7 +107,7 @@ class FindingWatch:
                 self._log.exception("diagnosis.failed")
 
     def tick(self, late_seconds: float | None = None) -> None:
-        """Observe every job once; ``late_seconds`` is how much later than it was due."""
+        """Observe every job once; ``late_seconds`` is how much later than due it is."""
         live = [job for job in self._jobs() if job.attempts and not job.state.is_terminal]
         for job_id in self._known.keys() - {job.id for job in live}:
             del self._known[job_id]

@@ -1,4 +1,4 @@
-"""Builds one observation of a job from the daemon's knowledge of it. Pure."""
+"""Builds one observation of a job from the daemon's data about it. Pure."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def job_seen(
     late_seconds: float | None = None,
     is_starting: Callable[[str], bool] = lambda _: False,
 ) -> JobSeen:
-    """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; one without a report does not answer.
+    """Return the job's observation at wall time ``now``. ``reports`` are of GPUs that jobs hold; a GPU without one does not answer.
 
-    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists, ``is_starting`` says of a GPU
-    whether its exporter starts.
+    ``holding`` are the jobs that hold GPUs, ``missing`` GPUs that their node no longer lists, ``is_starting`` returns
+    whether a GPU's exporter starts.
     """
     running = job.state is JobState.RUNNING and not job.succeeded and not job.degraded and not job.exits
     ended = {one.rank for one in job.exits}
@@ -94,7 +94,7 @@ def job_seen(
 
 
 def rank_seen(rank: int, snapshot: ProgressSnapshot, node: str = "") -> RankSeen:
-    """Return what a rank has reported, on its node."""
+    """Return the observation of a rank on its node."""
     losses = sorted(name for name in snapshot.metrics if "loss" in name.lower())[:MOST_LOSSES]
     parts = {
         name: value for name in APART if (value := snapshot.metrics.get(name)) is not None and math.isfinite(value)
@@ -132,7 +132,7 @@ def _gpu_seen(
     missing: Collection[str],
     times: tuple[float, float],
 ) -> GpuSeen:
-    """``times`` are the start of the attempt and now, by the daemon's clock."""
+    """Return a GPU's observation from its report. ``times`` are the attempt's start and now, by the daemon's clock."""
     began, now = times
     lost = GpuLost(gpu_uuid=uuid) if uuid in missing else None
     status, sample = report.status, report.status.sample
@@ -179,7 +179,7 @@ def _events(uuid: str, sample: Sample, began: float) -> list[Fact]:
 
 
 def _own_pids(uuid: str, holding: Collection[Job]) -> frozenset[int]:
-    """The ranks' processes of the jobs that hold the GPU."""
+    """Return the processes of the ranks of the jobs that hold the GPU."""
     return frozenset(
         job.pids[seat.rank]
         for job in holding
@@ -189,7 +189,7 @@ def _own_pids(uuid: str, holding: Collection[Job]) -> frozenset[int]:
 
 
 def _own_memory(sample: Sample, report: ExporterReport, own: frozenset[int]) -> float | None:
-    """What the jobs' processes on the GPU use, the visible foreign ones included; None where it is not known for all.
+    """Return the memory of the jobs' processes on the GPU and of visible foreign ones; None unless known for all.
 
     In a container the driver may list no process, or process numbers that mean nothing there.
     """
@@ -201,7 +201,7 @@ def _own_memory(sample: Sample, report: ExporterReport, own: frozenset[int]) -> 
 
 
 def _counted(sample: Sample, severity: str) -> int | None:
-    """Memory errors of this severity since the driver was loaded, or, where it does not count these, of the GPU's life."""
+    """Return the memory errors of this severity since the driver was loaded; where not counted, of the GPU's life."""
     counts = {scope: count for what, scope, count in sample.ecc_errors if what == severity}
     return counts.get("volatile", counts.get("aggregate"))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RETRIED_SECONDS: Final = 10.0
 FAILING_SECONDS: Final = 60.0
-"""A single failed save counts as two once nothing has been saved for so long after it."""
+"""A single failed save counts as two once nothing has been saved for this long after it."""
 
 
 def saves_seen(
@@ -25,7 +25,7 @@ def saves_seen(
     interval_seconds: float | None,
     now: float,
 ) -> SavesSeen:
-    """The job's saves: those that the ranks write themselves, by what they report, and those of their snapshots, by their actors."""
+    """Return the job's saves: those that ranks write themselves, by their reports, and those of snapshots, by their actors."""
     durable = job.checkpoints.durable_at or 0.0
     failing = [*_failing(snapshots, durable), *(_settled(one, now) for one in storage.values() if one.failures)]
     worst = max(failing, key=lambda one: one.failures, default=None)
@@ -45,7 +45,7 @@ def saves_seen(
 
 
 def _failing(snapshots: Mapping[int, ProgressSnapshot], durable: float) -> Iterator[StorageSeen]:
-    """The ranks whose own newest save has failed, and nothing was stored since."""
+    """Yield an observation for each rank with a failed newest save of its own after which nothing was stored."""
     for snapshot in snapshots.values():
         facts: CheckpointFacts = snapshot.checkpoint
         if facts.failed_at is not None and facts.failed_at > max(durable, facts.saved_at or 0.0):
@@ -58,7 +58,7 @@ def _failing(snapshots: Mapping[int, ProgressSnapshot], durable: float) -> Itera
 
 
 def _settled(seen: StorageSeen, now: float) -> StorageSeen:
-    """Its actor tries again every two seconds: a storage that is back soon has failed once."""
+    """Count failures as one until they last: the actor tries again every two seconds, and storage may be back soon."""
     lasting = seen.failing_since is not None and now - seen.failing_since >= RETRIED_SECONDS
     return seen if lasting else replace(seen, failures=1)
 

@@ -1,4 +1,4 @@
-"""How long jobs will still run, as they report, and how good that was in the end.
+"""Estimates how long jobs will still run, from their reports, and checks the estimates when the jobs have ended.
 
-Begin with ``desk.py``; the arithmetic is ``core/estimates``'.
+Begin with ``desk.py``; the arithmetic is in ``core/estimates``.
 """

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 SHARES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of a job's steps: at each of them what is estimated is recorded."""
+"""Shares of a job's steps: at each of them the estimate is recorded."""
 LEAST_SECONDS: Final = 5.0
-"""Shorter estimates are not recorded: jobs of a second would soon be all that the record holds."""
+"""Shorter estimates are not recorded: jobs of a second would soon fill the record."""
 AGAIN_SECONDS: Final = 1.0
 AGAIN_SHARE: Final = 0.005
-"""An estimate is made anew after this share of it, or AGAIN_SECONDS; in between the time that passes is taken off."""
+"""An estimate is recomputed after this share of it, at least AGAIN_SECONDS; until then passed time is subtracted."""
 
 
 @dataclass(slots=True)
@@ -42,15 +42,15 @@ class _Followed:
     made_at: float = 0.0
     made: TimeLeft | None = None
     last_step: tuple[int, float] = (0, 0.0)
-    """The attempt that reported the last step, and when it did first."""
+    """The attempt that reported the last step, and the time of its first such report."""
 
     def last_step_at(self, attempt: int) -> float | None:
-        """When an attempt had done all steps, where it reported that."""
+        """Return when the attempt had done all steps; None where it has not reported that."""
         return self.last_step[1] if self.last_step[0] == attempt else None
 
 
 class EstimateDesk:
-    """``clock`` gives Unix time. A record that cannot be written costs the record, nothing else."""
+    """Estimates of live jobs. ``clock`` returns Unix time. A record that cannot be written affects nothing else."""
 
     def __init__(
         self, record: EstimateRecord, *, clock: Callable[[], float] = time.time, least_seconds: float = LEAST_SECONDS
@@ -61,7 +61,7 @@ class EstimateDesk:
         self._jobs: dict[JobId, _Followed] = {}
 
     def follow(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
-        """Take a rank's report: that of rank 0, or of the lowest rank that reports steps."""
+        """Add a rank's report, if it is the lowest rank of the attempt that reports steps."""
         if snapshot.step is None or snapshot.last_report_at is None:
             return
         followed = self._jobs.get(job.id)
@@ -84,7 +84,7 @@ class EstimateDesk:
         return followed.history.add(Mark(snapshot.last_report_at, attempt, snapshot.step, snapshot.phase))
 
     def _note(self, job_id: JobId, followed: _Followed) -> None:
-        """Record what is estimated where a share of the steps was reached that was not before."""
+        """Record the estimate when a further share of the steps is reached."""
         last = followed.history.marks[-1]
         done = last.step / followed.total if followed.total else 0.0
         reached = max((share for share in SHARES if share <= done), default=0.0)
@@ -108,7 +108,7 @@ class EstimateDesk:
             )
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run, as of now; None where it does not report it."""
+        """Return the time that a running job will still run, as of now; None where its reports do not show it."""
         followed = self._jobs.get(job_id)
         if followed is None or followed.total is None:
             return None
@@ -121,7 +121,7 @@ class EstimateDesk:
         return None if made is None else _later(made, passed)
 
     def observe(self, job: Job, _event: Event) -> None:
-        """A job's record after an event: with its end its estimates can be checked."""
+        """Handle a job's record after an event: record the end of an estimated job."""
         if not job.state.is_terminal or (followed := self._jobs.pop(job.id, None)) is None:
             return
         if followed.reached > 0.0 and job.ended_at is not None:
@@ -146,7 +146,7 @@ class EstimateDesk:
 
 
 def _later(made: TimeLeft, passed: float) -> TimeLeft:
-    """The same estimate after some time."""
+    """Return the estimate as it is ``passed`` seconds later."""
 
     def less(seconds: float) -> float:
         return max(0.0, seconds - passed)

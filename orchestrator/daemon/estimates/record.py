@@ -1,4 +1,4 @@
-"""``estimates.jsonl``: what was estimated at certain shares of each job, and when the job ended. For what became of both.
+"""Keeps ``estimates.jsonl``: estimates at certain shares of each job, and the job's end, to compare them with.
 
 A line is appended at each share and at each end, so that a daemon that is killed loses nothing. The file is small: at
 ``most_bytes`` it becomes ``estimates.jsonl.1`` in place of an older one.
@@ -26,7 +26,7 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated:
-    """What was estimated when ``share`` of the job's steps were done; ``at`` is a Unix time, the others are seconds."""
+    """Estimate made when ``share`` of the job's steps were done; ``at`` is a Unix time, the others are seconds."""
 
     job: str
     attempt: int
@@ -39,7 +39,7 @@ class Estimated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """When a job that was estimated ended, and whether it succeeded."""
+    """End of a job that was estimated, and whether the job succeeded."""
 
     job: str
     attempt: int
@@ -48,7 +48,7 @@ class Ended:
 
 
 class EstimateRecord:
-    """Appends and reads; from any thread, one at a time."""
+    """Appends and reads lines; from any thread, one at a time."""
 
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path = path
@@ -56,7 +56,7 @@ class EstimateRecord:
 
     @classmethod
     def of(cls, home: Path) -> EstimateRecord:
-        """The record of this home."""
+        """Return the record of this home."""
         return cls(home / "estimates.jsonl")
 
     def add(self, line: Estimated | Ended) -> None:
@@ -77,7 +77,7 @@ class EstimateRecord:
         return self._path.with_name(f"{self._path.name}.1")
 
     def lines(self) -> Iterator[Estimated | Ended]:
-        """Every good line, the oldest first."""
+        """Yield every valid line, the oldest first."""
         for path in (self._older, self._path):
             try:
                 handle = os.open(path, os.O_RDONLY | _FLAGS)
@@ -121,7 +121,7 @@ class _Checked:
 
 
 def quality(lines: Iterator[Estimated | Ended] | Sequence[Estimated | Ended]) -> EstimateQualityView:
-    """How often the interval held the time that a job took, of estimates whose attempt went on to the job's success. Pure."""
+    """Return how often the interval held the time that a job took, for estimates in the attempt that succeeded. Pure."""
     open_: dict[str, list[Estimated]] = {}
     checked: list[_Checked] = []
     interrupted = jobs = 0

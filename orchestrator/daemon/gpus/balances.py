@@ -27,12 +27,12 @@ class JobBalances:
         self._wall = wall
         self._window = LoadWindow()
         self.seen: dict[str, float] = {}
-        """When each GPU's newest known sample was taken."""
+        """Time of each GPU's newest known sample."""
         self.raw: dict[JobId, Balance] = {}
         self.json_ready: dict[JobId, dict[str, Any]] = {}
 
     def take(self, reports: Mapping[str, ExporterReport]) -> None:
-        """Add what each GPU did since the last report; after a restart of the daemon, its whole last minute."""
+        """Add each GPU's loads since the last report; after a restart of the daemon, its whole last minute."""
         now = self._clock()
         for uuid, report in reports.items():
             if report.loads:

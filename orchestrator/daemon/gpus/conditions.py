@@ -32,9 +32,9 @@ def gpu_conditions(
     reports: Mapping[str, ExporterReport],
     silent: Collection[str] = (),
 ) -> dict[str, GpuCondition]:
-    """Return the condition of each of ``uuids``: ``lost`` ones are gone from their node, ``quarantined`` gives reasons.
+    """Return the condition of each of ``uuids``: ``lost`` ones are gone from their node, ``quarantined`` has reasons.
 
-    ``reports`` are the newest of the exporters; a GPU without one was not asked yet, unless it is one of ``silent``,
+    ``reports`` are the newest of the exporters; a GPU without one was not queried yet, unless it is one of ``silent``,
     whose exporters did not answer.
     """
     found = {}
@@ -64,7 +64,7 @@ def driver_faults(uuid: str, report: ExporterReport) -> list[GpuFault]:
 def known_conditions(
     nodes: NodeRegistry, exporters: Exporters, quarantined: Mapping[str, Fact], *, driver: bool
 ) -> dict[str, GpuCondition]:
-    """Return the condition of every known GPU, without asking; with ``driver``, by the exporters' last reports."""
+    """Return the condition of every known GPU, without new calls; with ``driver``, by the exporters' last reports."""
     lost = {gpu.uuid for gone in nodes.lost_gpus.values() for gpu in gone} | {u for _, u in exporters.missing()}
     here = {gpu.uuid for report in nodes.reports.values() for gpu in report.gpus}
     return gpu_conditions(here | lost, lost=lost, quarantined=quarantined, reports=exporters.reports if driver else {})

@@ -1,6 +1,6 @@
-"""Tells exporters which GPU's samples go into which job's telemetry, until their reports confirm it.
+"""Orders exporters to record GPUs' samples into jobs' telemetry, until their reports confirm it.
 
-Exporters continue to write without a daemon, and forget their orders when they die. So no order counts as done: each
+Exporters continue to write without a daemon, and lose their orders when they end. So no order counts as done: each
 report of what an exporter records is compared with what it should record.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GpuRecording:
-    """Tells exporters which samples to record for which job."""
+    """Orders exporters to record samples for jobs."""
 
     def __init__(self, exporters: Exporters, paths: Paths) -> None:
         self._exporters = exporters
@@ -28,7 +28,7 @@ class GpuRecording:
         self._recording_of: dict[str, frozenset[str]] = {}
 
     def to_ask(self) -> set[str]:
-        """Return GPUs to ask although no job holds them: those that may record, and those never heard of."""
+        """Return the GPUs to query although no job holds them: those that may record, and those not yet queried."""
         known = self._exporters.nodes.keys()
         for uuid in self._recording_of.keys() - known:
             del self._recording_of[uuid]
@@ -45,7 +45,7 @@ class GpuRecording:
             if uuid not in self._exporters.nodes:
                 continue
             jobs = {str(job.id): job for job in wanted.get(uuid, ())}
-            # What it is asked to record it may record before it reports it, and a short job has ended by then.
+            # An exporter may record a job before it reports that, and a short job has ended by then.
             self._recording_of[uuid] = report.recording | jobs.keys()
             for job_id in jobs.keys() - report.recording:
                 rate = jobs[job_id].spec.telemetry.rate
@@ -54,7 +54,7 @@ class GpuRecording:
                 await self._exporters.stop_recording(uuid, sorted(over))
 
     def _directory(self, uuid: str, job: Job) -> str:
-        """Return where the GPU's node keeps the job's telemetry: the daemon's home if shared, else its own."""
+        """Return the job's telemetry directory on the GPU's node: in the daemon's home if shared, else its own."""
         node = self._exporters.nodes[uuid]
         home = self._paths.home if node.home_shared else Path(node.home)
         return str(Paths(home=home, socket=self._paths.socket).job(job.id) / "telemetry")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuReserving:
-    """``jobs`` returns the live jobs, ``conditions`` those of every GPU by UUID; ``refresh`` makes the loop read the nodes anew."""
+    """Reserves bad GPUs. ``jobs`` returns live jobs, ``conditions`` each GPU's, by UUID; ``refresh`` updates the nodes."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class GpuReserving:
             await self._refresh()
 
     def wanted(self) -> dict[str, tuple[str, NodeGpu, int]]:
-        """Return GPUs that are lost or quarantined, and that no gang uses: their node, and how many GPUs it has."""
+        """Return, by UUID, the lost or quarantined GPUs that no gang uses: node id, GPU, number of GPUs of the node."""
         conditions = self._conditions()
         used = {u for j in self._jobs() if j.gang_open for s in j.seats for u in s.gpu_uuids}
         wanted: dict[str, tuple[str, NodeGpu, int]] = {}

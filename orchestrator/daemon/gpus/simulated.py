@@ -1,4 +1,4 @@
-"""Tells nodes which processes run on which simulated GPU, which their drivers cannot know."""
+"""Sends nodes the processes that run on each simulated GPU, which has no driver that reports them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class SimulatedGpus:
-    """Tells the agents of nodes with simulated GPUs what runs on them, after each change."""
+    """Sends the agents of nodes with simulated GPUs the processes on each of them, after each change."""
 
     def __init__(self, nodes: NodeRegistry) -> None:
         self._nodes = nodes
         self._assigned: dict[str, dict[int, tuple[int, ...]]] = {}
 
     async def assign(self, holding: Collection[Job]) -> None:
-        """Tell each of the nodes which processes of the jobs run on which GPU."""
+        """Send each of the nodes the processes of the jobs by GPU."""
         wanted: dict[str, dict[int, tuple[int, ...]]] = {
             node_id: {} for node_id, report in self._nodes.reports.items() if any(g.simulated for g in report.gpus)
         }

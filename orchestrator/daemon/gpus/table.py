@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GpuTable:
-    """Asks the exporters of all GPUs on request. ``jobs`` returns the live jobs, ``clock`` seconds."""
+    """Queries the exporters of all GPUs on request. ``jobs`` returns the live jobs, ``clock`` seconds."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class GpuTable:
         return await self._exporters.ask()
 
     async def rows(self, quarantined: Mapping[str, Fact], max_age_seconds: float = 0.0) -> list[GpuRow]:
-        """Return a row for each GPU, by node and index; ``quarantined`` gives reasons by UUID.
+        """Return a row for each GPU, by node and index; ``quarantined`` has reasons by UUID.
 
-        Exporters are asked where their last report is older than ``max_age_seconds``.
+        Exporters are queried where their last report is older than ``max_age_seconds``.
         """
         reports = await self._reports(max_age_seconds)
         holders: dict[str, list[GpuOwner]] = {}

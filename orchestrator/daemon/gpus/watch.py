@@ -1,6 +1,6 @@
 """Watches the GPUs that jobs hold: their loads for the balances, their jobs' telemetry, simulated GPUs.
 
-Asks their exporters every two seconds and when a gang starts or ends. Without a held GPU it does nothing.
+Queries their exporters every two seconds and when a gang starts or ends. Without a held GPU it does nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GpuWatch:
             self._woken.set()
 
     async def round(self) -> None:
-        """Ask about every GPU that a job holds once."""
+        """Query the exporter of every GPU that a job holds once."""
         holding = [job for job in self._jobs() if job.seats and job.gang_open]
         await self._simulated.assign(holding)
         uuids = {uuid for job in holding for seat in job.seats for uuid in seat.gpu_uuids}

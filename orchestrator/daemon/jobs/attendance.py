@@ -1,4 +1,4 @@
-"""Jobs at their users' disposal: interactive ones, which are cancelled when they are idle, and those at a breakpoint."""
+"""Handles jobs in interactive use: interactive ones, which are cancelled when idle, and those at a breakpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDLE_LIMIT = "interactive.idle_limit"
 
 
 class Attendance:
-    """``jobs`` gives the live jobs, ``terminals`` what is known of a job's terminals; ``spawn`` starts a task."""
+    """Jobs in interactive use. ``jobs`` returns live jobs, ``terminals`` a job's terminals; ``spawn`` starts a task."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Attendance:
         self._ending: set[JobId] = set()
 
     def attend(self, job: Job) -> bool:
-        """Return whether a running job is at its user's disposal, and not late; cancel an interactive one that is idle."""
+        """Return whether a running job is in interactive use, and so not late; cancel an idle interactive one."""
         terminals = self._terminals(job)
         if job.spec.interactive is None:
             return any(one.stopped_at is not None for one in terminals.values())

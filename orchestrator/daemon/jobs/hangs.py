@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0
 UNREPORTED_SECONDS: Final = 5.0
-"""How often ranks without any report are inspected: their scripts report nothing."""
+"""Interval of inspections of ranks without any report: their scripts report nothing."""
 SET_UP_SECONDS: Final = 8.0
 """Idle ranks without any report are inspected with stacks after this long: they may wait for their process group."""
 SET_UP_AGAIN_SECONDS: Final = 60.0
@@ -77,7 +77,7 @@ class _Watched:
         self.idle = False
 
     def has_printed(self, looks: Mapping[int, RankLook]) -> bool:
-        """Whether a rank has printed anything since it was last asked."""
+        """Whether a rank has printed anything since the last call."""
         printed = {rank: look.printed for rank, look in looks.items()}
         before, self.printed = self.printed, {**self.printed, **printed}
         return any(count != before.get(rank, 0) for rank, count in printed.items())
@@ -86,7 +86,7 @@ class _Watched:
 class HangWatch:
     """Watches every running attempt. ``clock`` gives monotonic seconds; ``pause`` waits for a number of them.
 
-    ``attend`` returns whether a job is at its user's disposal, and not late.
+    ``attend`` returns whether a job is in interactive use, so that it is not late.
     """
 
     def __init__(
@@ -283,13 +283,13 @@ class HangWatch:
         if deep and not watched.first:
             watched.first = before
         if finding.call is Call.HUNG and how.patient and not finding.stopped and watched.first:
-            # Evidence that rests on time alone must have been the same all the time.
+            # Evidence from time alone must have been the same all the time.
             whole = {r: (watched.first[r], after[r]) for r in watched.first.keys() & after.keys()}
             return judge(whole, ranks, how)
         return finding
 
     async def _hung(self, job: Job, watched: _Watched, hang: Hang, looks: Mapping[int, RankLook]) -> None:
-        """Write the stacks of all ranks to their logs, and act as the job file says."""
+        """Write the stacks of all ranks to their logs, and act as the job file requires."""
         rank = hang.seen.rank
         if any(not look.threads for look in looks.values()):  # the stop was found without reading stacks
             looks = {**looks, **await self._inspector.look(job, stacks=True)}
@@ -317,7 +317,7 @@ class HangWatch:
 
 
 def _has_reported(job: Job) -> bool:
-    """Whether an attempt has reported a step: ranks that hang before their first step have a script that reports them all the same."""
+    """Whether any attempt has reported a step: then the script reports steps, even if its ranks now hang before their first one."""
     return any(attempt.first_step is not None for attempt in job.attempts)
 
 

@@ -30,7 +30,7 @@ _with_torch: set[str] = set()
 
 
 def interpreter_of(python: str) -> str:
-    """Return the real interpreter behind ``python``, which may be a version manager's script. Asked once per file."""
+    """Return the real interpreter behind ``python``, which may be a version manager's script. Run once per file."""
     key = (python, Path(python).stat().st_mtime)
     if key not in _interpreters:
         with open(python, "rb") as file:  # noqa: PTH123 - a user's path, unchanged
@@ -52,7 +52,7 @@ def _ask(python: str) -> str:
 def torch_notes(spec: JobSpec, python: str, directory: Path | None, source: str) -> tuple[str, ...]:
     """Return a note where the script imports torch and the job's interpreter lacks it; it contains the command to type.
 
-    An interpreter that has torch is asked once; one that lacks it each time, since it may be installed meanwhile.
+    An interpreter that has torch is checked once; one that lacks it each time, since it may be installed meanwhile.
     """
     entry = parse_entrypoint(spec.entrypoint)
     if entry.kind != "script" or directory is None or spec.runtime_env.pip:

@@ -1,4 +1,4 @@
-"""A job's checkpoints: listed, verified, and chosen as another job's start. Blocking; decides no retention."""
+"""Lists and verifies a job's checkpoints, and chooses one as another job's start. Blocks; decides no retention."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 def list_checkpoints(
     job: Job, paths: Paths, *, verify: bool, newest: ProgressSnapshot | None = None
 ) -> list[v.CheckpointView]:
-    """The job's checkpoints, newest first; ``verify`` reads every byte.
+    """Return the job's checkpoints, newest first; ``verify`` reads every byte.
 
-    ``newest`` is rank 0's last report: its newest save may be in memory only.
+    ``newest`` is rank 0's last report: its newest snapshot may be in memory only.
     """
     infos = [check(info) if verify else info for info, check in _entries(job, paths)]
     spec = job.spec.checkpoint
@@ -43,7 +43,7 @@ def list_checkpoints(
 
 
 def _in_memory(job: Job, newest: ProgressSnapshot | None) -> v.CheckpointView | None:
-    """Return the newest save of a live job's ranks that is in memory only; None where there is none."""
+    """Return the newest snapshot of a live job's ranks that is in memory only; None where there is none."""
     if not job.gang_open or job.gang_lost:
         return None
     if newest is not None and newest.snapshot_step is not None:

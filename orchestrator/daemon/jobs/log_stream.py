@@ -21,7 +21,7 @@ BATCH_LINES = 1000
 
 
 class LogStream:
-    """``ended`` returns whether the job has ended, and its newest attempt. Files are read in the threads of ``pool``."""
+    """Stream of a job's log. ``ended`` returns whether it has ended, and its newest attempt; ``pool`` reads files."""
 
     def __init__(
         self, directory: Path, query: LogQuery, ended: Callable[[], Awaitable[tuple[bool, int]]], pool: Pool

@@ -107,7 +107,7 @@ def newest(path: Path) -> tuple[int, int, ProgressSnapshot] | None:
 
 
 def recent(path: Path, most_bytes: int = RECENT_BYTES) -> Iterator[tuple[int, ProgressSnapshot]]:
-    """Attempts and reports of the good lines in the last ``most_bytes``, the oldest first; none where there is no file."""
+    """Yield attempt and report of each valid line in the last ``most_bytes``, the oldest first; none without a file."""
     try:
         handle = os.open(path, os.O_RDONLY | _FLAGS)
     except OSError:
@@ -148,7 +148,7 @@ def values_since(path: Path, name: str, offset: int) -> tuple[list[float], int]:
 def _regular_size(handle: int, path: Path) -> int:
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     return found.st_size
 
 
@@ -199,7 +199,7 @@ def _metrics(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > MAX_METRICS:
         raise ValueError("no metrics")
     if any(number is not None and type(number) not in (int, float) for number in value.values()):
-        raise ValueError("a metric is no number")
+        raise ValueError("a metric is not a number")
     # null stands for a value that was not finite: users look for a diverged loss.
     return {
         _text(name, MAX_METRIC_NAME_BYTES): math.nan if number is None else float(number)

@@ -1,4 +1,4 @@
-"""The jobs that others depend on: resolved when a job is accepted, and their ends while jobs wait for them."""
+"""Resolves the jobs that a job depends on when it is accepted, and keeps their ends while jobs wait for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAYS: Final = {EndCondition.SUCCESS: "succeed", EndCondition.FAILURE: "fail", E
 
 
 class PrerequisiteEnds:
-    """How the jobs ended on which live jobs depend; None for one whose record is gone."""
+    """End states of the jobs on which live jobs depend; None for one without a record."""
 
     def __init__(self) -> None:
         self.known: dict[JobId, JobState | None] = {}
@@ -57,7 +57,7 @@ class PrerequisiteEnds:
 
 
 def still_needed(jobs: Collection[Job]) -> set[JobId]:
-    """Return the prerequisites of ``jobs`` whose records must stay: until a job has started, or ended."""
+    """Return the prerequisites of ``jobs`` that must keep their records: until a job has started, or ended."""
     waiting = (job for job in jobs if not job.state.is_terminal and not job.attempts)
     return {needed.job_id for job in waiting for needed in job.submission.prerequisites}
 
@@ -102,7 +102,7 @@ async def own_name_by_id(spec: JobSpec, store: Store) -> JobSpec:
         return spec
     try:
         earlier = (await store.find(spec.name)).job.id
-    except (store_errors.JobNotFoundError, store_errors.AmbiguousJobError):  # said with all that is wrong
+    except (store_errors.JobNotFoundError, store_errors.AmbiguousJobError):  # resolve() reports it with the others
         return spec
     by_id = (replace(one, job=earlier) if one.job == spec.name else one for one in spec.depends_on)
     return replace(spec, depends_on=tuple(by_id))

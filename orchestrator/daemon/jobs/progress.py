@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 METRICS_SECONDS = 1.0
 RANKS_SECONDS = 5.0
-"""How often a line also has each rank's step."""
+"""Interval of the lines that also have each rank's step time."""
 BACKLOG_SECONDS = 0.5
 """Waiting for storage is reported once it has taken this long, and again each time that it has doubled."""
 REMEMBER_RECALLED = 4096
@@ -99,7 +99,7 @@ class ProgressBook:
         return self._jobs.get(job_id) or self._recalled.get(job_id)
 
     def knows(self, job_id: JobId) -> bool:
-        """Whether ``of`` is complete."""
+        """Whether the job has reported, or was recalled."""
         return job_id in self._jobs or job_id in self._recalled
 
     def recall(self, places: Mapping[JobId, Path]) -> None:
@@ -283,13 +283,13 @@ def _interval(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[e
 
 
 def _backlog(job: Job, book: JobProgress, snapshot: ProgressSnapshot) -> list[ev.JobNoted]:
-    """Return whether saves wait for storage, or were dropped because storage failed."""
+    """Return notes on saves that wait for storage, and on those that were dropped because storage failed."""
     facts = snapshot.checkpoint
     notes: list[ev.JobNoted] = []
     if facts.waited_seconds >= max(BACKLOG_SECONDS, REPORTED_AGAIN_FACTOR * book.waited_seconds):
         book.waited_seconds = facts.waited_seconds
         notes.append(_noted(job, n.StorageBacklog(waited_seconds=facts.waited_seconds, saves=facts.waits)))
-    # While storage fails, a script that saves every second would fill the events: reported are each doubling, and the last.
+    # While storage fails, a script that saves every second would fill the events: each doubling is reported, and the last.
     more, no_more_now = facts.left_out > book.left_out, facts.left_out == book.left_out_seen
     book.left_out_seen = facts.left_out
     if more and (no_more_now or facts.left_out >= REPORTED_AGAIN_FACTOR * book.left_out):

@@ -28,7 +28,7 @@ class Estimates(Protocol):
     """Time left of jobs."""
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run."""
+        """Return the time that a running job will still run."""
         ...
 
     def resume(self, jobs: Sequence[tuple[JobId, Path]]) -> None:
@@ -86,7 +86,7 @@ class ProgressIntake:
         return self._book.of(job_id)
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run; None where it does not report it."""
+        """Return the time that a running job will still run; None where its reports do not show it."""
         return self._estimates.left(job_id)
 
     async def resume(self) -> None:
@@ -96,7 +96,7 @@ class ProgressIntake:
         await asyncio.to_thread(self._estimates.resume, [(job.id, path) for job, path in begun])
 
     async def recall(self, jobs: Collection[Job]) -> None:
-        """Make the book know what these jobs reported to earlier daemons."""
+        """Read into the book what these jobs reported to earlier daemons."""
         unknown = {j.id: self._paths.metrics(j.id) for j in jobs if not self._book.knows(j.id)}
         if unknown:
             await asyncio.to_thread(self._book.recall, unknown)

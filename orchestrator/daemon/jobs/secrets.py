@@ -39,5 +39,5 @@ def read_secrets(paths: Paths, job_id: str) -> dict[str, str]:
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the keys and tokens of the shell that the daemon was started in, which are not every job's."""
+    """Return an environment without the keys and tokens of the shell that started the daemon, which jobs must not get."""
     return {name: value for name, value in environ.items() if not looks_secret(name)}

@@ -1,7 +1,7 @@
 """Removes what an ended job leaves outside its directory: its secrets, progress pages, snapshots and lock files.
 
-The store records with a job's end that it must be tidied, until nothing is left: what a daemon that dies in between
-leaves, the next one removes before it does anything else, secrets first. It decides nothing about a job.
+The store records with a job's end that it must be tidied, until nothing is left: the next daemon removes what a killed
+one left, before it does anything else, secrets first. This module decides nothing about a job.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Tidying:
             self._log.warning("jobs.tidied_not_written", jobs=len(job_ids), error=str(error))
 
     def _remove(self, job_ids: frozenset[JobId]) -> dict[str, str]:
-        """Return why the rest of each job could not be removed."""
+        """Remove what these jobs left; return the error of each job for which that failed."""
         failed: dict[str, str] = {}
         for job_id in job_ids:  # of all jobs, before slower work
             self._unlink_secrets(job_id, failed)

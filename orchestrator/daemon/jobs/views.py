@@ -48,7 +48,7 @@ def job_view(
     left: TimeLeft | None = None,
     docs_url: str = "",
 ) -> v.JobView:
-    """Return the whole view of a job. ``waiting`` gives the reason why a pending job waits, ``findings`` the newest figures.
+    """Return the whole view of a job. ``waiting`` is why a pending job waits, ``findings`` have the newest figures.
 
     Open findings that ``findings`` lacks are shown without figures (None: with those of their opening). Runbooks are addresses
     below ``docs_url``.
@@ -208,7 +208,7 @@ def _progress(job: Job, progress: JobProgress | None, left: TimeLeft | None, *, 
 def _checkpoint(job: Job) -> v.CheckpointRef | None:
     if job.checkpoints.at is None:
         return None
-    # A newer one than storage has is in the memory of its node and has no path.
+    # A snapshot newer than the checkpoint on storage is in the memory of its node and has no path.
     path = job.checkpoints.path if job.checkpoints.durable_step == job.checkpoints.step else ""
     return v.CheckpointRef(step=job.checkpoints.step, at=job.checkpoints.at, path=path)
 

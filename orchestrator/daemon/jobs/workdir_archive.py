@@ -50,7 +50,7 @@ class Snapshot:
 
 
 def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_counted: int = MAX_COUNTED) -> Snapshot:
-    """Archive ``directory``. ``blob`` gives a digest's file. Raises WorkdirError.
+    """Archive ``directory``. ``blob`` returns a digest's file. Raises WorkdirError.
 
     At most ``max_counted`` excluded files are counted.
     """
@@ -67,7 +67,7 @@ def take(directory: Path, blob: Callable[[str], Path], *, max_bytes: int, max_co
 
 
 def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
-    """Return files and bytes that an archive would hold, and what it would not. Raises WorkdirError."""
+    """Return the files and bytes that an archive would hold, and what it would exclude. Raises WorkdirError."""
     left_out = LeftOutCount()
     found = list(walk(directory, left_out))
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
@@ -131,7 +131,7 @@ def _store(data: bytes, target: Path) -> None:
 
 @contextlib.contextmanager
 def _draft(target: Path) -> Iterator[BinaryIO]:
-    """A new file, which becomes ``target`` when it is durable. Other processes may store the same content meanwhile."""
+    """Yield a new file, which becomes ``target`` when durable. Other processes may store the same content meanwhile."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     draft = Path(name)

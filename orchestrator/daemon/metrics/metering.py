@@ -1,6 +1,6 @@
 """Counts for the daemon's own metrics: the goodput ledger, latencies, and the metrics view of a scrape.
 
-The loop passes every event and the ranks' progress; only the functions that say so read a clock.
+The loop passes every event and the ranks' progress; only ``view`` and ``watch_lag`` read a clock.
 """
 
 from __future__ import annotations

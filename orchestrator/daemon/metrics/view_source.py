@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MetricsViewSource:
-    """Reads; changes nothing."""
+    """Collector of the metrics view; changes nothing."""
 
     def __init__(
         self,

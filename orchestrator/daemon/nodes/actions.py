@@ -37,7 +37,7 @@ STATES = {NodeVerb.CORDON: "CORDONED", NodeVerb.DRAIN: "DRAINING", NodeVerb.UNCO
 
 
 class NodeActions:
-    """``nodes`` marks nodes for the loop; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
+    """Changes nodes. ``nodes`` marks them; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class LoopNodes:
         self._loop.set_nodes({})
 
     async def wait(self, seconds: float) -> None:
-        """Return once there are nodes. Raises DaemonStoppingError when they do not appear."""
+        """Wait until there are nodes. Raises DaemonStoppingError when they do not appear."""
         try:
             async with asyncio.timeout(seconds):
                 await self._known.wait()
@@ -59,7 +59,7 @@ class LoopNodes:
 
 
 class NodeCare:
-    """Asks the cluster for its nodes periodically.
+    """Reads the nodes from the cluster periodically.
 
     ``after`` follows each round; ``tidy`` makes nodes of a shared cluster remove files of ended jobs, now and then;
     ``spawn`` runs a background task. ``problems`` reports errors to users.

@@ -18,7 +18,7 @@ FORK_SERVER_SECONDS: Final = 60.0
 class ForkServers:
     """Starts a fork server of the daemon's interpreter on each node with CPUs, once per node and agent.
 
-    ``agents`` returns the node agents by node, ``nodes`` the nodes that the loop knows.
+    ``agents`` returns the node agents by node, ``nodes`` the nodes that the loop has.
     """
 
     def __init__(self, agents: Callable[[], Mapping[str, Any]], nodes: Callable[[], Collection[Node]]) -> None:

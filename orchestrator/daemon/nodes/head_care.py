@@ -19,7 +19,7 @@ HEAD_RETRY_SECONDS: Final = 2.0
 
 
 class HeadCare:
-    """``forget`` are called after a head's death; ``prepare`` prepares a new head for jobs; ``wake`` makes the loop decide.
+    """Care of the head. ``forget`` are called after its death; ``prepare`` prepares a new one; ``wake`` wakes the loop.
 
     ``problems`` reports errors to users.
     """
@@ -59,7 +59,7 @@ class HeadCare:
             self._gone.clear()
             try:
                 await self._cluster.restart()
-                with contextlib.suppress(OvertakenError):  # it died too: what was asked of it may never be answered
+                with contextlib.suppress(OvertakenError):  # it died too: calls to it may never return
                     await unless(self._gone, self._prepare_all())
             except Exception as error:  # any error of a starting Ray: the next try may succeed
                 self._problems["ray"] = str(error) or type(error).__name__

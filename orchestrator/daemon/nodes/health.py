@@ -43,7 +43,7 @@ async def check_node(agent: Any | None) -> tuple[Fact, ...]:
 
 
 class NodeHealth:
-    """``nodes`` marks them for the loop; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
+    """Health of nodes. ``nodes`` marks them; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
 
     def __init__(
         self,

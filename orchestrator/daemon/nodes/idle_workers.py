@@ -1,6 +1,6 @@
 """Replenishes Ray's idle workers: a gang uses some, and the next gang starts faster when they are replaced.
 
-An idle worker wakes up a hundred times a second, as each of Ray's does. So none is made while the nodes are full and nothing waits.
+An idle worker, like any of Ray's, wakes up a hundred times a second. So none is made while the nodes are full and no job waits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class IdleWorkers:
         return new
 
     def ended(self, job_id: JobId) -> None:
-        """Forget the job; what it leaves may be another's."""
+        """Forget the job; on the resources that it frees, idle workers may be useful again."""
         self._warmed_for.pop(job_id, None)
         if self._lacking:
             self._spawn(self._make_up())

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class NodeQueries:
-    """``blind`` returns which of some nodes do not see a directory of this machine.
+    """Queries about nodes. ``blind`` returns those of some nodes that do not see a directory of this machine.
 
-    ``rows`` returns every GPU; its argument gives reasons of quarantine by UUID.
+    ``rows`` returns every GPU; its argument is reasons of quarantine by UUID.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ def _health(condition: GpuCondition | None) -> dict[str, Any]:
 
 
 def node_state(node: Node, jobs: Iterable[Job]) -> str:
-    """Return the state of a node as users see it; ``jobs`` are those of which some may be moving away."""
+    """Return the state of a node as users see it; some of ``jobs`` may be moving away from it."""
     match closure_of(node, jobs):
         case Closure.DOWN | Closure.UNREACHABLE:
             return "UNREACHABLE"
@@ -106,7 +106,7 @@ def _reason(node: Node, report: NodeReport | None) -> str:
     if not node.reachable:
         return RAYLET_SILENT
     if node.quarantined and not node.cordoned:
-        return f"{sentence(node.quarantined)}; its health is checked before jobs start here again, `orch nodes uncordon` trusts it now"
+        return f"{sentence(node.quarantined)}; its health is checked before jobs start here again, `orch nodes uncordon` ends the quarantine now"
     return " ".join(report.problems)
 
 

@@ -27,7 +27,7 @@ METADATA_SERVICES: Final = frozenset(
         ),
     )
 )
-"""Those that are not link-local, as most of these services are."""
+"""Addresses of metadata services that are not link-local, unlike those of most."""
 
 _LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 _TEREDO: Final = ipaddress.IPv6Network("2001::/32")

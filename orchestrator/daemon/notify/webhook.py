@@ -110,7 +110,7 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], tls: ssl.SSLC
 def _status(line: bytes) -> int:
     words = line.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise HookError("what answers there does not speak HTTP")
+        raise HookError("the reply is not HTTP")
     return int(words[1])
 
 

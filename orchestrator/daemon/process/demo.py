@@ -122,7 +122,7 @@ def _submit(client: Client, gpu: float) -> str:
 
 
 def _entrypoint(job_file: Path) -> str:
-    """Return the example's entry point in this interpreter, which has torch, whatever PATH says; it saves every step.
+    """Return the example's entry point in this interpreter, which has torch, regardless of PATH; it saves every step.
 
     Under orch a save is a copy in memory, so a killed rank costs one step at most.
     """

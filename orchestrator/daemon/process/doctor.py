@@ -170,7 +170,7 @@ def _limits(_: Settings) -> list[Finding]:
 
 
 def _memory_limits(settings: Settings) -> list[Finding]:
-    """Check what the daemon has, whose control group is not this shell's; without a daemon, what one started here would have."""
+    """Check the memory limits of the daemon, in its own control group; without a daemon, those of one started here."""
     try:
         group = Client(Endpoint(socket_path=str(settings.socket))).health().memory_limits
     except OrchError:

@@ -32,7 +32,7 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
     if was_open and not _may_be_closed(settings.paths):
         raise RefusedError(
             f"{home} is open to other users, and not a home of orch",
-            hint="set ORCH_HOME to a directory of its own, which is made; or, to use this one: chmod go-rwx, after a look",
+            hint="set ORCH_HOME to a directory of its own, which orch creates; or check what is in this one, then chmod go-rwx",
         )
     try:
         _make_home(home, traversable=traversable)
@@ -61,7 +61,7 @@ def entries(paths: Paths) -> Iterator[Path]:
 
 
 def exposed_entries(paths: Paths) -> list[Path]:
-    """Yield what others could read or write if the home were open to them: directories and files, by their modes.
+    """Return the directories and files that others could access, by their modes, if the home were open to them.
 
     A group's permission to traverse the socket's directory does not count: nothing else in it is accessible.
     """

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
 
 RAY_SECONDS: Final = 5.0
-"""How long a Ray cluster that starts at the same time may take until it accepts connections."""
+"""Time that a Ray cluster that starts at the same time may take until it accepts connections."""
 
 POLL_SECONDS: Final = 0.2
 _FOUND_BY_RAY: Final = frozenset({"auto", "local"})
 
 
 def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: float = RAY_SECONDS) -> None:
-    """Raise what is wrong with addresses and tokens, or that no Ray cluster is at the address given."""
+    """Raise an error for wrong addresses and tokens, and where no Ray cluster is at the given address."""
     token = options.read_token()
     if not is_loopback(settings.exporter_address) and not options.token_file:
         raise RefusedError(

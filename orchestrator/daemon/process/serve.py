@@ -58,11 +58,11 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
 
 CALLS_SECONDS: Final = 5.0
-"""How long calls in threads may take to return once the daemon has closed everything."""
+"""Time that calls in threads may take to return once the daemon has closed everything."""
 
 
 def serve(settings: Settings, options: ServeOptions) -> int:
-    """Run until asked to stop; return the exit code. Raises OrchError when the daemon cannot start."""
+    """Run until a stop is requested; return the exit code. Raises OrchError when the daemon cannot start."""
     as_json = {"json": True, "console": False}.get(settings.log_format)
     configure_logging(json=as_json, level=settings.log_level, stream=sys.stderr)
     try:

@@ -62,7 +62,7 @@ class _Start:
         self._others = False
         self._log_bytes = 0
         self._stopped_since: float | None = None
-        # As long as the daemon itself may try to start Ray, and the same again for everything else.
+        # The time in which the daemon itself may try to start Ray, and that of one more try for everything else.
         self._seconds = (START_TRIES + 1) * start_seconds()
 
     def run(self) -> UpReply:
@@ -195,7 +195,7 @@ class _Start:
 def _reason(health: HealthView | None) -> str:
     if health is None:
         return "it does not answer"
-    return "; ".join(health.problems) or "it still starts"
+    return "; ".join(health.problems) or "it is still starting"
 
 
 __all__ = ["OrchError", "up"]

@@ -38,7 +38,7 @@ THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKE
 
 
 class JobReports:
-    """``writer`` is the command, with a job's directory as its last argument; it is killed after ``patience`` seconds."""
+    """Writes reports. ``writer`` is the command, plus a job's directory; it is killed after ``patience`` seconds."""
 
     def __init__(
         self,

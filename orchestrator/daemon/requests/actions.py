@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JobActions:
-    """Cancel, pause, resume, rerun, update, hold, release."""
+    """Commands on jobs: cancel, pause, resume, rerun, update, hold, release."""
 
     def __init__(self, loop: Loop, reader: JobReader, submissions: Submissions, settings: Settings) -> None:
         self._loop = loop

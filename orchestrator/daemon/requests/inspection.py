@@ -37,7 +37,7 @@ class Ranks(Protocol):
 
 
 class RankInspection:
-    """``record`` returns a job's record by its id, and raises NoSuchJobError."""
+    """Inspects ranks. ``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
     def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: Ranks) -> None:
         self._record = record

@@ -115,7 +115,7 @@ class OpenFile:
 
 
 def left_files(job_id: str, outputs: Path, checkpoints: str, path_of: Callable[[str], Path], pool: Pool) -> LeftFiles:
-    """Return the files of a job whose checkpoints are at ``checkpoints``, a directory or a URL."""
+    """Return the files of a job with its checkpoints at ``checkpoints``, a directory or a URL."""
     if "://" in checkpoints:
         return LeftFiles(job_id, {OUTPUTS: outputs}, pool, elsewhere=checkpoints)
     return LeftFiles(job_id, {OUTPUTS: outputs, CHECKPOINTS: path_of(checkpoints)}, pool)

@@ -43,7 +43,7 @@ _DONE = {
 
 
 class MatrixDesk:
-    """``best`` reads files, one question at a time, in threads of ``pool``."""
+    """Queries about matrices, and commands. ``best`` reads files, one query at a time, in threads of ``pool``."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class MatrixDesk:
         return ActionReply(job_id=matrix_id, state=state_of(states), message=message, job_ids=tuple(done))
 
     async def _steer(self, matrix_id: str, verb: Verb) -> str:
-        """Have a search submit trials or none, as a command on all of its jobs asks; return what the reply adds."""
+        """Stop, pause or resume a search, as a command on all of its jobs requires; return what the reply adds."""
         match verb:
             case Verb.CANCEL:
                 await self._searches.stop(matrix_id)
@@ -149,7 +149,7 @@ class MatrixDesk:
         return ""
 
     async def _rerun(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
-        """Rerun the combinations whose jobs have ended, or only the failed ones; all or none."""
+        """Rerun the combinations that have ended, or only the failed ones; all or none."""
         ended = [one for one in by_combination(await self._jobs(matrix_id)) if one.newest.state.is_terminal]
         again = [one.newest for one in ended if one.failed or not request.failed]
         if not again:

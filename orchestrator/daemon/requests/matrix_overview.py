@@ -1,4 +1,4 @@
-"""Converts the jobs of a matrix to the API's view of the whole. Pure."""
+"""Converts the jobs of a matrix to the API's view of the matrix. Pure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Combined:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a search seeks, `min` or `max` by name, and what is known of its trials."""
+    """Objectives of a search, `min` or `max` by name, and the record of its trials."""
 
     objectives: Mapping[str, str]
     study: StudyRecord
@@ -68,7 +68,7 @@ def by_combination(jobs: Sequence[Job]) -> tuple[Combined, ...]:
 
 
 def end_state(job: Job) -> JobState:
-    """Return a job's state as it counts for the whole: a pruned trial has ended as it should."""
+    """Return a job's state as it counts for the matrix: a pruned trial counts as succeeded."""
     return JobState.SUCCEEDED if job.state.is_terminal and is_pruned(job.reason) else job.state
 
 
@@ -162,7 +162,7 @@ def _row(
 
 
 def _trial(row: MatrixJobView, one: Combined, searched: Searched | None, best: frozenset[int]) -> MatrixJobView:
-    """The row with what the trial has given."""
+    """Return the row with the results of the trial."""
     if searched is None:
         return row
     given = searched.study.given.get(one.index)
@@ -178,11 +178,11 @@ def _trial(row: MatrixJobView, one: Combined, searched: Searched | None, best: f
 def _left(
     combined: Sequence[Combined], rows: Sequence[MatrixJobView], limit: int | None, now: float, more: int
 ) -> tuple[float, float | None, float | None] | None:
-    """Until the last job ends, and bounds: by what running jobs say, and the usual length for those that have not started.
+    """Return the seconds until the last job ends, and bounds, by running jobs' estimates and the usual length.
 
     ``more`` are trials that are not submitted yet.
 
-    The bounds are those of the case in which every job is at its own: wider than 95 %. None where a job has none.
+    Each bound is that of the case in which every job is at its own: wider than 95 %. None where a job has none.
     """
     known = [length for row in rows if (length := _length(row, now)) is not None]
     open_ = [(one, row) for one, row in zip(combined, rows, strict=True) if not one.newest.state.is_terminal]
@@ -206,7 +206,7 @@ def _left(
 
 
 class _Span(NamedTuple):
-    """Seconds, and what they are at least and at most, where that is known."""
+    """Seconds, with their lower and upper bounds where those are known."""
 
     seconds: float
     low: float | None
@@ -226,7 +226,7 @@ def _running(row: MatrixJobView, usual: _Span, now: float) -> _Span:
 
 
 def _length(row: MatrixJobView, now: float) -> float | None:
-    """Return the duration of a combination's job, of a running one as estimated."""
+    """Return the duration of a combination's job, estimated for a running one; None where it is unknown."""
     if row.started_at is None:
         return None
     if row.ended_at is not None:

@@ -60,7 +60,7 @@ def _placed_by_user(job: Job, paths: Paths) -> str:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of the files below a directory, without those that something else removes meanwhile: a second prune."""
+    """Return the bytes of the files below a directory, without those that a second prune removes meanwhile."""
     size = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -44,26 +44,26 @@ REMEMBER_VIEWS: Final = 4096
 
 
 class Progress(Protocol):
-    """What ranks reported."""
+    """Reports of ranks."""
 
     def of(self, job_id: JobId) -> JobProgress | None:
         """Return the job's newest progress, if known."""
         ...
 
     def left(self, job_id: JobId) -> TimeLeft | None:
-        """How long a running job will still run."""
+        """Return the time that a running job will still run."""
         ...
 
     async def recall(self, jobs: Collection[Job]) -> None:
-        """Make ``of`` know what these jobs reported to earlier daemons."""
+        """Read what these jobs reported to earlier daemons, so that ``of`` returns it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFacts:
-    """What is known of live jobs beside their records; nothing by default.
+    """Data about live jobs beside their records; nothing by default.
 
-    ``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step, ``findings`` those of a job's open
+    ``balances`` returns each job's GPU balance, ``stall`` the observation of one that makes no step, ``findings`` a job's open
     findings that were measured since the daemon started, with their newest figures.
     """
 
@@ -117,7 +117,7 @@ class JobReader:
         return replace(view, report=report, trackers=trackers) if report or trackers else view
 
     async def _tracker(self, job: Job, name: str) -> TrackerView:
-        """How far a tracker has come, as its journal says."""
+        """Return the view of a tracker, from its journal."""
         kept = await self._pools.records.run(journal.load, journal.path_of(self._paths.job(job.id), name))
         return TrackerView(
             name=name,

@@ -32,7 +32,7 @@ class SessionRanks(Protocol):
 
 
 class JobSessions:
-    """``record`` returns a job's record by its id, and raises NoSuchJobError."""
+    """Opens sessions. ``record`` returns a job's record by its id, and raises NoSuchJobError."""
 
     def __init__(
         self, record: Callable[[JobId], Awaitable[Job]], ranks: SessionRanks, log: FilteringBoundLogger

@@ -41,7 +41,7 @@ SHOWN_STARTS: Final = 20
 class SharingDesk:
     """Reads the loop's jobs; changes are written before they take effect, one after the other.
 
-    ``eta`` gives the seconds that a running job's own progress says it still needs.
+    ``eta`` returns the seconds that a running job still needs, by its own progress.
     """
 
     def __init__(self, loop: Loop, store: Store, eta: Callable[[Job], float | None] = lambda _: None) -> None:
@@ -167,7 +167,7 @@ class SharingService(SpecService):
         return self._sharing.shares()
 
     async def outlook(self, job_id: JobId | None) -> OutlookView:
-        """When a job is expected to start, and what it waits for; with None, when the first of the queue are."""
+        """Return when a job is expected to start, and what it waits for; with None, when the first of the queue are."""
         return await self._sharing.outlook(job_id)
 
     async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
@@ -186,7 +186,7 @@ def _changed(queue: QueueSpec, change: QueueChange) -> QueueSpec:
 
 
 def outlook_view(found: Outlook) -> OutlookView:
-    """An outlook as the API answers it."""
+    """Return the API's view of an outlook."""
     return OutlookView(
         starts_at=found.starts_at,
         ahead=tuple(found.ahead),

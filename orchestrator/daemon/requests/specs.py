@@ -1,4 +1,4 @@
-"""Answers what jobs run, from the events of their submission and the archives of their working directories."""
+"""Answers queries about what jobs run, from their submission events and working directory archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class JobSpecs:
-    """Archives are read in threads of ``pool``."""
+    """Specs and files of jobs. Archives are read in threads of ``pool``."""
 
     def __init__(self, store: Store, paths: Paths, pool: Pool) -> None:
         self._store = store

@@ -53,7 +53,7 @@ class Nodes(Protocol):
     """The nodes, as far as submissions need them."""
 
     async def wait(self, seconds: float) -> None:
-        """Return once there are nodes. Raises DaemonStoppingError when they do not appear."""
+        """Wait until there are nodes. Raises DaemonStoppingError when they do not appear."""
         ...
 
 
@@ -70,7 +70,7 @@ class Counter(Protocol):
 
 
 class Submissions:
-    """``blind_to`` returns the nodes that do not see a directory; ``resume_path`` the checkpoint that a reference means.
+    """Accepts jobs. ``blind_to`` returns nodes that do not see a directory; ``resume_path`` a reference's checkpoint.
 
     Users' files are read in threads of ``pool``.
     """
@@ -105,7 +105,7 @@ class Submissions:
         return self._pool.of(caller.uid)
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
-        """Which pieces of an upload have to be sent."""
+        """Return the pieces of an upload that have to be sent."""
         self.refuse_when_full()
         return await self.files_of(caller).run(self._uploads.missing, caller.uid, digests, size_bytes, self._loop.now())
 
@@ -116,7 +116,7 @@ class Submissions:
 
     @contextlib.asynccontextmanager
     async def _with_files(self, request: SubmitRequest, caller: Caller) -> AsyncGenerator[SubmitRequest, None]:
-        """The request as it is checked: one from another machine has what was uploaded for its directory, for so long."""
+        """Yield the request to check: with an upload, its directory is the uploaded one, which is then removed."""
         if caller.is_elsewhere or request.upload:
             request = replace(request, remote=True, path=os.environ.get("PATH", os.defpath))
         if not request.upload:
@@ -145,7 +145,7 @@ class Submissions:
         try:
             events = await self._prepare(checked, request, caller)
         except OrchError:
-            # A client that repeats its request does not know that the first was accepted; later changes must not refuse it.
+            # A client may repeat a request that was accepted: changes since then must not refuse it.
             known = await self._store.accepted(caller.uid, request.idempotency_key)
             if known is None or known.spec != first.spec:
                 raise
@@ -205,7 +205,7 @@ class Submissions:
             submission.discard(self._settings, event.job_id)
 
     async def accept(self, events: Sequence[ev.JobSubmitted]) -> v.SubmitReply:
-        """Write a submission whose files are laid out, and pass it to the loop; a refused one leaves nothing behind."""
+        """Write a submission with its files laid out, and pass it to the loop; a refused one leaves nothing behind."""
         try:
             jobs, created = await self._store.submit_all(events)
         except store_errors.IdempotencyConflictError as error:
@@ -232,7 +232,7 @@ class Submissions:
             raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._settings.home}")
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Say what a submission would do; store nothing."""
+        """Return the preview of a submission; store nothing."""
         async with self._with_files(request, caller) as asked:
             return await self._plan(asked, caller)
 
@@ -318,7 +318,7 @@ class SubmissionService:
         return await self._submissions.plan(request, caller)
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
-        """Which pieces of an upload have to be sent."""
+        """Return the pieces of an upload that have to be sent."""
         return await self._submissions.missing_pieces(digests, size_bytes, caller)
 
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:

@@ -1,4 +1,4 @@
-"""Answers what users, queues and labels have used, from stored events and recorded telemetry."""
+"""Answers queries about the use by users, queues and labels, from stored events and recorded telemetry."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def recorded_energy(directory: str, since: float, until: float) -> float | None:
 def _check(by: Sequence[str]) -> None:
     for name in by:
         if name not in ("user", "queue") and not (name.startswith(LABEL) and name != LABEL):
-            raise BadRequestError(f"{name!r} is nothing that use is counted by", hint="user, queue, or label:KEY")
+            raise BadRequestError(f"{name!r} is not a dimension of usage", hint="user, queue, or label:KEY")
     if len(set(by)) < len(by) or len(by) > MOST_KEYS:
         raise BadRequestError("use is counted by different things, at most four", hint="for example --by user,queue")
 
@@ -170,7 +170,7 @@ def _row(keys: Mapping[str, str], used: Sequence[Used], price: float | None) -> 
 
 
 class Desks(NamedTuple):
-    """The parts that answer about specs, shares, matrices, use, and how good estimates were; ``pool`` reads files."""
+    """The parts that answer queries about specs, shares, matrices, use, and past estimates; ``pool`` reads files."""
 
     specs: JobSpecs
     sharing: SharingDesk
@@ -189,7 +189,7 @@ def desks_of(
     actions: JobActions,
     searches: SearchDesk,
 ) -> Desks:
-    """Create them; files are read in threads of ``pool``."""
+    """Create the desks; files are read in threads of ``pool``."""
     best = BestValues(settings.paths.metrics)
     return Desks(
         specs=JobSpecs(store, settings.paths, pool),
@@ -202,7 +202,7 @@ def desks_of(
 
 
 def _eta(job: JobView) -> float | None:
-    """Return the seconds that a running job's own progress says it still needs."""
+    """Return the seconds that a running job still needs, by its own progress."""
     return job.progress.eta_seconds if job.progress is not None else None
 
 
@@ -220,5 +220,5 @@ class UsageService(MatrixService):
         return await self._usage.report(query)
 
     async def estimate_quality(self) -> EstimateQualityView:
-        """How good estimates of time left were."""
+        """Return how good estimates of time left were."""
         return await self._files.run(lambda: quality(self._estimates.lines()))

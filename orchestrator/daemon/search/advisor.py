@@ -1,4 +1,4 @@
-"""Asks the process that advises a search (``analysis.search.process``): one line for a question, one for the answer."""
+"""Queries the process that advises a search (``analysis.search.process``): one line for a query, one for the answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _THREADS: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class AdvisorError(Exception):
-    """The advising process has ended, or does not answer; the message has its last words."""
+    """The advising process has ended, or does not answer; the message has its last error line."""
 
 
 class Advisor(Protocol):
-    """Whatever answers the questions of a search."""
+    """Interface of the process that advises a search."""
 
     async def ask(self, trials: Sequence[Mapping[str, Any]], want: int) -> Mapping[str, Any]:
         """Return values to try, trials to end, and what trials have given. Raises AdvisorError."""
@@ -38,7 +38,7 @@ class ProcessAdvisor:
         self._answer_seconds = answer_seconds
 
     async def ask(self, trials: Sequence[Mapping[str, Any]], want: int) -> Mapping[str, Any]:
-        """See Advisor."""
+        """Return the process's answer to one question. Raises AdvisorError."""
         await self.write({"trials": list(trials), "want": want})
         assert self._process.stdout is not None
         try:

@@ -1,10 +1,10 @@
-"""The files of searches, below ``searches`` in the home: what each was submitted as, and what its trials have given.
+"""Reads and writes the files of searches, below ``searches`` in the home: their plans, and the results of their trials.
 
-    searches/ID/plan.json    what further trials are made of, written before the first trial is accepted
+    searches/ID/plan.json    the plan of further trials, written before the first trial is accepted
     searches/ID/secrets      values of the jobs' secrets, mode 0600, removed when the search is over
-    searches/ID/study.json   what the trials have given, whether the search is over or paused, and what is wrong
+    searches/ID/study.json   the results of the trials, whether the search is over or paused, and what is wrong
 
-The trials themselves are jobs in the store. ``study.json`` can be made anew from them, but for ``paused``, and ``over`` after a cancel.
+The trials themselves are jobs in the store. ``study.json`` can be remade from them, but not ``paused``, nor ``over`` after a cancel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """What the trials have given, by number; what is missing of some; whether no further trial is submitted, or none at present."""
+    """Results of the trials, by number; what is missing of some; whether no further trial is submitted, or none at present."""
 
     given: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class SearchBook:
         _write(folder / PLAN, asdict(plan))
 
     def plan(self, matrix_id: str) -> SearchPlan | None:
-        """Return a search; None where the matrix is none, or its file is damaged."""
+        """Return the plan of a search; None where the matrix is no search, or its file is damaged."""
         try:
             body = json.loads((self._of(matrix_id) / PLAN).read_bytes())
             return SearchPlan(**{**body, "overrides": tuple(body["overrides"])})
@@ -70,7 +70,7 @@ class SearchBook:
         return values
 
     def study(self, matrix_id: str) -> StudyRecord:
-        """Return what its trials have given; nothing where no record can be read."""
+        """Return the results of its trials; an empty record where none can be read."""
         try:
             body = json.loads((self._of(matrix_id) / STUDY).read_bytes())
             return StudyRecord(
@@ -84,7 +84,7 @@ class SearchBook:
             return StudyRecord()
 
     def note(self, matrix_id: str, study: StudyRecord) -> None:
-        """Write what its trials have given; of a search that is over, the secrets go. Raises OSError."""
+        """Write the results of its trials, and remove the secrets of a search that is over. Raises OSError."""
         folder = self._of(matrix_id)
         _write(folder / STUDY, asdict(study))
         if study.over:

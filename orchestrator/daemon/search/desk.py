@@ -1,7 +1,7 @@
-"""Conducts the searches: asks what to try when a trial has ended, submits it, and ends trials that do badly.
+"""Conducts the searches: gets values from the advisor when a trial has ended, submits them, and ends bad trials.
 
 A trial is a job like any other, submitted by the daemon from the archive of the first one. A daemon that starts again finds the trials
-in the store and the rest in the book, so a search goes on where it was, and no trial is submitted twice.
+in the store and the rest in the book, so a search continues where it was, and no trial is submitted twice.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     MakeAdvisor = Callable[[Mapping[str, Any]], AbstractAsyncContextManager[Advisor]]
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at what running trials report."""
+"""Time between two looks at the reports of running trials."""
 LOOK_SHARE: Final = 0.1
-"""Most of the time that looks may take: with many trials they are farther apart."""
+"""Largest share of the time that looks may take: with many trials they are farther apart."""
 FIRST_DELAY_SECONDS: Final = 5.0
 LONGEST_DELAY_SECONDS: Final = 300.0
 
 
 @dataclass(slots=True)
 class Search:
-    """A search that goes on: its jobs by id, and what was last written of it."""
+    """A search that is not over: its jobs by id, and its last written record."""
 
     plan: SearchPlan
     study: StudyRecord
@@ -64,7 +64,7 @@ class Search:
 
 
 class SearchDesk:
-    """``advisor`` gives, for a space, what answers; files are read and written in threads of ``pool``."""
+    """Conducts searches. ``advisor`` starts the advisor of a space; files are read and written in ``pool``."""
 
     def __init__(
         self,
@@ -90,10 +90,10 @@ class SearchDesk:
         self._searches: dict[str, Search] = {}
         self._new: asyncio.Queue[str] = asyncio.Queue()
         self._reading = asyncio.Lock()
-        """Held while a search that is not conducted is read or written, so that none begins with what is no longer so."""
+        """Held while a search that is not conducted is read or written, so that none begins with an outdated record."""
 
     def changed(self, job: Job) -> None:
-        """A job's record changed, or it was accepted, or has ended."""
+        """Handle a job that was accepted, has changed, or has ended."""
         cell = job.submission.matrix
         if cell is None or not cell.search:
             return
@@ -156,7 +156,7 @@ class SearchDesk:
                     tasks.create_task(self._conduct(search))
 
     async def _found(self, matrix_id: str) -> Search | None:
-        """Return a search that is not over. One whose jobs were never accepted, or are all pruned, is forgotten."""
+        """Return a search that is not over. One without stored jobs (never accepted, or all pruned) is removed."""
         plan = await self._pool.run(self.book.plan, matrix_id)
         if plan is None:
             return None
@@ -181,7 +181,7 @@ class SearchDesk:
                 self._log.warning("search.delayed", matrix=search.plan.matrix_id, error=text)
                 with contextlib.suppress(OSError):
                     async with search.turn:
-                        # A file that cannot be read with these values never can; anything else may pass.
+                        # A job file that is invalid with these values stays invalid; any other error may pass.
                         over = isinstance(error, SpecError) or search.study.over
                         await self._note(search, replace(search.study, problem=text, over=over))
                 delay = min(LONGEST_DELAY_SECONDS, self._first_delay * 2.0 ** min(search.failures - 1, 10))
@@ -197,7 +197,7 @@ class SearchDesk:
         search.changed.clear()
 
     async def _round(self, search: Search, advisor: Advisor) -> float | None:
-        """Ask once and do what the answer says; return the seconds until the next look, None for the next change."""
+        """Ask once and act on the answer; return the seconds until the next look, None for the next change."""
         plan, began = search.plan, self._loop.now()
         at = standing(search.jobs.values(), began, self._settings.paths.job)
         answer = await advisor.ask(at.trials, 0 if search.study.paused else at.want(plan))

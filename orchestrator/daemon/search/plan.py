@@ -1,4 +1,4 @@
-"""A search as it was submitted: what further trials are made of. Pure."""
+"""Describes a search as it was submitted, for making further trials. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SearchPlan:
 
 
 def plan_of(request: SubmitRequest, first: Checked) -> SearchPlan | None:
-    """Return the search that a submission asks for; ``first`` is its first trial. None for any other."""
+    """Return the search that a submission requests; ``first`` is its first trial. None for any other."""
     matrix, cell = first.search, first.cell
     if matrix is None or cell is None:
         return None

@@ -34,7 +34,7 @@ async def prepare_trial(
 ) -> JobSubmitted:
     """Lay out the files of a trial at ``cell``, as ``base``'s were. Raises SpecError, RefusedError, OSError.
 
-    What the first trials waited for (`depends_on`, `start_at`, `hold`) is over.
+    The conditions that the first trials waited for (`depends_on`, `start_at`, `hold`) do not apply.
     """
     spec = parse_trial(
         plan.yaml,

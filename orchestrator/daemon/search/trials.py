@@ -1,4 +1,4 @@
-"""Where a search stands, from the jobs that are its trials. Pure."""
+"""Computes the standing of a search from the jobs that are its trials. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.search.plan import SearchPlan
 
 MOST_FAILURES: Final = 3
-"""So many failed trials end a search in which no trial has ended well: the script is broken, not its values."""
+"""This many failed trials end a search in which no trial has ended well: the script is broken, not its values."""
 SETTLE_SECONDS: Final = 3.0
 """The last report and the GPUs' last samples of a job are written this much after its end."""
 
@@ -50,7 +50,7 @@ class Standing:
 
 
 def standing(jobs: Iterable[Job], now: float, directory_of: Callable[[str], object]) -> Standing:
-    """Return where a search stands; ``jobs`` are those of its matrix. The newest job of each trial counts."""
+    """Return the standing of a search; ``jobs`` are those of its matrix. The newest job of each trial counts."""
     newest: dict[int, Job] = {}
     for job in sorted(jobs, key=lambda job: job.submission.sequence):
         if job.submission.matrix is not None:

@@ -1,4 +1,4 @@
-"""Refuses a job whose queue does not exist, or whose quota or limit it could never meet."""
+"""Refuses a job if its queue does not exist, or if it could never start within a quota or limit."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ShareBook:
         self.observe_idle(job, event)
 
     def observe_idle(self, job: Job, event: Event) -> None:
-        """Note since when the job's GPUs are idle. An event may be repeated, with a later record: a restarted daemon reads those of its live jobs."""
+        """Note when the job's GPUs became idle. An event may be repeated, with a later record: a restarted daemon reads those of its live jobs."""
         if not any(isinstance(finding, IDLE) for finding in job.findings):
             self.idle.pop(job.id, None)
         elif isinstance(event, FindingOpened) and isinstance(event.finding, IDLE):

@@ -81,12 +81,12 @@ def check(request: SubmitRequest) -> tuple[Checked, ...]:
 
 @lru_cache(KNOWN_FILES)
 def _known(text: str, source: str, overrides: tuple[str, ...], passed: tuple[tuple[str, str], ...]) -> JobFile:
-    """Return what a job file says. A file is often submitted many times: its specs are made once, and so is their stored form."""
+    """Parse a job file. A file is often submitted many times: its specs are made once, and so is their stored form."""
     return parse_jobs(text, source=source, overrides=overrides, rules=(trainer_findings,), environ=dict(passed))
 
 
 def _notes(file: JobFile) -> tuple[str, ...]:
-    """What the submitter may have meant otherwise in ``env``, and what a search does after its first trials."""
+    """Return notes on likely mistakes in ``env``, and on what a search does after its first trials."""
     notes = [f"env.pass: no variable of the submitter's environment is passed for {name}" for name in file.unset]
     if "pass" in file.jobs[0][1].env:
         notes.append("env.pass is a text, and so a variable called pass; a list passes variables: pass: [NAME]")
@@ -114,7 +114,7 @@ def _cell(file: JobFile, combination: Combination | None, matrix_id: str) -> Mat
 
 
 def _check_search(request: SubmitRequest) -> None:
-    """A search needs the packages of its extra. Raises InvalidSpecError."""
+    """Check that the packages which a search needs are installed. Raises InvalidSpecError."""
     if missing := missing_modules("search"):
         message = f"{', '.join(missing)} cannot be imported by the daemon's {sys.executable}"
         raise _one(request, "matrix.strategy", message, f"{install_line('search')}; then submit again")
@@ -141,7 +141,7 @@ def _checked(request: SubmitRequest, spec: JobSpec, cell: MatrixCell | None, int
 
 
 def _directory(request: SubmitRequest, spec: JobSpec) -> Path | None:
-    """The working directory; of another machine's submission what it uploaded. Raises WorkdirNeededError."""
+    """Return the working directory; for a submission from another machine its upload. Raises WorkdirNeededError."""
     if spec.working_dir is None:
         return None
     if not request.remote:
@@ -149,14 +149,14 @@ def _directory(request: SubmitRequest, spec: JobSpec) -> Path | None:
     if not request.upload:
         raise WorkdirNeededError(
             f"working_dir {spec.working_dir} is on the submitter's machine",
-            hint="a version of orch that uploads it sends it along",
+            hint="submit it with a version of orch that uploads it",
             problems=[Problem(message=spec.working_dir, path="working_dir", source=request.source)],
         )
     return Path(request.cwd)
 
 
 def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str]) -> str | None:
-    """The interpreter that the command means; ``known`` are those that other jobs of the file mean."""
+    """Return the interpreter that the command means; ``known`` are those of other jobs of the file."""
     python = entry.interpreter(_own_python() if request.remote else request.python)
     if entry.python is not None and python is None:
         raise _one(request, "entrypoint", f"there is no {entry.python!r} on your PATH", "activate an environment")
@@ -171,7 +171,7 @@ def _interpreter(request: SubmitRequest, entry: Entrypoint, known: dict[str, str
 
 
 def _own_python() -> str:
-    """What ``python`` means to a submission from another machine, whose PATH says nothing of this one."""
+    """Return the meaning of ``python`` for a submission from another machine, whose PATH does not apply here."""
     return find_python(os.environ.get("PATH", os.defpath)) or sys.executable
 
 
@@ -239,7 +239,7 @@ def _check_pip(request: SubmitRequest, spec: JobSpec, python: str) -> None:
 
 
 def check_trackers(request: SubmitRequest, spec: JobSpec, known: Mapping[str, TrackerPackage] = TRACKERS) -> None:
-    """The daemon feeds trackers, so its interpreter needs their packages. Raises InvalidSpecError."""
+    """Check the trackers' packages in the interpreter of the daemon, which feeds them. Raises InvalidSpecError."""
     needed = {package: name for name in spec.trackers for package in known[name].missing()}
     if needed:
         message = f"{', '.join(dict.fromkeys(needed.values()))} cannot be imported by the daemon's {sys.executable}"

@@ -54,7 +54,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     if nodes and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, present)
         if missing_nodes(probe(checked), nodes):
-            return  # it waits, and says for which
+            return  # it waits, with them as its reason
         per_node = "; ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in present)
         workers, (cpus, gpus, _) = probe(checked).size.least, rank_size(probe(checked))
         raise RefusedError(
@@ -65,7 +65,7 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
 
 
 def _refuse_unknown_nodes(checked: Checked, nodes: Mapping[str, Node]) -> None:
-    """The job names nodes that this cluster does not have. Raises RefusedError."""
+    """Refuse a job that names nodes which this cluster does not have. Raises RefusedError."""
     known = {n.name for n in nodes.values()} | nodes.keys()
     unknown = [name for name in checked.spec.resources.nodes if name not in known]
     if unknown:
@@ -76,7 +76,7 @@ def _refuse_unknown_nodes(checked: Checked, nodes: Mapping[str, Node]) -> None:
 
 
 def _refuse_unknown_labels(checked: Checked, nodes: Mapping[str, Node]) -> None:
-    """The job asks for labels that no node of this cluster has, or none together. Raises RefusedError."""
+    """Refuse a job that requests labels that no node of this cluster has, or none together. Raises RefusedError."""
     asked = checked.spec.resources.node_labels
     if not asked or any(n.labels.items() >= asked.items() for n in nodes.values()):
         return
@@ -93,7 +93,7 @@ def _refuse_unknown_labels(checked: Checked, nodes: Mapping[str, Node]) -> None:
 
 
 def _unknown_label(key: str, value: str, known: Mapping[str, set[str]]) -> str:
-    """What is wrong with a label, and what may have been meant; nothing where a node has it."""
+    """Return what is wrong with a label, and what may have been meant; nothing where a node has it."""
     if key not in known:
         meant = nearest(key, sorted(known))
         return f"no node has the label {key}" + (f" (did you mean {meant}?)" if meant else "")
@@ -272,7 +272,7 @@ def discard(settings: Settings, new_id: str) -> None:
 
 
 def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
-    """Return a record as the submission would create, to ask where it would be placed."""
+    """Return the record that the submission would create, to compute where it would be placed."""
     event = _event(checked, _NOBODY, "", "", "probe-aaaaaa", None, time.time(), prerequisites=prerequisites)
     return submitted(event, 2**62)
 

@@ -1,4 +1,4 @@
-"""What an uploaded working directory consists of, read from its manifest: nothing of it is trusted before it is checked."""
+"""Reads the manifest of an uploaded working directory; nothing of it is trusted before it is checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Entry = FileEntry | LinkEntry | DirectoryEntry
 
 
 def read_manifest(text: bytes, *, max_bytes: int) -> tuple[Entry, ...]:
-    """The entries. Raises BadRequestError for whatever is not a directory of at most ``max_bytes``."""
+    """Return the entries. Raises BadRequestError for anything but a directory of at most ``max_bytes``."""
     if len(text) > MAX_MANIFEST_BYTES:
         raise _invalid(f"it has {len(text)} bytes, {MAX_MANIFEST_BYTES} at most")
     try:
@@ -95,7 +95,7 @@ def _path(value: Any) -> str:
 
 def _target(value: Any, path: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(_encoded(value)) > MAX_PATH_BYTES:
-        raise _invalid(f"{path!r} links to nothing")
+        raise _invalid(f"{path!r} has no valid target")
     inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), value))
     if value.startswith("/") or inside == ".." or inside.startswith("../"):
         raise _invalid(f"{path!r} links to {value!r}, outside of the directory")
@@ -124,7 +124,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _refuse_conflicts(entries: tuple[Entry, ...]) -> None:
-    """Each path once, and nothing below what is not a directory: no file goes through a link."""
+    """Refuse a path that occurs twice, and an entry below another one: no file goes through a link."""
     leaves = {entry.path for entry in entries}
     if len(leaves) != len(entries):
         raise _invalid("it names a path twice")
@@ -137,4 +137,4 @@ def _refuse_conflicts(entries: tuple[Entry, ...]) -> None:
 
 
 def _invalid(reason: str) -> BadRequestError:
-    return BadRequestError(f"the upload's manifest is refused: {reason}", hint="`orch submit` sends it right")
+    return BadRequestError(f"the upload's manifest is refused: {reason}", hint="send it with `orch submit`")

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from orchestrator.daemon.submitting.upload_manifest import Entry
 
 KEPT_SECONDS: Final = 24 * 3600.0
-"""How long a piece is kept after an upload has last asked for it: so long an upload can be resumed."""
+"""Time for which a piece is kept after an upload has last requested it: an upload can be resumed for this long."""
 
 PILE: Final = 3
-"""All pieces of a user are at most so many times the largest working directory."""
+"""All pieces of a user are at most this many times the largest working directory."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _TREES: Final = "trees"
@@ -47,7 +47,7 @@ class Uploads:
         self._held: dict[int, int] = {}
 
     def missing(self, uid: int, digests: Sequence[str], size_bytes: int, now: float) -> tuple[str, ...]:
-        """Which pieces have to be sent for a directory of ``size_bytes``; those that are here are kept for another day.
+        """Return the pieces to send for a directory of ``size_bytes``; those that are here are kept for another day.
 
         Raises RefusedError for a directory over the limit.
         """
@@ -62,7 +62,7 @@ class Uploads:
         return tuple(digest for digest in dict.fromkeys(digests) if not _mark_used(self._piece(uid, digest), now))
 
     def put(self, uid: int, digest: str, data: bytes) -> None:
-        """Keep a piece. Raises BadRequestError where it is not what its name says, RefusedError beyond the user's limit."""
+        """Keep a piece. Raises BadRequestError where its digest is another one, RefusedError beyond the user's limit."""
         target = self._piece(uid, digest)
         if not 0 < len(data) <= MAX_PIECE_BYTES:
             raise BadRequestError(f"a piece of {len(data)} bytes; one has 1 to {MAX_PIECE_BYTES}")
@@ -96,7 +96,7 @@ class Uploads:
             self._held[uid] = held + size
 
     def lay_out(self, uid: int, manifest: Sequence[str]) -> Path:
-        """A new directory with what the pieces of ``manifest`` describe.
+        """Return a new directory with the content that the pieces of ``manifest`` describe.
 
         Raises BadRequestError for a manifest that is not one or names a piece that is not here.
         """
@@ -159,7 +159,7 @@ class Uploads:
         return (self._root / str(uid)).glob("[0-9a-f][0-9a-f]/*")
 
     def _drop_old(self, uid: int, now: float) -> None:
-        """Remove pieces that no upload has asked for, and what a daemon that was killed left laid out."""
+        """Remove pieces that no upload has requested lately, and directories that a killed daemon left laid out."""
         for path in (*self._pieces(uid), *(self._root / str(uid) / _TREES).glob("*")):
             with contextlib.suppress(FileNotFoundError):
                 if now - path.stat().st_mtime <= KEPT_SECONDS:
@@ -171,7 +171,7 @@ class Uploads:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a piece; none of one that another request has removed, or given its name, meanwhile."""
+    """Return the bytes of a piece; 0 for one that another request has removed, or given its name, meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

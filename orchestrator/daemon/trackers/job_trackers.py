@@ -1,7 +1,7 @@
 """Has each tracker of each live job fed by a process that reads the job's records; nothing here waits for a tracker.
 
-A process that fails is started again, later each time. It ends with the daemon, and the next daemon's continues where its journal
-says; for jobs that have ended lately as well. ``orch status JOB`` shows what the journal says.
+A process that fails is started again, later each time. It ends with the daemon, and the next daemon's continues from the journal,
+for jobs that have ended lately as well. ``orch status JOB`` shows the journal's content.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 WRITER: Final = (sys.executable, "-m", "orchestrator.analysis.trackers.process")
 AT_ONCE: Final = 64
 PATIENCE_SECONDS: Final = 600.0
-"""From a job's end until its tracker's process is ended."""
+"""Time from a job's end until its tracker's process is ended."""
 FIRST_DELAY_SECONDS: Final = 5.0
 LONGEST_DELAY_SECONDS: Final = 600.0
 TRIES_AFTER_END: Final = 5
@@ -58,13 +58,13 @@ class Followed:
     failures: int = 0
 
     def end(self, job: Job) -> None:
-        """The job has ended."""
+        """Record the job's end."""
         self.outcome = job.state.value
         self.over.set()
 
 
 class JobTrackers:
-    """``writer`` is the command that gets a job's directory and a tracker's name as its last arguments."""
+    """Feeds trackers. ``writer`` is the command, to which a job's directory and a tracker's name are added."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class JobTrackers:
         self._new: asyncio.Queue[Followed] = asyncio.Queue()
 
     def changed(self, job: Job) -> None:
-        """A job's record changed: from its first attempt on, its trackers are fed."""
+        """Handle a changed record: from a job's first attempt on, its trackers are fed."""
         if not job.spec.trackers or not job.attempts:
             return
         for tracker in job.spec.trackers:
@@ -97,7 +97,7 @@ class JobTrackers:
                 self._begin(Followed(job, tracker))
 
     def ended(self, job: Job) -> None:
-        """A job ended: what its trackers do not have yet, they get now."""
+        """Handle a job's end: its trackers get what they do not have yet."""
         for tracker in job.spec.trackers if job.attempts else ():
             if (job.id, tracker) not in self._followed:
                 self._begin(Followed(job, tracker))
@@ -124,7 +124,7 @@ class JobTrackers:
                 tasks.create_task(self._follow(await self._new.get()))
 
     async def _catch_up(self) -> None:
-        """Take on the live jobs, and those that ended lately and are not all reported."""
+        """Follow the live jobs, and those that ended lately and are not all reported."""
         for job in await self._store.jobs(JobFilter(states=LIVE, limit=MOST_CAUGHT_UP)):
             self.changed(job)
         since = time.time() - CAUGHT_UP_SECONDS
@@ -157,7 +157,7 @@ class JobTrackers:
             self._secrets.pop(followed.job.id, None)
 
     async def _feed(self, followed: Followed) -> bool:
-        """Run the process once; whether everything is in the tracker and its job has ended."""
+        """Run the process once; return whether everything is in the tracker and its job has ended."""
         job, tracker = followed.job, followed.tracker
         path = journal.path_of(self._paths.job(job.id), tracker)
         if (await asyncio.to_thread(journal.load, path)).finished:
@@ -215,7 +215,7 @@ def _end(pid: int) -> None:
 
 
 def _facts(job: Job, folder: str) -> dict[str, Any]:
-    """What the run is called, and what of the job is worth comparing. Neither environment nor secrets."""
+    """Return the name of the run, and what of the job is worth comparing; neither environment nor secrets."""
     spec, cell = job.spec, job.submission.matrix
     workers = spec.resources.num_workers
     config: dict[str, Any] = {

@@ -2,11 +2,11 @@
 
 The measure is the coefficient of variation: population standard deviation over mean, across the job's GPUs, of each
 GPU's average over a window. It has no value for a single GPU, nor while the job idles (mean utilization of 5 % or less),
-where noise of 0 and 2 % would read as 100 %. It thins out with size, one idle GPU of n giving 1/sqrt(n-1), so the least
-loaded GPU over the median one stands beside it, and the GPUs that say nothing are counted, for a GPU that stops
+where noise of 0 and 2 % would read as 100 %. It shrinks with size, as one idle GPU of n gives 1/sqrt(n-1), so the least
+loaded GPU over the median one is given beside it. GPUs that do not report are counted, because a GPU that stops
 reporting makes the others look balanced. A rank that waits in a collective spins at full utilization: only power shows it.
 
-Values in, values out: no clock, no device.
+Works on values only: reads no clock and no device.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LoadPoint:
 
 
 def load_of(sample: Sample, *, simulated: bool = False) -> GpuLoad:
-    """Return what a balance takes from a sample of a GPU, which may be `simulated`."""
+    """Return the values of a sample that a balance uses; the GPU may be `simulated`."""
     memory = None if sample.memory_used_bytes is None else float(sample.memory_used_bytes)
     work = sample.memory_activity if simulated else None
     return GpuLoad(utilization=sample.utilization, memory=memory, power=sample.power_watts, work=work)
@@ -106,7 +106,7 @@ def load_of(sample: Sample, *, simulated: bool = False) -> GpuLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How one quantity is spread over a job's GPUs."""
+    """Distribution of one quantity over a job's GPUs."""
 
     quantity: Quantity
     cv: float
@@ -189,9 +189,9 @@ class LoadWindow:
         self._expire(rows, at)
 
     def add_points(self, gpu_uuid: str, points: Iterable[LoadPoint], now: float) -> None:
-        """Add another machine's report, received at monotonic time `now`, of a GPU's last seconds, oldest first.
+        """Add a GPU's last loads, oldest first, as another machine reported them; received at monotonic time `now`.
 
-        A late report seems younger than it is; it is never placed before what is already known.
+        A late report seems younger than it is; it is never placed before a load that was added earlier.
         """
         for point in points:
             rows = self._rows.get(gpu_uuid)

@@ -78,7 +78,7 @@ class GpuRow:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Parse `to_json`'s form, in which `job_id` was `job` once. Raises KeyError or TypeError for anything else."""
+        """Parse `to_json`'s form; `job` is an older name of `job_id`. Raises KeyError or TypeError for other forms."""
         if "job" in document:
             document = {"job_id": document["job"], **document}
         known = {item.name for item in fields(cls)}
@@ -146,7 +146,7 @@ def _total(counts: Iterable[int | None]) -> int | None:
 
 
 def balance_json(balance: Balance) -> dict[str, Any]:
-    """A job's balance: `{"gpus", "silent", "band", "quantities": {...}}`.
+    """Return a job's balance as JSON: `{"gpus", "silent", "band", "quantities": {...}}`.
 
     `band` is that of the worse of utilization and power; null for a single GPU and for an idle job.
     """

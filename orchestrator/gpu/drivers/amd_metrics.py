@@ -32,12 +32,12 @@ _THROTTLE_BITS: Final = (
     (range(44, 48), Throttle.HARDWARE_THERMAL),
     (range(56, 58), Throttle.RELIABILITY),
 )
-"""The throttle word that means the same on every ASIC, by groups of its bits."""
+"""Groups of bits of the throttle word that has the same meaning on every ASIC, and their reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdMetrics:
-    """What the table adds: throttling by reason, energy in joules, and a number that changes when the firmware does."""
+    """Values of the table: throttling by reason, energy in joules, and a number that changes with the table."""
 
     throttle: tuple[tuple[Throttle, bool], ...]
     energy_joules: float | None

@@ -78,17 +78,17 @@ class Sensors:
         return read_text(self._directory / name) if self._directory is not None else None
 
     def temperatures(self) -> tuple[tuple[str, float], ...]:
-        """(sensor, degrees Celsius)."""
+        """Return (sensor, degrees Celsius) of every plausible temperature."""
         read = ((sensor, attribute.number()) for sensor, attribute in self._temperatures)
         return tuple((sensor, value / 1e3) for sensor, value in read if value is not None and _sane(value))
 
     def clocks(self) -> tuple[tuple[str, float], ...]:
-        """(domain, hertz)."""
+        """Return (domain, hertz) of every clock."""
         read = ((domain, attribute.number()) for domain, attribute in self._clocks)
         return tuple((domain, float(value)) for domain, value in read if value is not None)
 
     def fan(self) -> float | None:
-        """Speed as a share of its maximum; None without a fan or where the maximum is unknown."""
+        """Return the speed as a share of its maximum; None without a fan or where the maximum is unknown."""
         if self._fan is None or not self._fan_full:
             return None
         speed = self._fan.number()

@@ -59,7 +59,7 @@ def _describe(root: Path, card: sysfs.Card, ordinal: int, node: str) -> GpuInfo:
 
 
 def _memory_total(card: sysfs.Card) -> int | None:
-    """Device memory over all tiles; None for a GPU that shares the processor's."""
+    """Return the device memory of all tiles; None for a GPU that shares the processor's memory."""
     paths = [*sorted(card.device.glob("tile*/vram*/total_bytes")), card.directory / "lmem_total_bytes"]
     if not any(path.is_file() for path in paths):
         paths = sorted(card.device.glob("tile*/physical_vram_size_bytes"))

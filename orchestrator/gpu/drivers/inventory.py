@@ -31,7 +31,7 @@ DRIVER_DEADLINE_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """The GPUs of a host: a reader per GPU, and for each vendor that failed a sentence why."""
+    """The GPUs of a host: a reader per GPU, and for each vendor that failed a sentence with the reason."""
 
     readers: tuple[GpuReader, ...]
     problems: tuple[str, ...]

@@ -38,7 +38,7 @@ HEAT_SECONDS: Final = 20.0
 IDLE_HERTZ: Final = 345e6
 BUSY_HERTZ: Final = 1.98e9
 SENSOR_SECONDS: Final = 0.1
-"""The sensor's update interval, as of real ones; a sooner reading repeats the last value."""
+"""The sensor's update interval, like that of real sensors; a sooner reading repeats the last value."""
 PROBE_SECONDS: Final = 0.05
 
 

@@ -1,4 +1,4 @@
 """The Prometheus exporter of a node's GPUs, as plain objects.
 
-Must not know Ray. Begin with ``exporter.py``.
+Must not depend on Ray. Begin with ``exporter.py``.
 """

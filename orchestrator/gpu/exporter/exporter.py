@@ -89,9 +89,9 @@ class GpuExporter:
         return tuple(lane.status(now) for lane in self._lanes)
 
     def loads_since(self, timestamp: float) -> tuple[LoadPoint, ...]:
-        """Return what the GPUs did after Unix time `timestamp`, at most over the window of a balance, oldest first.
+        """Return the GPUs' loads after Unix time `timestamp`, at most over the window of a balance, oldest first.
 
-        A client that asks rarely, or has just started, thus gets the same data as a permanent one.
+        A client that requests them rarely, or has just started, thus gets the same data as a permanent one.
         """
         now = time.monotonic()
         return tuple(point for lane in self._lanes for point in lane.loads_since(timestamp, now))
@@ -105,8 +105,8 @@ class GpuExporter:
     ) -> None:
         """Append samples of these GPUs (all of them by default) to the telemetry in `directory` from now on.
 
-        `rate` in hertz: a GPU is sampled as fast as the most demanding of its jobs wants; the page is renewed once a
-        second all the same.
+        `rate` in hertz: a GPU is sampled at the highest rate that its jobs require; the page is still renewed once a
+        second.
         """
         for lane in self._lanes:
             if gpu_uuids is None or lane.sampler.info.uuid in gpu_uuids:
@@ -118,7 +118,7 @@ class GpuExporter:
             lane.stop_recording(job_id)
 
     def stop(self) -> tuple[str, ...]:
-        """Stop serving and sampling; returns the UUIDs of GPUs whose driver hangs, whose threads are left behind."""
+        """Stop serving and sampling; return the UUIDs of GPUs whose driver hangs and whose threads still run."""
         self._server.stop()
         hanging = self._group.stop()
         for lane in self._lanes:
@@ -137,9 +137,9 @@ class GpuExporter:
         self.stop()
 
     def _changed(self) -> None:
-        """A GPU has news, in that GPU's thread: have the page composed, once for all that change in one go.
+        """Schedule a new page after a GPU's change, one for all simultaneous changes; called in that GPU's thread.
 
-        A single GPU's page is composed here and now: waking another thread would cost more.
+        A single GPU's page is composed at once in this thread: waking another one would cost more.
         """
         if len(self._lanes) == 1:
             self._compose()
@@ -149,11 +149,11 @@ class GpuExporter:
 
     def _compose(self) -> None:
         self._pending = False
-        with self._composing:  # who comes last has seen the newest lines
+        with self._composing:  # the last thread to enter reads the newest lines
             self._page = compose([lane.block for lane in self._lanes])
 
     def _watch(self) -> None:
-        """In the server's thread: take away what has grown stale, and look again when the next GPU could."""
+        """Remove the lines of stale GPUs, in the server's thread, and run again when the next GPU can become stale."""
         now = time.monotonic()
         stale = [lane.refresh_if_stale(now) for lane in self._lanes]
         if any(stale):
@@ -204,7 +204,7 @@ class _Lane:
         changed()
 
     def render(self, now: float) -> Block:
-        """Render the GPU as it is at monotonic time `now`; its own thread and the server's may come here together."""
+        """Render the GPU as it is at monotonic time `now`; its own thread and the server's may call this at once."""
         with self._lock:
             return self._render(now)
 
@@ -218,21 +218,21 @@ class _Lane:
         return self.block
 
     def refresh_if_stale(self, now: float) -> bool:
-        """Render anew a GPU that is shown as up and no longer is; whether it was one."""
+        """Render the GPU again if it is shown as up and no longer is; return whether that was the case."""
         if not self._shown_up or self.sampler.fresh(now) is not None:
             return False
         self.render(now)
         return True
 
     def stale_in(self, now: float) -> float:
-        """Seconds until the shown sample is too old; a second when none is shown."""
+        """Return the seconds until the shown sample is too old; 1 when none is shown."""
         latest = self.sampler.latest
         if not self._shown_up or latest is None:
             return 1.0
         return latest.monotonic + self.sampler.stale_after - now
 
     def status(self, now: float) -> GpuStatus:
-        """The GPU as it is now."""
+        """Return the GPU's state at monotonic time `now`."""
         return GpuStatus(
             info=self.sampler.info,
             health=self.sampler.health(now),
@@ -241,8 +241,8 @@ class _Lane:
         )
 
     def loads_since(self, timestamp: float, now: float) -> list[LoadPoint]:
-        """What the GPU did after that Unix time; `now` is monotonic."""
-        recent = self._recent.copy()  # in one go: its own thread appends
+        """Return the GPU's loads after that Unix time; `now` is monotonic."""
+        recent = self._recent.copy()  # copied at once, because the GPU's own thread appends
         return [
             LoadPoint(timestamp=taken, age_seconds=now - at, load=load)
             for at, taken, load in recent

@@ -1,8 +1,8 @@
 """Samples as Prometheus text, by the names of the catalogue.
 
 Each GPU renders a block: the lines of its series, one entry per metric family. `compose` puts the blocks of several GPUs
-together with the families' headers, for the format wants a family's lines side by side. What a sample does not have
-yields no line.
+together with the families' headers, because the format requires a family's lines side by side. A value that a sample
+does not have yields no line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Series = tuple[Metric, tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterStatus:
-    """What an exporter knows of itself for one GPU; times in seconds of Unix time, None for never."""
+    """State of an exporter itself for one GPU; times in seconds of Unix time, None for never."""
 
     up: bool
     last_success: float | None
@@ -43,7 +43,7 @@ class ExporterStatus:
 
 
 def _one(metric: Metric) -> Callable[[Any], Iterator[Series]]:
-    """The series of a single value; none where it is absent."""
+    """Return a function that yields the series of a single value; none where the value is absent."""
 
     def series(value: float | None) -> Iterator[Series]:
         if value is not None:
@@ -53,7 +53,7 @@ def _one(metric: Metric) -> Callable[[Any], Iterator[Series]]:
 
 
 def _rows(metric: Metric) -> Callable[[Any], Iterator[Series]]:
-    """The series of rows that hold labels and, last, a value."""
+    """Return a function that yields the series of rows that hold labels and, last, a value."""
 
     def series(rows: Iterable[tuple[Any, ...]]) -> Iterator[Series]:
         for *labels, value in rows:
@@ -89,7 +89,7 @@ def _xids(xids: Iterable[XidCount]) -> Iterator[Series]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One value of a sample or status, the families that it makes lines of, and how; no two parts share a family."""
+    """One value of a sample or status, the function of its series, and their families; no two parts share a family."""
 
     attribute: str
     series: Callable[[Any], Iterator[Series]]
@@ -130,24 +130,24 @@ STATUS_PARTS: Final = (
 
 
 class Renderer:
-    """Renders one GPU's samples. Of most values nothing changes from one to the next: their lines are kept."""
+    """Renders one GPU's samples. Most values do not change from one sample to the next: their lines are kept."""
 
     def __init__(self, info: GpuInfo, node: str, *, processes: bool = False) -> None:
-        """Render for this GPU on this node; a series for every process only when asked for."""
+        """Render for this GPU on this node; a series for every process only with `processes`."""
         self._info = info
         self._node = node
         self._sample_parts = (*SAMPLE_PARTS, PROCESS_PART) if processes else SAMPLE_PARTS
         self._starts: dict[tuple[str, tuple[str, ...]], str] = {}
         self._seen: dict[str, Any] = {}
-        """The value that each part's lines were made of."""
+        """The value from which each part's lines were made."""
         self._lines: dict[str, list[tuple[int, bytes]]] = {}
-        """Each part's lines by their families' places."""
+        """Each part's lines, each with its family's place."""
         vendor = (str(info.index), node, info.vendor, info.model, info.pci_bus_id, info.driver_version)
         self._identity = (_POSITION[catalogue.GPU_INFO.name], self._line((catalogue.GPU_INFO, vendor, 1)).encode())
         self._up = {up: self._up_line(up=up) for up in (True, False)}
 
     def block(self, sample: Sample | None, status: ExporterStatus) -> Block:
-        """The GPU's lines; without a sample only the exporter's own, which say that the GPU is not up."""
+        """Return the GPU's lines; without a sample only the exporter's own, which report that the GPU is not up."""
         families = [b""] * len(FAMILIES)
         if sample is not None and status.up:
             place, line = self._identity
@@ -162,7 +162,7 @@ class Renderer:
         return tuple(families)
 
     def _rendered(self, part: Part, value: Any) -> list[tuple[int, bytes]]:
-        """The part's lines by family; those of last time while the value is the same."""
+        """Return the part's lines by family; the previous ones while the value is the same."""
         if part.attribute in self._seen and value == self._seen[part.attribute]:
             return self._lines[part.attribute]
         texts: dict[str, list[str]] = {metric.name: [] for metric in part.families}
@@ -181,7 +181,7 @@ class Renderer:
         return f"{self._start(metric, labels)}{value!r}\n"
 
     def _start(self, metric: Metric, labels: tuple[str, ...]) -> str:
-        """A line up to its value, which is made once."""
+        """Return a line up to its value; this text is made once."""
         key = (metric.name, labels)
         start = self._starts.get(key)
         if start is None:
@@ -192,7 +192,7 @@ class Renderer:
 
 
 def compose(blocks: Sequence[Block]) -> bytes:
-    """The whole page from the blocks of all GPUs; families that no GPU has are left out."""
+    """Return the whole page from the blocks of all GPUs; families that no GPU has are left out."""
     parts: list[bytes] = []
     for header, lines in zip(_HEADERS, zip(*blocks, strict=True), strict=True):
         if any(lines):
@@ -202,10 +202,10 @@ def compose(blocks: Sequence[Block]) -> bytes:
 
 
 def escape(value: str) -> str:
-    """A label's value as the text format wants it."""
+    """Escape a label's value as the text format requires."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
 def names(page: bytes) -> Iterable[str]:
-    """The metric names on a page, for tests and for `orch doctor`."""
+    """Return the metric names on a page, for tests and for `orch doctor`."""
     return sorted({line.split()[2] for line in page.decode().splitlines() if line.startswith("# TYPE")})

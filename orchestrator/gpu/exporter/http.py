@@ -1,6 +1,6 @@
 """A read-only HTTP server for one prerendered page: a request only copies bytes.
 
-It runs in a thread with its own event loop, speaks HTTP/1.1 with persistent connections, and knows two paths: the page
+It runs in a thread with its own event loop, speaks HTTP/1.1 with persistent connections, and has two paths: the page
 at `/metrics`, and `/healthz`. On an address other than loopback it requires a bearer token or TLS. It limits a client's
 cost: the size of a request, its duration, the number of connections.
 """
@@ -37,10 +37,10 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where to listen and whom to answer. Port 0 takes a free one; with `last_port`, the first free one from `port` on.
+    """Settings of the server. Port 0 takes a free one; with `last_port`, the first free one from `port` on.
 
     A connection is dropped after `idle_seconds` without a request: longer than Prometheus' usual minute between two scrapes
-    on one kept connection. `head_seconds` bounds a request's head, from its first byte or from the begin of the connection.
+    on one kept connection. `head_seconds` bounds a request's head, from its first byte or from the start of the connection.
     Connections beyond `max_connections` wait until there is room. A client that sends requests and reads nothing is dropped
     when `max_unsent_bytes` wait for it.
     """
@@ -57,7 +57,7 @@ class HttpSettings:
     max_connections: int = 128
 
     def validate(self) -> None:
-        """Raises ValueError for an address that would be open to anyone, and for half of a TLS pair."""
+        """Raise ValueError for an address that would be open to anyone, and for half of a TLS pair."""
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("TLS needs both a certificate and its key; only one of them is set.")
         if self.tls_certificate is None and self.token is None and not is_loopback(self.host):
@@ -68,7 +68,7 @@ class HttpSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether only this machine can reach the host."""
     if host == "localhost":
         return True
     try:
@@ -81,7 +81,7 @@ class MetricsServer:
     """Serves the bytes that `body` returns; `body` is called in the server's thread and must be fast."""
 
     def __init__(self, settings: HttpSettings, body: Callable[[], bytes]) -> None:
-        """Raises ValueError for unsafe settings."""
+        """Prepare the server, which does not listen yet. Raises ValueError for unsafe settings."""
         settings.validate()
         self._settings = settings
         self._body = body

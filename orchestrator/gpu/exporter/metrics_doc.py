@@ -19,7 +19,7 @@ _OWNERS: Final = (
 
 
 def table() -> str:
-    """All metrics as Markdown, a section per owner."""
+    """Return all metrics as Markdown, a section per owner."""
     lines: list[str] = []
     for owner, title in _OWNERS:
         lines += [f"### {title}", "", "| Metric | Type | Unit | What it says |", "|---|---|---|---|"]
@@ -34,7 +34,7 @@ def _row(metric: Metric) -> str:
 
 
 def with_table(document: str) -> str:
-    """The document with its table renewed. Raises ValueError where the marks that enclose it are missing."""
+    """Return the document with its table renewed. Raises ValueError where the marks that enclose it are missing."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

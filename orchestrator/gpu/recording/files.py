@@ -69,8 +69,8 @@ class JsonArrayFile:
     ) -> None:
         """Create `path` with an empty array. Raises FileExistsError rather than write into another recording.
 
-        A reader that keeps a copy open for longer than `patience_seconds` may see it change; at the end it is waited for
-        no longer than `close_seconds`.
+        A program that keeps a copy open for longer than `patience_seconds` may see it change; `close` waits for it
+        for no longer than `close_seconds`.
         """
         self.path = path
         self._patience_seconds, self._close_seconds, self._clock = patience_seconds, close_seconds, clock
@@ -90,7 +90,7 @@ class JsonArrayFile:
     def append(self, elements: Sequence[str]) -> None:
         """Append elements, JSON texts without line breaks, once no reader blocks it.
 
-        Raises OSError when the disk is full; what was appended since the last success is then dropped.
+        Raises OSError when the disk is full; elements appended since the last success are then dropped.
         """
         if self._hidden is None:
             if elements:
@@ -149,7 +149,7 @@ class _Copy:
     def unread(self) -> bool:
         """Whether no other process has the file open; assumed where the filesystem does not report it."""
         try:
-            # A write lease is granted only to the sole opener. Breaking it must not kill us, as SIGIO would.
+            # A write lease is granted only to the sole opener. Breaking it must not kill this process, as SIGIO would.
             fcntl.fcntl(self.file, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(self.file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:

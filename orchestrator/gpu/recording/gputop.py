@@ -1,8 +1,8 @@
 """Reads recordings: gputop's files and related ones, our own, and truncated ones of a crash.
 
-Understood are gputop's single-GPU array and its multi-GPU array, one entry a line instead of an array, monitors that put
-their samples under `samples`, and the CSV power log. Their units (MiB, per cent, MHz) become base units, and what they
-wrote for a missing sensor (0 W, 0 degrees, 0 MiB of memory in all) becomes absence. Nothing is repaired in the file.
+The formats are gputop's single-GPU and multi-GPU arrays, one entry a line instead of an array, monitors that put
+their samples under `samples`, and the CSV power log. Units (MiB, per cent, MHz) become base units, and the values
+written for a missing sensor (0 W, 0 degrees, 0 MiB of total memory) become None. Nothing is repaired in the file.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _json_row(entry: Mapping[str, Any], gpu: Mapping[str, Any], number: int) -> 
         timestamp = _number(entry.get("elapsed_seconds"))
         timestamp = float(number) if timestamp is None else timestamp
     absent = gpu.get(ABSENT)
-    if isinstance(absent, list):  # ours: 0 because gputop's readers want a number, not because it was read
+    if isinstance(absent, list):  # our own files: 0 because gputop's readers need a number, not because it was read
         gpu = {key: value for key, value in gpu.items() if key not in absent}
     index = _number(gpu.get("gpu_index", gpu.get("gpu_id", 0)))
     if index is None:
@@ -196,7 +196,7 @@ def _limits(gpu: Mapping[str, Any]) -> tuple[tuple[str, str, float], ...]:
 
 
 def _numbers(value: object) -> list[tuple[str, float]]:
-    """The numeric entries of an object; none for anything else."""
+    """Return the numeric entries of an object; none for anything else."""
     if not isinstance(value, dict):
         return []
     return [(str(key), number) for key, raw in value.items() if (number := _number(raw)) is not None]
@@ -217,7 +217,7 @@ def _number(value: Any) -> float | None:
 
 
 def _positive(value: float | None) -> float | None:
-    """None for the 0 that stands for a missing sensor."""
+    """Return the value; None for the 0 that stands for a missing sensor."""
     return value if value is not None and value > 0 else None
 
 
@@ -230,7 +230,7 @@ def _text(value: object) -> str | None:
 
 
 def _time(value: object) -> float | None:
-    """Unix time from a number or from an ISO time, which is local where it names no zone."""
+    """Return the Unix time of a number or of an ISO time, which is local where it names no zone."""
     if isinstance(value, str):
         try:
             return dt.datetime.fromisoformat(value.strip()).timestamp()

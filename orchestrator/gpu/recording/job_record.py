@@ -79,7 +79,7 @@ class JobRecorder:
                 self._flush()
 
     def _stride(self) -> int:
-        """1, then 2, 4 and so on: how many samples make a row, by the size of the file."""
+        """Return the number of samples for each row, by the size of the file: 1, then 2, 4 and so on."""
         return int(1 << (self._size // self._thin_out_bytes).bit_length())
 
     def _flush(self) -> None:
@@ -104,7 +104,7 @@ class JobRecorder:
 
 
 def _safe(uuid: str) -> str:
-    """A UUID as part of a file's name."""
+    """Return a UUID as part of a file's name."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in uuid)
 
 
@@ -158,7 +158,7 @@ def read_job_telemetry(directory: Path) -> Recording:
 
 
 GpuIdentity = dict[str, object]
-"""What `telemetry-UUID.json` says; empty when it is missing."""
+"""Content of `telemetry-UUID.json`; empty when it is missing."""
 
 
 def _identity(path: Path) -> GpuIdentity:

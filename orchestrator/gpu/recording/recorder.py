@@ -1,4 +1,4 @@
-"""Records GPUs into files, from once a second to a thousand times.
+"""Records GPUs into files, at 0.01 to 1000 hertz.
 
 Each GPU has a sampling thread on common deadlines; they pass readings to one writer thread, which combines the readings
 of a tick, formats them a few at a time (formatting a second's worth at once would delay the samplers), and writes them
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 FORMAT_ROWS: Final = 5
 """About this many rows are formatted at a time: waking up costs, and formatting many at once delays the samplers."""
 FORMAT_SECONDS: Final = (0.02, 0.25)
-"""The shortest and the longest pause between."""
+"""The shortest and the longest pause between two times of formatting."""
 TRAINING_VARIABLE: Final = "ORCH_TRAINING_METADATA"
-"""Names a file for the recorded command: a JSON object of epoch, batch and phase, replaced by a rename."""
+"""Names the file of a recorded command's labels: a JSON object of epoch, batch and phase, replaced by a rename."""
 LEAD_SECONDS: Final = 0.1
 
 
 def no_training() -> Mapping[str, Any]:
-    """The default of a run without labels."""
+    """Return no labels: the default for a run without them."""
     return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """What to record and where: into `directory`, at `rate` hertz, as CSV with these columns, or as JSON.
+    """Options of a recording: into `directory`, at `rate` hertz, as CSV with these columns, or as JSON.
 
     `training` returns the run's labels (epoch, batch, phase) and must be fast; `started` (local time) is in the files'
     names. Waiting rows are written every `flush_seconds`; a row waits `grace_seconds` for a late GPU before it is
@@ -67,7 +67,7 @@ class RecordOptions:
     stats_file: str | None = None
 
     def validate(self) -> None:
-        """Raises ValueError naming what cannot be recorded."""
+        """Raise ValueError for options that cannot be recorded, with the reason."""
         if self.csv and (self.gpu is not None or self.stats_file is not None):
             raise ValueError("a GPU and a file name are chosen for the JSON file; a CSV file has every GPU.")
         name = self.stats_file
@@ -89,10 +89,10 @@ class Recorder:
     """Records these GPUs from `start` to `stop`."""
 
     def __init__(self, readers: Sequence[GpuReader], options: RecordOptions) -> None:
-        """Raises ValueError for invalid options and without any GPU."""
+        """Prepare the recording. Raises ValueError for invalid options and without any GPU."""
         options.validate()
         if not readers:
-            raise ValueError("there is no GPU to record. `orch gpus` lists them; --simulate-gpus N makes some up.")
+            raise ValueError("there is no GPU to record. `orch gpus` lists them; --simulate-gpus N simulates some.")
         self._options = options
         self._infos = tuple(reader.info for reader in readers)
         _place_of(options.gpu, self._infos)
@@ -103,7 +103,7 @@ class Recorder:
         self._group = SamplerGroup(self._samplers)
         self.stats = RecordStats(self._infos, options.rate)
         self.problem: str | None = None
-        """Why not everything was written, if so."""
+        """The reason why rows were lost; None while none were."""
         self._sinks: list[_Sink] = []
         self._stop = threading.Event()
         self._writer = threading.Thread(target=self._run, name="orch-recorder", daemon=True)
@@ -182,7 +182,7 @@ class _Assembly:
         self._written = -1
 
     def rows(self, overdue: float) -> Iterator[tuple[int, dict[str, Reading]]]:
-        """Yield (tick, readings by UUID) of every tick that all GPUs have passed or that is overdue; `views` show it."""
+        """Yield (tick, readings by UUID) of every tick that all GPUs have passed or that is overdue; `views` then show it."""
         while any(self._queues.values()):
             heads = [queue[0] for queue in self._queues.values() if queue]
             tick = min(head.tick for head in heads)
@@ -230,7 +230,7 @@ class _Sink:
 
 
 def _place_of(gpu: int | None, infos: Sequence[GpuInfo]) -> int:
-    """Where the GPU of the single-GPU file is among the recorded ones. Raises ValueError where it is not."""
+    """Return the position of the single-GPU file's GPU among the recorded ones. Raises ValueError for another GPU."""
     indices = [info.index for info in infos]
     if gpu is None:
         return 0
@@ -240,7 +240,7 @@ def _place_of(gpu: int | None, infos: Sequence[GpuInfo]) -> int:
 
 
 def _single_formatter(place: int) -> Formatter:
-    """Of the single-GPU form, which holds the GPU at a place, as gputop's own file has the one that was selected."""
+    """Return the formatter of the single-GPU form for the GPU at `place`, as gputop's own file has the selected one."""
 
     def row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str | None:
         view = views[place]
@@ -250,7 +250,7 @@ def _single_formatter(place: int) -> Formatter:
 
 
 def _from_a_whole_row(formatter: Formatter, shown: Callable[[Sequence[rows.View]], Sequence[rows.View]]) -> Formatter:
-    """Rows from the first one on in which every GPU has a utilization: a rate needs two readings. Waits only so long."""
+    """Return a formatter whose rows begin when every shown GPU has a utilization (a rate of two readings), or after 2 s."""
     begun = False
 
     def row(timestamp: float, elapsed: float, views: Sequence[rows.View], training: Mapping[str, Any]) -> str | None:
@@ -294,7 +294,7 @@ def _open_sinks(options: RecordOptions, infos: Sequence[GpuInfo]) -> list[_Sink]
 
 
 class TrainingFile:
-    """A run's labels, from a small JSON file that it replaces; see `TRAINING_VARIABLE`."""
+    """Labels of a run, from a small JSON file that the run replaces; see `TRAINING_VARIABLE`."""
 
     def __init__(self, path: Path) -> None:
         """Follow the file at `path`, which need not exist."""

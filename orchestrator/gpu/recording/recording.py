@@ -1,6 +1,6 @@
 """A recording as read back, from any format: rows in base units, grouped by GPU.
 
-The one form that reports, comparisons and plots work on. Absent stays None here as well.
+Reports, comparisons and plots use only this form. An absent value is None here as well.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Recording:
 
     @property
     def by_gpu(self) -> dict[int, tuple[RecordedSample, ...]]:
-        """Samples of each GPU, by its index, in the order of time."""
+        """Return the samples of each GPU, by its index, in the order of time."""
         groups: dict[int, list[RecordedSample]] = defaultdict(list)
         for sample in self.samples:
             groups[sample.gpu_index].append(sample)

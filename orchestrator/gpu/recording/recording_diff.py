@@ -1,7 +1,7 @@
 """Compares two recordings: means, peaks, energy, and their differences.
 
 Means are over time, not over samples, so that two recordings of different rates compare. It reports differences, not
-whether they could be chance: one run each cannot tell.
+whether they could be chance, which one run each cannot show.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Difference:
 
     @property
     def ratio(self) -> float | None:
-        """Second over first; None where either is missing or the first is 0."""
+        """The second value over the first; None where either is missing or the first is 0."""
         return self.second / self.first if self.first and self.second is not None else None
 
 
@@ -77,7 +77,7 @@ def _over_gpus(
 
 
 def _mean(points: Sequence[tuple[float, float]]) -> float | None:
-    """Mean over time by the trapezoid rule; of a single point its value."""
+    """Return the mean over time by the trapezoid rule; for a single point, its value."""
     if len(points) < 2:
         return points[0][1] if points else None
     spans = [
@@ -117,7 +117,7 @@ def _energy(recording: Recording) -> float | None:
 
 
 def comparison_text(first: Recording, second: Recording) -> str:
-    """The comparison as a table of plain text, the older recording first."""
+    """Return the comparison as a table of plain text, with `first` as run 1."""
     lines = [f"{'':<18}{'Run 1':>12}{'Run 2':>12}{'Diff':>10}"]
     for row in compare(first, second):
         change = "" if row.ratio is None else f"{100 * (row.ratio - 1):+.1f}%"

@@ -42,7 +42,7 @@ MULTI_KEYS: Final[Mapping[str, Any]] = {
     "power_limit": 0,
     "clocks": {},
 }
-"""What gputop's readers look up in each GPU of a multi-GPU entry, and what stands for a missing value."""
+"""Keys that gputop's readers look up in each GPU of a multi-GPU entry, with the values that stand for missing ones."""
 SINGLE_KEYS: Final[Mapping[str, Any]] = {
     **MULTI_KEYS,
     "temp_limits": {},
@@ -63,7 +63,7 @@ ABSENT: Final = "absent"
 
 
 def _whole(entry: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with every key that gputop's readers expect; numbers that are not readings are listed under `absent`."""
+    """Return the entry with every key that gputop's readers expect; zeros that are not readings are listed under `absent`."""
     missing = {key: value for key, value in expected.items() if key not in entry}
     absent = [key for key, value in missing.items() if value == 0]
     return {**entry, **missing, **({ABSENT: absent} if absent else {})}
@@ -106,7 +106,7 @@ class View:
 
 
 def local_time(timestamp: float) -> str:
-    """Unix time as local time without a zone, in milliseconds: 2025-01-15T10:30:00.123."""
+    """Return Unix time as local time without a zone, in milliseconds: 2025-01-15T10:30:00.123."""
     return dt.datetime.fromtimestamp(timestamp).isoformat(timespec="milliseconds")  # noqa: DTZ006  # the files' format
 
 
@@ -114,7 +114,7 @@ def local_time(timestamp: float) -> str:
 
 
 def _cell(part: str, name: str, pattern: str, factor: float = 1.0) -> Callable[[View], str]:
-    """A column that shows the value `name` of a view's `part` ("power", "load", "full"); empty where it is absent."""
+    """Return a column of the values `name` of a view's `part` ("power", "load", "full"); empty where one is absent."""
 
     def cell(view: View) -> str:
         sample = getattr(view, part)
@@ -147,17 +147,17 @@ COLUMNS: Final[dict[str, Callable[[View], str]]] = {
     "throttle": _throttle,
     "fresh": _cell("power", "fresh", "%d", 1),
 }
-"""What a CSV can hold of each GPU, by the column's name after `gpuN_`."""
+"""Columns that a CSV can have for each GPU, by the column's name after `gpuN_`."""
 
 
 def csv_header(infos: Sequence[GpuInfo], columns: Sequence[str]) -> str:
-    """The first line: timestamp, elapsed_sec, then each GPU's columns."""
+    """Return the first line: timestamp, elapsed_sec, then each GPU's columns."""
     names = [f"gpu{info.index}_{column}" for info in infos for column in columns]
     return ",".join(["timestamp", "elapsed_sec", *names])
 
 
 def csv_row(timestamp: float, elapsed: float, views: Sequence[View], cells: Sequence[Callable[[View], str]]) -> str:
-    """One line for all GPUs at one tick; `cells` are the entries of `COLUMNS` for the wanted columns."""
+    """Return one line for all GPUs at one tick; `cells` are the entries of `COLUMNS` for the wanted columns."""
     values = [cell(view) for view in views for cell in cells]
     return ",".join([local_time(timestamp), f"{elapsed:.3f}", *values])
 
@@ -166,7 +166,7 @@ def csv_row(timestamp: float, elapsed: float, views: Sequence[View], cells: Sequ
 
 
 def _gpu_entry(view: View) -> dict[str, Any]:
-    """What the single and the multi-GPU form say of a GPU alike."""
+    """Return the values of a GPU that the single and the multi-GPU form share."""
     entry: dict[str, Any] = {"gpu_index": view.info.index, "gpu_name": view.info.model}
     load, full, power = view.load, view.full, view.power
     if load is not None:
@@ -196,7 +196,7 @@ def _gpu_entry(view: View) -> dict[str, Any]:
 
 
 def _all_temperatures(load: Sample, full: Sample | None) -> list[tuple[str, float]]:
-    """The newest temperatures, and of the sensors that are read less often what they said last."""
+    """Return the newest temperatures, and the last ones of the sensors that are read less often."""
     now = dict(load.temperatures)
     return [
         *now.items(),
@@ -205,12 +205,12 @@ def _all_temperatures(load: Sample, full: Sample | None) -> list[tuple[str, floa
 
 
 def _sensor_name(sensor: str) -> str:
-    """A sensor as gputop writes it: GPU, Memory, Edge, Junction."""
+    """Return a sensor's name as gputop writes it: GPU, Memory, Edge, Junction."""
     return "GPU" if sensor == "gpu" else sensor.capitalize()
 
 
 def single_entry(timestamp: float, elapsed: float, view: View, training: Mapping[str, Any]) -> dict[str, Any]:
-    """One element of `gpu_stats_NAME_TIME.json`."""
+    """Return one element of `gpu_stats_NAME_TIME.json`."""
     entry = {"timestamp": local_time(timestamp), **_gpu_entry(view)}
     entry["gpu_type"] = VENDOR_NAMES[view.info.vendor]
     entry["gpu_uuid"] = view.info.uuid
@@ -238,7 +238,7 @@ def single_entry(timestamp: float, elapsed: float, view: View, training: Mapping
 
 
 def multi_entry(timestamp: float, elapsed: float, views: Sequence[View], training: Mapping[str, Any]) -> dict[str, Any]:
-    """One element of `..._multi_gpu.json`: every GPU that answered, and totals over the very same values."""
+    """Return one element of `..._multi_gpu.json`: every GPU that answered, and totals over the very same values."""
     known = [_gpu_entry(view) for view in views if view.power is not None]
     entry: dict[str, Any] = {
         "timestamp": local_time(timestamp),
@@ -252,7 +252,7 @@ def multi_entry(timestamp: float, elapsed: float, views: Sequence[View], trainin
 
 
 def _aggregate(data: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Totals over the GPUs that have the value; a total that no GPU has a part of is 0 and listed under `absent`."""
+    """Return totals over the GPUs that have the value; a total without any value is 0 and listed under `absent`."""
 
     def values(key: str) -> list[float]:
         return [entry[key] for entry in data if key in entry]

@@ -36,7 +36,7 @@ class Quantiles:
         self.maximum = max(self.maximum, seconds)
 
     def quantile(self, share: float) -> float:
-        """The time that `share` of the times do not exceed; 0 when there are none."""
+        """Return the time that `share` of the times do not exceed; 0 when there are none."""
         left = share * self.count
         for bucket in sorted(self._counts):
             left -= self._counts[bucket]
@@ -126,7 +126,7 @@ class GpuStats:
 
     @property
     def seconds(self) -> float:
-        """From the first sample to the last."""
+        """Seconds from the first sample to the last."""
         return 0.0 if self.first is None or self.last is None else self.last - self.first
 
     @property
@@ -145,7 +145,7 @@ class RecordStats:
     """Statistics of a recording over all its GPUs."""
 
     def __init__(self, infos: tuple[GpuInfo, ...], wanted_rate: float) -> None:
-        """Statistics of these GPUs, asked at `wanted_rate` hertz."""
+        """Start the statistics of these GPUs, which are sampled at `wanted_rate` hertz."""
         self.wanted_rate = wanted_rate
         self.gpus = {info.uuid: GpuStats(info) for info in infos}
         self.lateness = Quantiles()
@@ -181,11 +181,11 @@ class RecordStats:
         }
 
     def text(self) -> str:
-        """Return the same as text."""
+        """Return the statistics as text."""
         jitter = self.lateness
         lines = [
             (
-                f"asked at {self.wanted_rate:g} Hz; jitter p50 {jitter.quantile(0.5) * 1e3:.2f} ms,"
+                f"requested {self.wanted_rate:g} Hz; jitter p50 {jitter.quantile(0.5) * 1e3:.2f} ms,"
                 f" p99 {jitter.quantile(0.99) * 1e3:.2f} ms, max {jitter.maximum * 1e3:.2f} ms;"
                 f" {self.missed} ticks missed"
             )

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def summary(stats: RecordStats, started: dt.datetime) -> str:
-    """The summary of a recording that began at `started` (local time): per GPU the average, largest and smallest values.
+    """Return the summary of a recording that began at `started` (local time): average, largest and smallest values per GPU.
 
-    The duration is that between the first and the last sample, not the number of samples; readings of 0 W were never
-    taken in.
+    The duration is that between the first and the last sample, not the number of samples; readings of 0 W are
+    left out.
     """
     lines = ["GPU Performance Summary", "=" * 23, ""]
     for gpu in stats.gpus.values():

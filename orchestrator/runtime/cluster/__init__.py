@@ -1,4 +1,4 @@
 """The Ray cluster that the daemon uses: an embedded head or an existing cluster, with its nodes, capacity and idle workers.
 
-Must not know jobs or attempts. Begin with ``cluster.py``.
+Must not depend on jobs or attempts. Begin with ``cluster.py``.
 """

@@ -1,4 +1,4 @@
-"""Computes what the cluster's nodes offer: their totals, less what other users hold and what is lost."""
+"""Computes the capacity of the cluster's nodes: their totals, less what other users hold, less lost GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTLE_SECONDS: Final = 0.3  # Ray's own numbers lag by less
 class Capacity:
     """Computes free capacity. ``own_groups`` names this daemon's placement groups; all other use belongs to other users.
 
-    A node that is down has what it had: jobs that fit only there wait for it.
+    A node that is down keeps its last known resources: jobs that fit only there wait for it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Capacity:
         self._others: dict[str, Held] = {}
 
     async def look_at_others(self, raw: Mapping[str, RayNode]) -> None:
-        """Update what other users hold. A change counts once a second look, a moment later, confirms it."""
+        """Update what other users hold. A change counts once a second reading, SETTLE_SECONDS later, confirms it."""
         others: dict[str, Held] = await self._ray.call(held_by_others, raw, self._own_groups())
         if others == self._others:
             return
@@ -51,7 +51,7 @@ class Capacity:
         self._others = {node_id: held.least(again.get(node_id, NOTHING)) for node_id, held in others.items()}
 
     def nodes(self, raw: Mapping[str, RayNode]) -> dict[str, Node]:
-        """Return the nodes as the scheduler sees them, without dead ones whose host has joined again under another id."""
+        """Return the nodes as the scheduler sees them, without dead ones that have joined again under another id."""
         superseded = self._seen.superseded(raw)
         return {node_id: self.node(node) for node_id, node in raw.items() if node_id not in superseded}
 

@@ -40,7 +40,7 @@ LIST_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """How to reach Ray. ``address`` None: an embedded head. ``simulate_gpus`` is per node; None uses the real GPUs."""
+    """Options of a cluster. ``address`` None: an embedded head. ``simulate_gpus`` is per node; 0 uses the real GPUs."""
 
     address: str | None = None
     simulate_gpus: int = 0
@@ -139,8 +139,8 @@ class Cluster:
     async def warm(self, placed: Mapping[str, int] | None = None) -> None:
         """Start idle workers, so that the next gang's actors start at once.
 
-        ``placed`` gives the ranks of a gang by node: on an existing cluster as many workers are started on those nodes. An embedded
-        head keeps at least as many as it began with: another job may follow at once.
+        ``placed`` gives the number of a gang's ranks by node: on an existing cluster, as many workers start on those
+        nodes. An embedded head keeps at least ``warm_workers``: another job may follow at once.
         """
         if not (self._warm_workers and self.ray.connected):
             return
@@ -154,9 +154,9 @@ class Cluster:
     async def check_head(self, *, node_lost: bool = False) -> None:
         """Report the loss of an embedded head that accepts no connections any more, before its processes have ended.
 
-        Call after anything that its end may have caused: what follows from it must not be started on a head that is ending.
-        An actor that has ended with its node (``node_lost``) tells of a raylet that was terminated: Ray has given up the head's
-        only node, and the process lives for ten more seconds.
+        Call after anything that the head's end may have caused: no work may start on a head that is ending.
+        ``node_lost``: an actor has ended with its node, as after the raylet was terminated. Ray then counts the head's
+        only node as dead, while the raylet's process lives for ten more seconds.
         """
         if self._head is None or not self.ray.connected:
             return
@@ -167,13 +167,14 @@ class Cluster:
     async def _only_node_is_dead(self) -> bool:
         try:
             return _all_dead(await self.ray.call(list_nodes, seconds=LIST_SECONDS))
-        except Exception:  # it does not answer, which is found in other ways
+        except Exception:  # a head that does not answer is detected in other ways
             return False
 
     async def _give_up_head(self, epoch: int) -> None:
-        """Report the loss of an embedded head whose processes have not ended: it was the one of ``epoch``, and is connected to.
+        """Report the loss of an embedded head that still has processes, if it is connected and the head of ``epoch``.
 
-        Ray never takes back a node that it has declared dead, and a raylet that is stopped, or waits at its end for a worker that it does not know of, never ends.
+        Ray never readmits a node that it has declared dead, and a raylet never ends if it is stopped, or waits at its
+        end for a worker of which it has no record.
         """
         if self._head is not None and self.ray.connected and self.ray.epoch == epoch:
             self._head.unwatch()
@@ -182,7 +183,7 @@ class Cluster:
 
     def _lost(self) -> None:
         self.ray.lost()
-        self.nodes.forget_all()  # a round that waits for an agent of that head goes on
+        self.nodes.forget_all()  # a round that waits for an agent of that head continues
         self._on_lost()
 
     async def restart(self) -> None:
@@ -197,7 +198,7 @@ class Cluster:
         await self.start()
 
     async def abandon(self) -> None:
-        """Undo a failed start: end the head that this process started, and what was forked beside it."""
+        """Undo a failed start: end the head and the fork server that this process started."""
         if self._head is not None:
             self._head.unwatch()
         await self.nodes.end_meetings()

@@ -37,7 +37,7 @@ class RayConnection:
         self._disconnect = disconnect or _disconnect
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._open = asyncio.Event()
-        self._dead = asyncio.Event()  # of the head that calls go to
+        self._dead = asyncio.Event()  # set once the head that calls go to has died
         self._entering: asyncio.Task[None] | None = None
         self._enter_until = 0.0  # time of the event loop's clock
         self.epoch = 0  # number of dead heads: work begun under one must not continue under the next
@@ -54,7 +54,7 @@ class RayConnection:
             raise TimeoutError("Ray's head died before it answered") from error
 
     async def enter(self, address: str, *, hint: str = "") -> None:
-        """Connect to the head at ``address``. Raises ClusterError, whose message ends with ``hint``."""
+        """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``."""
         seconds = start_seconds()
         self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
@@ -72,7 +72,7 @@ class RayConnection:
             await in_own_thread(lambda: self._connect(address, self.namespace))
 
     async def end_entering(self) -> None:
-        """Wait until a connection attempt succeeds or fails: Ray aborts a process whose head dies during the attempt."""
+        """Wait until a connection attempt succeeds or fails: Ray aborts the process if the head dies during it."""
         if self._entering is not None:
             left = self._enter_until - asyncio.get_running_loop().time()
             await asyncio.wait({self._entering}, timeout=max(left, 0.0))
@@ -112,7 +112,7 @@ class RayConnection:
 async def _own_handlers() -> AsyncIterator[None]:
     """Keep Python's signal handlers: a new Ray may install its own while it connects, and it resets SIGTERM when it disconnects.
 
-    The sooner ours are restored, the fewer signals abort or end this process.
+    The sooner Python's handlers are restored, the fewer signals abort or end this process.
     """
     keeper = asyncio.create_task(_keep_handlers())
     try:

@@ -15,8 +15,8 @@ FOR_EVER_SECONDS: Final = 10**6
 def outlive_raylets() -> None:
     """Keep Ray from ending this process when its raylet dies.
 
-    Ray ends a driver whose raylet has died when the driver's parent is init, as a daemon's is. Given a process to watch in
-    place of the parent, it watches that one. Here the process watches itself.
+    Ray ends a driver after its raylet has died if the driver's parent is init, as a daemon's is. If RAYLET_PID is set,
+    Ray watches that process in place of the parent. Here that is this process itself.
     """
     os.environ[RAYLET_PID] = str(os.getpid())
 

@@ -1,7 +1,7 @@
-"""Remembers nodes as their agents last reported them, and finds the dead ones whose place another node has taken.
+"""Records nodes as their agents last reported them, and finds the dead nodes that other nodes have replaced.
 
-Ray keeps a dead node's resources, and gives a host that joins again a new node id. What only agents know, and when they
-answered, is kept in a file: it survives the daemon.
+Ray keeps a dead node's resources, and gives a host that joins again a new node id. The data that only agents report,
+and when they answered, are kept in a file, which outlives the daemon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A node by its agent's newest report. Its agent answered in round ``first`` for the first time, and last in ``last``."""
+    """A node as in its agent's newest report. The agent first answered in round ``first``, last in round ``last``."""
 
     name: str
     shares_home: bool
@@ -34,9 +34,9 @@ class Sighting:
 
 
 class LastSeen:
-    """The newest sighting of every node that Ray still knows, kept in the file ``path``; None keeps nothing.
+    """The newest sighting of every node that Ray still lists, kept in the file ``path``; None: in memory only.
 
-    Rounds are counted from the first daemon of the home on: they order what happened without any clock.
+    Rounds are counted from the home's first daemon on: they order events without a clock.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -50,7 +50,7 @@ class LastSeen:
         return self._sightings.get(node_id)
 
     def note(self, raw: Mapping[str, RayNode], reports: Mapping[str, NodeReport], answered: Collection[str]) -> None:
-        """Record a round, in which the agents of ``answered`` reported. A node that Ray has forgotten is forgotten."""
+        """Record a round, in which the agents of ``answered`` reported. A node that Ray no longer lists is removed."""
         self._round += 1
         before = {node_id: replace(seen, last=0) for node_id, seen in self._sightings.items()}
         now_answered = frozenset(answered) & reports.keys() & raw.keys()
@@ -86,7 +86,7 @@ class LastSeen:
             self._unwritten = False
 
     def superseded(self, raw: Mapping[str, RayNode]) -> set[str]:
-        """Return the dead nodes whose place on their host another node has taken.
+        """Return the dead nodes that another node on the same host has replaced.
 
         Raylets that were up at the same time are different nodes, also where they share a host. A raylet that started
         on a host after another had ended takes the place of that one, and of no other.
@@ -107,7 +107,7 @@ class LastSeen:
         return gone
 
     def _ended_before(self, one: RayNode, other: RayNode) -> bool:
-        """Whether a node was gone when another joined: by its agent's answers, or by Ray where no agent was seen."""
+        """Whether ``one`` ended before ``other`` joined: by their agents' answers, or else by Ray's times."""
         if one.alive:
             return False
         seen, then = self._sightings.get(one.id), self._sightings.get(other.id)
@@ -121,7 +121,7 @@ def _size(node: RayNode) -> tuple[float, float]:
 
 
 def _read(path: Path | None) -> tuple[dict[str, Sighting], int]:
-    """Return what an earlier daemon has written; nothing where it is damaged, since only dead nodes lose by it."""
+    """Return what an earlier daemon wrote; nothing if the file is damaged, which affects only dead nodes."""
     if path is None:
         return {}, 0
     try:

@@ -49,7 +49,7 @@ class LateAgents:
         self._since.pop(node_id, None)
 
     async def late(self, node_id: str) -> None:
-        """Record a late answer; end the agent after LATE_SECONDS of silence if its node answers.
+        """Record a missing answer; end the agent after LATE_SECONDS without one, if its node answers.
 
         A report may wait for a driver that hangs, so a cheaper call is made first.
         """

@@ -1,7 +1,7 @@
 """Keeps idle Ray worker processes warm, so that a rank actor answers in 0.1 s instead of 0.5 s.
 
-Uses the raylet's ``PrestartWorkers`` call, which is internal to Ray; this module is the only place that knows it. When it
-fails, actors merely start slower. ``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it.
+Uses the raylet's ``PrestartWorkers`` call, which is internal to Ray; no other module uses it. When it fails,
+actors merely start slower. ``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def idle_workers(raylet_pid: int) -> int:
 def prestart_workers(
     address: str, port: int, count: int, token: str | None, keep_alive_seconds: int = KEEP_ALIVE_SECONDS
 ) -> str | None:
-    """Ask the raylet at ``address:port`` for ``count`` more idle Python workers. Returns what went wrong, or None."""
+    """Request ``count`` more idle Python workers from the raylet at ``address:port``. Returns the error, or None."""
     try:
         import grpc
         from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc

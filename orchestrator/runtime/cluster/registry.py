@@ -1,4 +1,4 @@
-"""The nodes that have an agent: added when new, asked again in each round, dropped when Ray declares them dead."""
+"""The nodes that have an agent: added when new, queried in each round, dropped when Ray declares them dead."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ AGAIN_SECONDS: Final = 5.0  # a driver that hangs must not delay reports of othe
 
 
 class NodeRegistry:
-    """By node: ``agents``, their newest ``reports``, and GPUs that disappeared after the node was added (``lost_gpus``).
+    """Records of nodes by id: ``agents``, their newest ``reports``, and ``lost_gpus``, lost since the node was added.
 
-    ``silent`` gives the reason for each node that does not answer though Ray counts it as alive. ``answered`` are the nodes
-    whose agents reported in the last round.
+    ``silent`` gives the reason for each node that does not answer though Ray counts it as alive. ``answered`` has the
+    nodes that reported in the last round.
     """
 
     def __init__(self, ray: RayConnection, maker: AgentMaker) -> None:
@@ -49,7 +49,7 @@ class NodeRegistry:
     async def update(self, raw: Mapping[str, RayNode]) -> None:
         """Run one round. Raises the error of an embedded head's only node.
 
-        On an existing cluster a node whose agent does not answer delays no other.
+        On an existing cluster an agent that does not answer delays no other node.
         """
         alive = {node_id for node_id, node in raw.items() if node.alive}
         self._drop_dead(set(raw) - alive)

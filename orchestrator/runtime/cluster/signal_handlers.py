@@ -1,10 +1,10 @@
 """Keeps the process's own SIGTERM handler although Ray installs one when it connects, and resets it when it disconnects.
 
-``ray.init`` replaces any SIGTERM handler by one in C++. It arms an alarm that aborts the process 3 s later, prints a stack,
-and then calls the handler that it replaced. A process that takes longer to end is killed by SIGABRT halfway; on a busy
-machine the stack alone can take that long. Ray has no option to disable the handler, but installs it once in a process:
-``claim_handlers`` has it do so before it connects, when Python's handler can be restored at once. While Ray connects it
-holds the interpreter's lock, on a busy machine for seconds, and nothing of Python could undo what it does.
+``ray.init`` replaces any SIGTERM handler by one in C++, which arms an alarm that aborts the process 3 s later, prints a
+stack, and then calls the handler that it replaced. A process that takes longer to end is killed by SIGABRT halfway; on
+a busy machine the stack alone can take that long. Ray has no option to disable the handler, but installs it once in a
+process: ``claim_handlers`` has it do so before it connects, when Python's handler can be restored at once. While Ray
+connects, it holds the interpreter's lock, on a busy machine for seconds, and no Python code could restore the handler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INSTALL: Final = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
 def claim_handlers() -> None:
     """Have Ray install its handlers, and restore Python's own. Call in the main thread, before the first connection.
 
-    Where a new Ray has no such function, it installs them while it connects: ``restore_handlers``, then ``disarm_abort``, help.
+    A Ray without that function installs them while it connects: ``restore_handlers`` and ``disarm_abort`` undo that.
     """
     from ray import _raylet
 

@@ -58,7 +58,7 @@ class Site:
 
     @property
     def gangs_directory(self) -> Path | None:
-        """Directory that records which gang serves which job. None: gangs are not kept, as others use the cluster's resources."""
+        """Directory of the records of parked and reused gangs. None: none is parked, as others need the resources."""
         return self.paths.ray / "gangs" if self.embedded else None
 
     @property
@@ -72,7 +72,7 @@ class Site:
         return fork_socket(self.node_dir(LOCAL), sys.executable)
 
     def ray_directory(self) -> Path:
-        """Directory where Ray creates its sockets and logs."""
+        """Return the directory where Ray creates its sockets and logs."""
         wanted = self.paths.ray / "s"
         if len(os.fsencode(wanted)) <= LONGEST_RAY_DIRECTORY:
             return wanted

@@ -1,4 +1,4 @@
 """Exporter actors of the GPUs: created, found again after a restart, queried.
 
-Must not know jobs. Begin with ``exporters.py``.
+Must not depend on jobs' records. Begin with ``exporters.py``.
 """

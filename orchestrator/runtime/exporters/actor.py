@@ -27,7 +27,7 @@ NODE_ADDRESS: Final = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterAccess:
-    """Where exporters listen, who may read, and whether processes are shown.
+    """Access to exporters: the address and ports, the token that a reader needs, and whether processes are shown.
 
     ``address`` ``node`` means the node's own address in its cluster.
     """
@@ -50,9 +50,9 @@ class ExporterAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterReport:
-    """Where an exporter serves, its process, its GPU's present state, and the jobs whose telemetry it writes.
+    """Report of an exporter: its URL, its process, its GPU's present state, and the jobs for which it writes telemetry.
 
-    ``loads`` is what the GPU did since the requested time. ``lineages`` holds each process on the GPU with its ancestors,
+    ``loads`` is the GPU's load since the requested time. ``lineages`` holds each process on the GPU with its ancestors,
     which only the node itself can read; a process that the exporter cannot see has none.
     """
 
@@ -95,7 +95,7 @@ class ExporterActor:
         _give_back_memory()
 
     def report(self, since: float | None = None) -> ExporterReport:
-        """Return the newest values; with ``since`` (Unix time of this node) also what the GPU did after it."""
+        """Return the newest values; with ``since`` (Unix time of this node) also the GPU's load after it."""
         (status,) = self._exporter.statuses()
         processes = status.sample.processes if status.sample is not None and since is not None else ()
         return ExporterReport(

@@ -37,14 +37,14 @@ class ExporterTarget:
 
 @dataclass(slots=True)
 class _Silence:
-    """Since when an exporter has not answered, by the clock, and whether it was replaced for that."""
+    """Silence of an exporter: its beginning, by the clock, and whether the exporter was replaced because of it."""
 
     since: float
     replaced: bool = False
 
 
 class Exporters:
-    """Creates and queries exporters. ``reports`` holds the last answer of each GPU whose exporter answers."""
+    """Creates and queries exporters. ``reports`` holds the last report of each GPU while its exporter answers."""
 
     # A GPU that falls off the bus is missing from its node's inventory, and an exporter that hangs from the reports. Alerts
     # need both, so neither removes an exporter or its entry in ``places``.
@@ -117,7 +117,7 @@ class Exporters:
     ) -> Mapping[str, ExporterReport]:
         """Query these GPUs' exporters, or all, concurrently and each with a deadline; return the reports.
 
-        ``since`` adds what each GPU did after that Unix time, or as far back as the exporter knows.
+        ``since`` adds each GPU's load after that Unix time, or as far back as the exporter has it.
         """
         known = list(self._actors if uuids is None else (u for u in uuids if u in self._actors))
         after = {uuid: None if since is None else since.get(uuid, 0.0) for uuid in known}

@@ -1,6 +1,6 @@
 """Collects what the driver reports of a rank's GPUs at the time of its death: Xid events and lost GPUs.
 
-Asks the exporters, which receive an Xid at once; an exporter that hangs with its GPU is not waited for.
+Queries the exporters, which receive an Xid at once; does not wait for an exporter that hangs with its GPU.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 Everything in this folder runs in the *user's* interpreter, which may have torch but not orch: it imports the standard
 library and torch, nothing else, and reaches its own modules as the private package `_orch_forkserver` (see server.py),
-so that no name of ours can shadow a `server.py`, `utils.py` or `keeper.py` beside a training script.
+so that none of its module names can shadow a `server.py`, `utils.py` or `keeper.py` beside a training script.
 
 Theory of operation
 ===================
 
 Three kinds of process, each forked from the one before::
 
-    F  fork server   one per node and interpreter; single-threaded; has imported torch; knows no job
+    F  fork server   one per node and interpreter; single-threaded; has imported torch; holds no data of a job
     └─ K  keeper     one per training process; its parent, its reaper, and the subreaper of all it starts
        └─ T          the training process: a session of its own; behaves as if started by hand
 
@@ -23,10 +23,11 @@ K exists so that no exit status is lost and no process is left behind, whichever
   that the exit status survives the death of every reader. Then it kills what T left behind.
 * The owner dies, or closes its end of the lifeline (a socket): K kills everything below itself. Processes that called
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
-* K dies: T has asked for SIGKILL at its parent's death; what else K kept falls to F, a subreaper too, which kills it.
+* K dies: T gets SIGKILL, its parent-death signal; the other processes below K become children of F, a subreaper too,
+  which kills them.
 * F dies: only its spares end. Keepers and jobs continue; the next rank actor starts another F.
 
-One second after a request without another, F forks ahead: for each running process, one K with its T, which wait for
+When no request has arrived for one second, F forks ahead: for each running process, one K with its T, which wait for
 a request (spares.py). A restarted gang uses them: the forks, and most first writes to shared pages, are already done.
 
 T must not be able to detect that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
@@ -40,7 +41,8 @@ torch.distributed that call torch's own (torch_changes/), and the server's envir
 The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
 before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
 program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
-that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/ (functions that are replaced: teardown.py, where torch
-counts on being slow, collective_calls.py, which collective a rank has entered, and debugger.py, where `pdb` finds its terminal), and
-below them deadline.py (when a rank is killed), request.py, reports.py, masking.py, page.py, cgroups.py, proctree.py, linux.py and wire.py.
+that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/ (functions that are replaced: teardown.py against a
+race at the end of torch programs, collective_calls.py to record the collective that a rank has entered, debugger.py to connect `pdb` to
+the rank's terminal), and below them deadline.py (the time at which a rank is killed), request.py, reports.py, masking.py, page.py,
+cgroups.py, proctree.py, linux.py and wire.py.
 """

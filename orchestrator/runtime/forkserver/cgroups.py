@@ -1,11 +1,12 @@
 """A control group for each training process: limits its memory, counts its use, and kills all of its processes.
 
 Owns the files below /sys/fs/cgroup, of both versions, and one directory name. Where they are not writable, as in most
-containers and for users without delegation, there is no group, and every function here says so with None or False.
+containers and for users without delegation, there is no group, and every function here returns None or False.
 
 A group is created below the group that the fork server runs in, so a service manager that ends its own group ends the ranks
-too. With version 2 a group that holds processes cannot pass the memory controller on: there a group may serve to find and to
-end processes without limiting them (`CgroupParent.has_memory`). A parent that was delegated to this user is then preferred.
+too. With version 2 a group that holds processes cannot enable the memory controller below it: a new group there can be used
+to find and to end processes, but not to limit their memory (`CgroupParent.has_memory`). A parent that was delegated to this
+user is then preferred.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def _unified_place(base: str, path: str) -> CgroupParent | None:
 
 
 def _below(base: str, path: str) -> str:
-    """Return a group's directory; a container may see its own group as the root, under the name that it has outside."""
+    """Return a group's directory, or `base` where it does not exist: a container may see its own group as the root."""
     directory = os.path.normpath(f"{base}/{path.lstrip('/')}")
     return directory if os.path.isdir(directory) else base
 
@@ -200,7 +201,7 @@ class Group:
                     os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove the group; False while a process is in it, even one whose memory is still being freed."""
+        """Remove the group; False while a process is in it, even one that has ended and still has memory."""
         for directory, _, _ in os.walk(self.path, topdown=False):
             if directory != self.path:  # created by the process itself
                 with contextlib.suppress(OSError):

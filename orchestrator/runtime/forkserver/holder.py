@@ -29,7 +29,7 @@ class Identity:
     started: int
 
     def lives(self) -> bool:
-        """Whether the process exists and is not a zombie; one whose memory is being freed still lives."""
+        """Whether the process exists and is not a zombie; it lives until its memory is freed."""
         try:
             fields = linux.stat_fields(self.pid)
         except OSError:

@@ -12,8 +12,8 @@ deadline. End of file on the lifeline is an order to kill everything.
 
 One exception: when the machine shuts down, every process gets SIGTERM, keeper and owner included, and the owner ends long
 before a rank has saved. A rank that was asked to stop a moment ago may then end by itself until `STOP_SECONDS` after
-the request; the keeper reads its output meanwhile. The signals are sent one after the other, and the owner's end can be
-seen first: the keeper waits `ASKED_SECONDS` for its own.
+the request; the keeper reads its output meanwhile. The signals are sent one after the other, so the owner may end
+before the keeper gets its own: the keeper waits `ASKED_SECONDS` for it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 RECORD_VERSION = 1
 
-# Waiting for killed processes is driven by their deaths; this bounds how long a process lives that a sweep has missed.
+# The keeper sweeps again at each death of a process; this bounds how long a process lives that a sweep has missed.
 _SWEEP_SECONDS = 0.05
 _SLOWEST_SWEEP_SECONDS = 1.0
 _READ_BYTES = 65536
@@ -105,9 +105,9 @@ def run(make: Callable[[], Keeper]) -> NoReturn:
 
 
 class Keeper:
-    """The keeper's state, from the fork to the last death.
+    """State of a keeper, from the fork until the last process of its tree has ended.
 
-    The child waits at its gate until the keeper is ready for its signals, and until the owner knows of it where that is asked for.
+    The child waits at its gate until the keeper handles signals and, where the request is gated, until the owner sends `go`.
     """
 
     def __init__(self, spawn: Spawn, child: Child, group: cgroups.Group | None = None) -> None:
@@ -147,7 +147,7 @@ class Keeper:
             holder.write(
                 self._spawn.lease, holder.Holder(keeper, child, None if self._group is None else self._group.path)
             )
-        except OSError as error:  # a full disk: only the mark then finds the tree
+        except OSError as error:  # a full disk: the tree can then be found only by its mark
             sys.stderr.write(f"keeper {os.getpid()}: lock file not written: {error}\n")
 
     def _take_signals(self) -> socket.socket:
@@ -246,7 +246,7 @@ class Keeper:
         self._deadline.move(left or ASKED_SECONDS, "lifeline", provisional=left == 0.0)
 
     def _overdue(self) -> None:
-        """Kill the rank; the first time without an owner, look whether it has been asked to stop in the meantime."""
+        """Kill the rank; at a provisional deadline, first check whether it has been asked to stop in the meantime."""
         left = self._seconds_to_stop() if self._deadline.provisional else 0.0
         if left > 0.0:
             self._deadline.move(left, self._deadline.cause)
@@ -255,7 +255,7 @@ class Keeper:
             self._kill_all(self._deadline.cause)
 
     def _seconds_to_stop(self) -> float:
-        """How long the rank may still take to end by itself; 0 unless it was asked to stop, and not by its owner."""
+        """Return the seconds that the rank may still take to end; 0 unless it was asked to stop, not by its owner."""
         now = time.time()
         asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
         times = [at for at in (self._terminated_at, self._child.reports.terminated_at, asked) if at is not None]
@@ -271,7 +271,7 @@ class Keeper:
                 self._deadline.at_most(float(command["grace_seconds"]))
                 self._set_cause("stop")
                 self._signal_group(signal.SIGTERM)
-                self._signal_group(signal.SIGCONT)  # a stopped process could not even receive the first
+                self._signal_group(signal.SIGCONT)  # a stopped process handles SIGTERM only once it is continued
             case "kill":
                 self._kill_all("kill")
             case other:
@@ -287,7 +287,7 @@ class Keeper:
             proctree.kill(self._child.pid, number)
 
     def _set_cause(self, cause: str) -> None:
-        """Record the cause of the order. A later order replaces a milder one, but not the cause of an earlier death."""
+        """Record the cause of an order in place of an earlier one, unless the process has exited."""
         if not self._exited:
             self._cause = cause
 
@@ -393,7 +393,7 @@ class Keeper:
         self._flush()
 
     def _ending(self, now: float) -> dict[str, Any]:
-        """Return whether and by what the process and the keeper were asked to stop, and the process's last steps."""
+        """Return the times at which the process and the keeper were asked to stop, and the process's last steps."""
         last = page.read_last_page(self._spawn.page, now=now)
         seen = [at for at in (last.stop_seen_at, self._child.reports.terminated_at) if at is not None]
         return {

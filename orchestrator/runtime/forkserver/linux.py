@@ -1,6 +1,6 @@
 """Linux calls that Python lacks, and functions that undo what a process inherits from a Ray worker.
 
-Owns prctl and signal dispositions; knows nothing of jobs. Everything here is callable between fork and user code.
+Owns prctl and signal dispositions; contains nothing about jobs. Everything here is callable between fork and user code.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def process_name() -> str:
 
 
 def set_title(text: str) -> None:
-    """Set the command line that `ps` shows; cut to the size of the original one (serve.py's --room).
+    """Set the command line that `ps` shows; cut to the size of the original one (startup.py's --room).
 
     The kernel shows the text up to its first NUL when the last byte of the arguments' memory is not one.
     """
@@ -163,7 +163,7 @@ def restore_priorities() -> None:
 def adjust_oom_score(value: int) -> bool:
     """Set this process's oom_score_adj, which its children inherit; False where the kernel refuses.
 
-    Raising it needs no privilege, nor does lowering it to what the process was started with by a privileged one.
+    Raising it needs no privilege, nor does lowering it to the value with which a privileged process started this one.
     """
     try:
         handle = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -200,11 +200,11 @@ def _is_open(number: int) -> bool:
 
 
 def keep_freed_memory() -> None:
-    """Make the C library return memory to the kernel only from 64 MiB of it on, here and in forks.
+    """Make the C library return freed memory to the kernel only once there are 64 MiB of it, here and in forks.
 
     glibc adapts this limit to the largest block that was freed, up to 32 MiB, so one such block sets it for good. With a low
-    limit a training step returns its gradients and activations, and the kernel clears each page again in the next step; whether it does
-    depends on where the heap ends, which is not the same in a fork and in a fresh interpreter. Other C libraries are not changed.
+    limit a training step returns its gradients and activations, and the kernel clears each page again in the next step. Whether
+    this happens depends on where the heap ends, which differs between a fork and a fresh interpreter. Other C libraries are unchanged.
     """
     malloc, free = _libc.malloc, _libc.free
     malloc.argtypes, malloc.restype, free.argtypes, free.restype = (
@@ -232,31 +232,31 @@ def huge_page_candidates() -> list[int]:
 def collapse_into_huge_page(address: int) -> bool:
     """Replace 2 MiB of small pages by one huge page; False where the kernel (before 6.1, or without free ones) refuses.
 
-    A fork copies one entry for each page of its parent: 512 times fewer halve its time. A child that writes to a huge
-    page copies only the 4 KiB in question.
+    A fork copies one entry for each page of its parent: 512 times fewer entries halve its time. A child that writes to
+    a huge page copies only the 4 KiB in question.
     """
     return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE) == 0)
 
 
 def loaded_libraries() -> frozenset[str]:
-    """The files of which this process has mapped code."""
+    """Return the files from which this process has mapped code."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
     return frozenset(parts[5] for parts in fields if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"))
 
 
 def end_without_exit_handlers() -> bool:
-    """Have C's `exit` write what its streams hold and end the process; handlers that were registered before this call are not run.
+    """Make C's `exit` flush its streams and end the process without running handlers registered before this call.
 
-    Handlers run in the reverse order of their registration: those that are registered after this call still are. False where the C library
-    has no `on_exit` (musl): it then ends as ever.
+    Handlers run in the reverse order of their registration: those that are registered after this call still run. False where the C library
+    has no `on_exit` (musl), or it fails: the process then ends as usual.
     """
     try:
         register, flush, end = _libc.on_exit, _libc.fflush, _libc._exit  # noqa: SLF001 - a function of C
         at_exit = _libc["__cxa_atexit"]
     except AttributeError:
         return False
-    # `on_exit` hands its function the exit code, `__cxa_atexit` its argument: a null pointer means every stream to fflush.
+    # `on_exit` passes the exit code to its function, `__cxa_atexit` its argument: fflush(NULL) flushes all streams.
     if register(ctypes.cast(end, ctypes.c_void_p), None) != 0:
         return False
     at_exit(ctypes.cast(flush, ctypes.c_void_p), None, None)
@@ -274,9 +274,9 @@ def read_end(descriptor: int) -> int | None:
 
 
 def drop_output(pipe: int) -> bool:
-    """Read away what is in the pipe of a rank without an owner: a full pipe would block the rank, one without a reader break it.
+    """Discard the output of a rank without an owner: its writes would block at a full pipe, and fail at a closed one.
 
-    Return False, and close it, when every writer has closed it.
+    Close the pipe and return False when every writer has closed it.
     """
     try:
         if os.read(pipe, _READ_BYTES):

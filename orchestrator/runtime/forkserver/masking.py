@@ -1,4 +1,4 @@
-"""Masks secrets in text: used wherever text of a rank leaves the processes beside it.
+"""Masks secrets in the text of a rank before the text is stored or sent.
 
 A secret of several lines is masked line by line, as it is printed. A secret is also found in the encodings of URLs, JSON
 and base64, in which libraries quote their input. Standard library only: keepers use it in the user's interpreter.
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 MASK = "***"
 
 SHORTEST_LINE = 4
-"""A shorter line of a secret of several lines (a brace of a JSON document) is no secret, and would match everywhere."""
+"""A shorter line of a secret of several lines (a brace of a JSON document) is not a secret, and would match everywhere."""
 
 LONGEST_ENCODED = 1024
-"""Each search text costs time for every line of output: of a longer secret only the plain form is searched for."""
+"""Each search text costs time for every line of output: a longer secret is searched for in its plain form only."""
 
 
 class Masker:

@@ -37,7 +37,7 @@ class LastPage:
 
 
 def read_last_page(path: str | None, *, now: float) -> LastPage:
-    """Read the page at ``path``; blank without a readable page. A stop seen at an unknown time counts as seen at ``now``."""
+    """Read the page at ``path``; all None if it is unreadable. A stop seen at an unknown time counts as seen at ``now``."""
     raw = b"" if path is None else _bytes_of(path)
     if len(raw) != PAGE_BYTES or HEADER.unpack_from(raw) != EXPECTED_HEADER:
         return LastPage()
@@ -46,7 +46,7 @@ def read_last_page(path: str | None, *, now: float) -> LastPage:
 
 
 def stop_seen_at(raw: bytes, *, now: float) -> float | None:
-    """Return when the training loop was asked to stop, by the page's bytes."""
+    """Return when the training loop noticed a request to stop, from the page's bytes; None if it did not."""
     if raw[STOP_SEEN_AT] == 0:
         return None
     (at,) = STOP_SEEN_TIME.unpack_from(raw, STOP_SEEN_TIME_AT)

@@ -20,14 +20,14 @@ from .masking import Masker
 
 _SIZE_BYTES = 256 * 1024
 _LENGTH = struct.Struct("=I")
-_TERMINATED_AT = struct.Struct("=d")  # behind the length; a time, 0.0 before there is one
+_TERMINATED_AT = struct.Struct("=d")  # after the length; a time, 0.0 before it is set
 _HEAD_BYTES = _LENGTH.size + _TERMINATED_AT.size
 
 MAX_TRACEBACK_CHARACTERS = 64 * 1024
 MAX_MESSAGE_CHARACTERS = 8 * 1024
 
 
-_MARK_CHARACTERS = 100  # of the line in the middle of a text that was cut
+_MARK_CHARACTERS = 100  # maximum length of the line that replaces the middle of a text
 _MAX_CHARACTERS = {
     "traceback": MAX_TRACEBACK_CHARACTERS,
     "message": MAX_MESSAGE_CHARACTERS,
@@ -42,7 +42,7 @@ _REPORTS: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the text, its middle cut out where it is longer than `limit` characters: both ends say most."""
+    """Return the text, its middle cut out where it is longer than `limit` characters: the ends are the most useful."""
     if len(text) <= limit:
         return text
     head = limit // 4
@@ -50,7 +50,7 @@ def clip(text: str, limit: int) -> str:
 
 
 class Reports:
-    """The reports. The keeper creates the object before it forks; the child writes, the keeper reads."""
+    """Reports in shared memory. The keeper creates the object before it forks; the child writes, the keeper reads."""
 
     __slots__ = ("_keeper", "_memory", "_read", "_writer", "masker")
 
@@ -60,7 +60,7 @@ class Reports:
         self._writer = 0
         self._read = _HEAD_BYTES
         self.masker = Masker(())
-        """Create the child's side: text is masked before it is cut, or half a secret would remain."""
+        """Masks secrets in the child before a text is cut: otherwise half a secret could remain."""
 
     def attach_writer(self) -> None:
         """Become the writer, in the child. Its own children inherit this object; their reports are dropped."""
@@ -96,7 +96,7 @@ class Reports:
         """Return the messages since the last call; called in the keeper.
 
         The child's script can write anything here. Only messages that a child may send, of the right types, are passed
-        on: the owner would take any other as the keeper's own.
+        on: the owner would take any other for a message of the keeper.
         """
         used = min(_LENGTH.unpack_from(self._memory)[0], _SIZE_BYTES)
         if used <= self._read:

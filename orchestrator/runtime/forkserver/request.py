@@ -1,4 +1,4 @@
-"""A spawn request: as asked for, as sent, and as the server understands it.
+"""Spawn requests: as a client makes them, as they are sent, and as the server parses them.
 
 Owns the check of what the socket received: all other code relies on these types and checks nothing again. The peer is
 the same user, so this guards against mistakes and other versions, not against malice.
@@ -30,7 +30,7 @@ class SpawnRequest:
 
     ``env`` is the complete environment. ``threads`` is torch's thread count; None takes OMP_NUM_THREADS from ``env``, else the
     machine's default. ``record`` is copied into the exit record, with the last content of the progress page ``page``.
-    ``cold`` asks for a fresh interpreter in any case; otherwise the server uses one only where a fork would differ from it.
+    ``cold`` requests a fresh interpreter in any case; otherwise the server uses one only where a fork would differ from it.
     """
 
     mode: str
@@ -54,7 +54,7 @@ class SpawnRequest:
     """Replaced by `***` in the exit record and in exceptions reported over the lifeline."""
 
     def message(self, roles: Mapping[str, int]) -> tuple[dict[str, Any], list[int]]:
-        """Return the request as the server's socket takes it, with descriptors by the names that the server knows."""
+        """Return the message for the server, and its descriptors; ``roles`` has these by the server's names."""
         body = {f.name: getattr(self, f.name) for f in fields(SpawnRequest)}
         body |= {"env": dict(self.env), "record": dict(self.record)}
         return {"op": "spawn", **body, "fds": list(roles)}, list(roles.values())
@@ -76,7 +76,7 @@ class Spawn(SpawnRequest):
     extra: Mapping[int, int]
     """The number in the new process -> the number here."""
     gated: bool
-    """None of the user's code runs before the owner says `go`, which it does once it has the answer to its request."""
+    """None of the user's code runs before the owner sends `go`, which it does once it has the reply to its request."""
 
     def descriptors(self) -> set[int]:
         """Return every descriptor that came with the request."""
@@ -94,7 +94,7 @@ def parse(message: dict[str, Any], fds: list[int]) -> Spawn:
         raise BadRequestError("mode 'store' needs the listening socket: pass `listen`")
     cwd = _text(message, "cwd")
     if not os.path.isabs(cwd):
-        raise BadRequestError(f"cwd {cwd!r} is not absolute; the server's own directory means nothing to a job")
+        raise BadRequestError(f"cwd {cwd!r} is not absolute; it would be relative to the server's directory")
     return Spawn(
         mode=mode,
         target=_text(message, "target"),

@@ -44,7 +44,7 @@ def main(startup_modules: frozenset[str]) -> Program | None:
     linux.restore_priorities()
     linux.reset_signals(python=True)
     linux.unblock_signals()
-    # Clients that connect while we warm wait in the backlog.
+    # Clients that connect while the server warms up wait in the backlog.
     server = Server(claim.listener, options.socket, claim.lock, startup.Owner(options.of_process))
     try:
         baseline = warm(options.preload, log, startup_modules, cold=options.cold)
@@ -106,7 +106,7 @@ class Server:
         self._running = False
 
     def serve(self, baseline: Baseline) -> Program | None:
-        """Serve until asked to stop."""
+        """Serve until the server must stop; return the program in a training process, None in the server."""
         self._to_collapse = linux.huge_page_candidates()
         while self._running:
             for descriptor in self._ready(self._restartable(baseline)):
@@ -136,7 +136,7 @@ class Server:
         return None
 
     def close(self) -> None:
-        """Stop listening, and remove the socket's file if it is still ours."""
+        """Stop listening, and remove the socket's file if it is still this server's."""
         if _identity(self._path) == self._identity:
             os.unlink(self._path)
         self._listener.close()
@@ -147,7 +147,7 @@ class Server:
         log("forkserver.ended", pid=os.getpid())
 
     def _abandon(self) -> None:
-        """In a fork: forget descriptors without closing them.
+        """Detach the server's descriptors in a fork without closing them.
 
         The keeper closes them by number. An object that closed them later, when the training process collects it, would
         close whatever has that number by then.
@@ -331,7 +331,7 @@ class Server:
 
 
 def _or_die(start: Callable[[], Program]) -> Program:
-    """In the fork: exit on an error, which must not unwind into the server's loop."""
+    """Call ``start`` in the fork; exit on an error, which must not unwind into the server's loop."""
     try:
         return start()
     except BaseException:
@@ -340,7 +340,7 @@ def _or_die(start: Callable[[], Program]) -> Program:
 
 
 def _started(keeper_pid: int, spawn: request.Spawn) -> dict[str, Any]:
-    """Answer: an owner says `go` where this is gated; a keeper of an earlier version does not know the word."""
+    """Return the reply. The owner sends `go` only if its ``gated`` is true: keepers of earlier versions reject it."""
     return {"ok": True, "keeper_pid": keeper_pid, "gated": spawn.gated}
 
 

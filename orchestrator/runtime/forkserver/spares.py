@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .warm import Baseline
 
 MOST = 16
-"""Memory of a waiting spare, keeper and child: 10 MB."""
+"""Maximum number of spares. Each, a waiting keeper and its child, takes 10 MB of memory."""
 
 QUIET_SECONDS = 1.0
-"""No fork ahead this soon after a request: the processors belong to the process that it started."""
+"""Time after a request in which nothing is forked ahead: the processors are left to the process that it started."""
 
 UNUSED_SECONDS = 4.0
-"""How long a spare is kept without need: a failed gang restarts within this time."""
+"""Time that a spare is kept without need: a failed gang restarts within this time."""
 
 _APART_SECONDS = 0.05  # two forks in a row would slow down training
 _SEND_SECONDS = 5.0
@@ -44,7 +44,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Spares:
-    """The server's side: the spares by their keepers' process numbers, and when to add or remove one."""
+    """Server's side of the spares, by their keepers' process numbers; determines when to add or remove one."""
 
     def __init__(self) -> None:
         self._channels: dict[int, socket.socket] = {}
@@ -78,7 +78,7 @@ class Spares:
         return needed > len(self) and now >= self._next_at()
 
     def look_again_seconds(self, needed: int) -> float:
-        """Return in how many seconds ``adjust`` could have work."""
+        """Return the seconds until ``adjust`` may have to add a spare; infinite where it has none to add."""
         if min(needed, MOST) > len(self):
             return max(self._next_at() - time.monotonic(), _APART_SECONDS)
         return math.inf
@@ -93,7 +93,7 @@ class Spares:
         self._channels[pid] = channel
 
     def hand_over(self, message: dict[str, Any], fds: list[int]) -> int | None:
-        """Give a spare this request, whose descriptors stay open here; its process number, or None without a spare."""
+        """Send the request to a spare; return its process number, None without a spare. ``fds`` stay open here."""
         while self._channels:
             pid = next(iter(self._channels))
             channel = self._channels.pop(pid)
@@ -123,7 +123,7 @@ class Spares:
         return True
 
     def abandon(self) -> None:
-        """In a fork: forget descriptors without closing them (`Server._abandon`)."""
+        """Detach the channels in a fork without closing them (`Server._abandon`)."""
         for channel in self._channels.values():
             channel.detach()
         self._channels.clear()
@@ -216,7 +216,7 @@ def _received_by_keeper(channel: int, child_pid: int) -> tuple[dict[str, Any], l
 def _send(channel: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
     data = wire.encode(message)
     sent = socket.send_fds(channel, [data], fds)
-    if sent < len(data):  # a reader that has everything may have closed
+    if sent < len(data):  # a reader that has received everything may have closed the socket
         channel.sendall(memoryview(data)[sent:])
 
 

@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from . import linux, wire
 
 TICK_SECONDS = 2.0
-"""How often an idle server checks whether its socket's file still exists."""
+"""Interval at which an idle server checks whether its socket's file still exists."""
 
 MOST_LOG_BYTES = 2**20
-"""A log that is longer when a server starts begins anew: it lies on the node's disk, and servers start after each loss of a head."""
+"""A log that is longer when a server starts is emptied: it lies on the node's disk, and servers start after each loss of a head."""
 
 _LOCK_RETRY_SECONDS = 0.05
 _BACKLOG = 128
@@ -31,14 +31,14 @@ _BACKLOG = 128
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a process needs to be the server: the listening socket and the lock."""
+    """Listening socket and lock, which a process must have to be the server."""
 
     listener: socket.socket
     lock: int
 
 
 class Owner:
-    """The process `pid`, whose end ends the server too: on an existing cluster, the raylet of its node. None: it never ends.
+    """Process `pid` that the server ends with: on an existing cluster, the raylet of its node. None: there is none.
 
     An embedded head's fork server has none: it serves the next head of the same machine.
     """
@@ -54,11 +54,11 @@ class Owner:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What becomes readable at its end."""
+        """Descriptors that become readable when the process ends."""
         return () if self._handle is None else (self._handle,)
 
     def note_end(self) -> None:
-        """Remember that it has ended."""
+        """Record that the process has ended."""
         if self._handle is not None:
             os.close(self._handle)
         self._handle, self.ended = None, True
@@ -69,8 +69,8 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="orch-forkserver", description="Forks training processes; started by orch.")
     parser.add_argument("--socket", required=True, help="Unix socket to listen on; NAME.lock beside it is the lock")
     parser.add_argument("--log", required=True, help="file that the server and its keepers append to")
-    parser.add_argument("--room", default="", help="ignored: room for what `ps` is to show of each process")
-    parser.add_argument("--cold", help="why nothing is to be imported; given by the server to itself")
+    parser.add_argument("--room", default="", help="ignored: reserves space for the title that `ps` shows")
+    parser.add_argument("--cold", help="reason to import nothing; set by the server itself")
     parser.add_argument("--inherited", type=int, nargs=2, help="listener and lock of the process before this one")
     parser.add_argument("--of-process", type=int, help="end with that process, once nothing runs that was forked here")
     parser.add_argument("--preload", action="append", default=[], help="module to import as well, if it is there")
@@ -128,7 +128,7 @@ def _inherit(listener: int, lock: int) -> Claim:
 
 
 def _daemonize(log_path: str) -> int | None:
-    """Leave the starter's session and parentage. Returns in the daemon the pipe to announce on; in the starter None.
+    """Leave the starter's session and parent. Return the pipe to announce on in the daemon, None in the starter.
 
     The starter's process relays the announcement to its stdout and ends; the daemon is a child of init.
     """
@@ -168,10 +168,10 @@ def _announce(pipe: int, message: dict[str, Any]) -> None:
 
 
 def _lock(path: str, socket_path: str) -> tuple[int | None, int | None]:
-    """Return the lock's descriptor, or None and the holder. A POSIX lock: forks do not inherit it, the kernel frees it.
+    """Return the lock's descriptor, or None, and the holder's process number. Forks do not inherit a POSIX lock.
 
-    A holder without a socket is about to end and notices that at its next tick, one without a number has just begun: this
-    waits for both.
+    A holder without a socket ends at its next tick, and one that has not written its number has just started: this waits
+    for both. The kernel releases the lock when its holder ends.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + 2 * TICK_SECONDS

@@ -55,41 +55,41 @@ class NotServableError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A fresh interpreter's state, as far as it cannot be read again later."""
+    """State of a fresh interpreter that cannot be read again later."""
 
     cold: str | None
-    """Why nothing was imported and every start is a cold one; None: the normal case."""
+    """Reason that nothing was imported and every start is a cold one; None: the normal case."""
     python: str
     """The interpreter's path, as the process that started it wrote it."""
     process_name: str
     environ: dict[str, str]
-    """When the interpreter started."""
+    """Environment with which the interpreter started."""
     own_modules: tuple[str, ...]
     """The names under which this package is imported; hidden from scripts."""
     consulted: frozenset[str]
     """The variables that imports have read: another value for one of them needs a fresh interpreter."""
     startup_modules: frozenset[str]
-    """What a bare interpreter imports; a module beside the script cannot shadow these."""
+    """Modules that a bare interpreter imports; a module beside the script cannot shadow these."""
     modules: dict[str, str | None]
     """Every imported top-level module, and its file."""
     sys_path: tuple[str, ...]
     default_threads: int | None
     """torch's thread count on this machine when nothing sets it; None without torch."""
     openblas_setters: tuple[Callable[[int], object], ...]
-    """Sets the thread count of each loaded copy of OpenBLAS."""
+    """Functions that set the thread count, one for each loaded copy of OpenBLAS."""
     torch_version: str | None
     warm_seconds: float
     descriptors: frozenset[int]
     """Descriptors that imported libraries hold open; normally none."""
     libraries: frozenset[str]
-    """The files of which code was mapped."""
+    """Files from which code was mapped."""
 
 
 class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
     """os.environ that records which names were read.
 
-    A loop over all of it records no name: tqdm does so, torch imports tqdm where it is installed, and every variable that
-    differs would mean a cold start. What tqdm looks for is among the prefixes of cold_start.py.
+    A loop over all variables records no name: tqdm runs such a loop, torch imports tqdm where it is installed, and every
+    variable that differs would cause a cold start. The variables that tqdm uses are among the prefixes of cold_start.py.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -134,7 +134,7 @@ def _recorded_environment() -> Iterator[None]:
 def warm(
     preload: Sequence[str], log: Callable[..., None], startup_modules: frozenset[str], *, cold: str | None
 ) -> Baseline:
-    """Import and exercise everything; return what was there before. Raises NotServableError.
+    """Import and exercise the modules; return the baseline. Raises NotServableError.
 
     With `cold`, a reason, it imports nothing: forks of such a server only execute fresh interpreters.
     """
@@ -148,7 +148,7 @@ def warm(
     finally:
         gc.enable()
     _check_servable()
-    # Work and writes that a child can be spared: each page that a child writes to must be copied first.
+    # Work and writes that children then need not do: each page that a child writes to must be copied first.
     linecache.clearcache()
     names = [name for name in sys.modules if name and "." not in name]
     modules = {name: getattr(sys.modules[name], "__file__", None) for name in names}
@@ -176,7 +176,10 @@ def warm(
 
 
 def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str | None, int | None]:
-    """Return torch's version and default thread count; None without it. The job's own import reports missing modules."""
+    """Import torch and ``preload``; return torch's version and default thread count, None without torch.
+
+    A missing module is only logged: the job's own import reports it.
+    """
     version, threads = None, None
     with _recorded_environment():
         try:
@@ -203,7 +206,7 @@ def _openblas_setters() -> Iterator[Callable[[int], object]]:
 
 
 def _exercise(torch: Any) -> None:
-    """Import what torch imports late: one step of one model loads modules for a second."""
+    """Import what torch imports late: the first step of a model spends a second on loading modules."""
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
@@ -214,10 +217,10 @@ def _exercise(torch: Any) -> None:
 
 
 def train_once(torch: Any) -> None:
-    """Run one small step with each of two optimizers, saved and loaded: what nearly every script does.
+    """Run one small step with each of two optimizers, then save and load the model, as nearly every script does.
 
-    A backward pass makes the autograd engine ask every driver that torch was built for how many devices there are, and start a thread for
-    each: no fork could use a GPU after that, and none would be told which GPUs are its own. Such builds get their gradients by hand.
+    A backward pass makes the autograd engine query every driver that torch was built for its devices, and start a thread for each one:
+    no fork could use a GPU after that, nor be restricted to its own GPUs. In builds for GPUs the gradients are set to zero instead.
     """
     file = io.BytesIO()
     with _no_gpu(torch):
@@ -243,7 +246,7 @@ def _is_built_for_gpus(torch: Any) -> bool:
 
 @contextlib.contextmanager
 def _no_gpu(torch: Any) -> Iterator[None]:
-    """Keep torch from asking the driver how many GPUs there are, which alone would make every fork unusable."""
+    """Keep torch from querying the driver for the number of GPUs, which alone would make every fork unusable."""
     saved = (torch.cuda.is_available, torch.cuda.device_count)
     torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
     try:
@@ -263,7 +266,7 @@ def _check_servable() -> None:
             raise NotServableError(f"importing opened {target}; a driver's state does not survive a fork")
     torch = sys.modules.get("torch")
     if torch is not None and (torch.cuda.is_initialized() or _is_cuda_spoilt_in_forks(torch)):
-        raise NotServableError("importing spoke to the CUDA driver; its state does not survive a fork")
+        raise NotServableError("an import initialized the CUDA driver; its state does not survive a fork")
 
 
 def _thread_name(thread: str) -> str:
@@ -272,7 +275,7 @@ def _thread_name(thread: str) -> str:
 
 
 def _is_cuda_spoilt_in_forks(torch: Any) -> bool:
-    """Whether torch would refuse CUDA in a fork of this process: asks in a fork."""
+    """Whether torch would refuse CUDA in a fork of this process; checks it in a fork."""
     pid = os.fork()
     if pid == 0:
         os._exit(1 if torch.cuda._is_in_bad_fork() else 0)  # noqa: SLF001 - torch has no public function for it

@@ -13,7 +13,7 @@ import struct
 from typing import Any
 
 PROTOCOL = 1
-"""Raised when a message changes its meaning; client and server with different numbers refuse each other."""
+"""Increased when the meaning of a message changes; client and server with different numbers refuse each other."""
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """An environment may be a few megabytes (ARG_MAX); more is not a request."""
@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_FDS = 64
 _READ_BYTES = 262144
 MAX_LINE_BYTES = 1024 * 1024
-"""A line on the lifeline; a traceback is cut well below it."""
+"""Longest line on the lifeline; tracebacks are cut to much less."""
 
 HEADER = struct.Struct("!I")
 
@@ -29,7 +29,7 @@ MODES = ("script", "module", "command", "store")
 
 
 class WireError(Exception):
-    """The peer sent something that is not a message of this protocol; close the connection and look at its version."""
+    """The peer sent something that is not a message of this protocol; close the connection and check its version."""
 
 
 def encode(message: dict[str, Any]) -> bytes:

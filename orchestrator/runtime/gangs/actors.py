@@ -1,8 +1,8 @@
 """Finds, creates and removes a gang's placement group and rank actors in Ray. Calls block; gangs.py runs them in threads.
 
 An actor's name contains the gang that it was created for, so actors of an earlier daemon are found again and none is created twice.
-Gangs that ended well are parked for a moment (``reuse/``), and serve the next job of the same shape. This module does not know
-what a rank does.
+Gangs that ended well are parked for PARKED_SECONDS (``reuse/``), and serve the next job of the same shape. This module
+does not depend on what a rank does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHARED_PLACEMENT_SECONDS: Final = 10.0
 
 
 class RayRankActors:
-    """Rank actors of the cluster at ``site``; ``nodes`` lists its nodes, ``parked`` knows which gang serves which job."""
+    """Rank actors of the cluster at ``site``; ``nodes`` has its nodes, ``parked`` the gang that serves each job."""
 
     def __init__(self, site: Site, ray: RayConnection, nodes: NodeRegistry, parked: ParkedGangs) -> None:
         self._site = site
@@ -61,7 +61,7 @@ class RayRankActors:
         found = self._find(job, everywhere=not create)
         origin = self._parked.serving(job)
         taken = origin is not None and origin != origin_of(job)
-        # An earlier daemon may have died when it had taken the gang, before the actors knew or that was recorded.
+        # An earlier daemon may have died after it took the gang, before the actors were told or that was recorded.
         if None not in found and (job.seats or not taken or self._assign(job, found)):
             return found
         if job.seats:
@@ -81,13 +81,13 @@ class RayRankActors:
     def remove(self, job: Job) -> None:
         """Kill the gang's actors and free its placement group's reservation. Idempotent."""
         origin = self._parked.serving(job)
-        if origin is not None:  # else it serves another job by now
+        if origin is not None:  # else the gang serves another job by now
             self._remove(origin, job.num_workers)
 
     def park(self, job: Job, actors: Sequence[Any]) -> bool:
-        """Keep the gang for another job, where nothing of this one is left in its actors; return whether it is kept.
+        """Keep the gang for another job if its actors retain nothing of this one; return whether it is kept.
 
-        On False it may have retired: remove it.
+        On False its actors may have retired: remove the gang.
         """
         import ray
 
@@ -100,19 +100,19 @@ class RayRankActors:
                 log.info("gang.not_parked", job=job.id, left=left)
                 return False
             self._parked.park(job)
-        except Exception as error:  # removing is always right
+        except Exception as error:  # removing the gang is always safe
             log.warning("gang.not_parked", job=job.id, why=str(error).partition("\n")[0])
             return False
         return True
 
     def remove_parked(self, seconds: float = PARKED_SECONDS) -> bool:
-        """Remove gangs that have been parked for so long; return whether others are."""
+        """Remove gangs that have been parked for ``seconds``; return whether others are parked."""
         for origin in self._parked.over(seconds):
             self._remove(origin, 0)
         return self._parked.any_parked
 
     def _remove(self, origin: Origin, ranks: int) -> None:
-        """Remove a gang; with its placement group Ray kills the actors in it. ``ranks``: those to kill at once."""
+        """Remove a gang; Ray kills actors with their placement group. ``ranks``: how many actors to kill at once."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -124,7 +124,7 @@ class RayRankActors:
         self._parked.removed(origin)
 
     def _take(self, job: Job) -> list[Any]:
-        """Have a parked gang serve the job; empty: there is none."""
+        """Assign a parked gang to the job and return its actors; empty if there is none."""
         while (origin := self._parked.take(job)) is not None:
             actors = self._actors(origin, job)
             if None not in actors and self._assign(job, actors):
@@ -133,7 +133,7 @@ class RayRankActors:
         return []
 
     def _assign(self, job: Job, actors: Sequence[Any]) -> bool:
-        """Have actors that have retired, or serve the job already, serve it; return whether all do."""
+        """Assign actors that have retired, or already serve the job, to it; return whether all serve it."""
         import ray
 
         try:
@@ -161,7 +161,7 @@ class RayRankActors:
         return ray.get_actor(rank_actor_name(origin.job_id, origin.gang, rank), namespace=self._site.namespace)
 
     def _find(self, job: Job, *, everywhere: bool) -> list[Any]:
-        """Find existing actors, None for missing ones; Ray is not asked for actors that cannot exist yet."""
+        """Find existing actors, None for missing ones; Ray is not queried for actors that cannot exist yet."""
         origin = self._parked.serving(job)
         known = everywhere or job.seats or job.attempt_number > 1 or _may_exist(job) or origin != origin_of(job)
         return self._actors(origin, job) if origin is not None and known else [None] * job.num_workers
@@ -226,7 +226,7 @@ def _may_exist(job: Job) -> bool:
 
 
 def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
-    """Wait until Ray's control plane knows that a gang released a moment ago holds nothing, at most ROOM_SECONDS.
+    """Wait until Ray's control plane lists the resources of a gang released a moment ago as free, at most ROOM_SECONDS.
 
     Ray retries a placement group that does not fit at first only once a second. Where other users hold the resources,
     the group is requested without waiting.
@@ -237,7 +237,7 @@ def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:
 
 
 def _has_room(job: Job, bundle: dict[str, float]) -> bool:
-    """Whether the gang fits into what is free, as Ray's control plane knows it."""
+    """Whether the gang fits into the resources that Ray's control plane lists as free."""
     free = control_plane.available()
     return all(
         free.get(node_id, {}).get(name, 0.0) >= amount * job.nodes.count(node_id) - 1e-6

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GONE_SECONDS: Final = 60.0
 FLUSH_SECONDS: Final = 30.0
 PARKING_SECONDS: Final = 2.0
-"""How long a gang that ended well is kept until its keepers confirm its end: only then it may serve another job."""
+"""How long to wait for the keepers of a gang that ended well to confirm its end: only then may it serve another job."""
 
 
 class Nodes(Protocol):
@@ -110,7 +110,7 @@ class Ender:
                 self._post(facts)
 
     async def _confirm_gone(self, job: Job) -> None:
-        """Ask the agent of each of the gang's nodes; a dead node's ranks end when their lease expires."""
+        """Have each node's agent confirm that its ranks ended; a dead node's ranks end when their lease expires."""
         deadline = time.monotonic() + GONE_SECONDS
         by_node: dict[str, list[int]] = {}
         for rank, node_id in enumerate(job.nodes):

@@ -28,7 +28,7 @@ class NodeGoneError(LookupError):
 
 
 class NodeFilesError(Exception):
-    """A node's disk did not take or give a job's files; ``reason`` is the error: free space there, or drain the node."""
+    """A node's disk cannot read or write a job's files because of ``reason``: free space there, or drain the node."""
 
     def __init__(self, node_id: str, cause: OSError) -> None:
         self.node_id = node_id
@@ -59,7 +59,7 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the error says that an actor or its node does not answer, which may be different at the next try."""
+    """Whether the error means that an actor or its node does not answer; the next try may succeed."""
     from ray.exceptions import RayError, RayTaskError
 
     return isinstance(error, TimeoutError) or (isinstance(error, RayError) and not isinstance(error, RayTaskError))

@@ -95,9 +95,9 @@ def _left_out_by(work_dir: str, missing: str) -> str:
 
 
 def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
-    """Return the exits, by their keepers' records, of ranks that had ended by themselves when their actor died.
+    """Return the exits, from keepers' records, of ranks that had ended by themselves when their actor died.
 
-    A rank that was killed with its actor while its node was shutting down counts as asked to stop.
+    A rank that was killed with its actor while its node was shutting down counts as having been told to stop.
     """
     words: list[ev.Event] = []
     for rank in range(ranks):
@@ -128,7 +128,7 @@ def saved(
     facts: list[ev.Event] = []
     if unusable:
         facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
-    # The rank whose part came last names the checkpoint; the others still report the one before.
+    # The rank that stored its part last names the checkpoint; the others still report the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
         at = moved(status, behind).at or time.time()
         facts.append(
@@ -147,7 +147,7 @@ def saved(
 
 
 def saves_fail_of(reported: PersisterStatus | None, before: tuple[str, str]) -> tuple[str, str]:
-    """Return the present failure of saves; ``before`` where there is no news."""
+    """Return the present failure of saves; ``before`` without a report."""
     if reported is None:
         return before
     status, _ = repaired(reported)
@@ -155,7 +155,7 @@ def saves_fail_of(reported: PersisterStatus | None, before: tuple[str, str]) -> 
 
 
 def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
-    """Return the result of the search for the attempt's first checkpoint; texts without secrets."""
+    """Return the results of the search for the checkpoint to resume from; secrets in texts are masked."""
     now = time.time()
     events: list[ev.Event] = [
         noted(job_id, notes.CheckpointQuarantined(said=masker.text(message))) for message in resumption.problems

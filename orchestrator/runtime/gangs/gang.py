@@ -1,4 +1,4 @@
-"""What the daemon's memory holds of a job's gang; all of it can be found again."""
+"""State of a job's gang in the daemon's memory; all of it can be found again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Gang:
-    """The gang's actors by rank, their first answers, and what the relay has heard of the attempt ``watching``."""
+    """The gang's actors by rank, their first answers, and the relay's record of the attempt ``watching``."""
 
     number: int
     actors: list[Any]

@@ -87,13 +87,13 @@ class Gangs:
         self._work[job.id] = _Work(effect, task)
 
     def settle(self) -> None:
-        """Begin to remove what an earlier daemon left and no job needs."""
+        """Begin to remove the gangs that an earlier daemon parked, which no job needs."""
         self._table.remove_left()
 
     def forget_all(self) -> None:
         """Drop all gangs and report each as lost: Ray's head has died, and every gang with it."""
         for work in self._work.values():
-            work.task.cancel()  # its actors never answer; the loop orders it again
+            work.task.cancel()  # its actors never answer; the loop applies the effect again
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
             words = last_words(self._paths, job_id, gang.watching, len(gang.actors)) if gang.watching else []

@@ -88,7 +88,7 @@ def rank_plans(
 
 
 class _Folders(NamedTuple):
-    """Of one job: its attempt's exit records, its logs, its checkpoints. Text, as plans have it."""
+    """Directories of one job: its attempt's exit records, its logs, its checkpoints. Text, as in plans."""
 
     exits: str
     logs: str
@@ -96,7 +96,7 @@ class _Folders(NamedTuple):
 
 
 class _Common:
-    """What the plans of an attempt have in common on every node, each found once."""
+    """Common parts of an attempt's plans on all nodes, each computed once."""
 
     def __init__(self, job: Job) -> None:
         self.entry = parse_entrypoint(job.spec.entrypoint)
@@ -105,7 +105,7 @@ class _Common:
         self._folders: dict[Paths, _Folders] = {}
 
     def folders(self, paths: Paths) -> _Folders:
-        """The job's directories in a home; nodes that share one have the same."""
+        """Return the job's directories in a home; nodes that share a home have the same."""
         found = self._folders.get(paths)
         if found is None:
             exits = paths.attempt_exits(self._job.id, self._job.attempt_number)

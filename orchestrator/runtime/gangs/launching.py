@@ -122,7 +122,10 @@ class Launcher:
         await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
-        """Return the rendezvous' address and port; no older attempt runs then. Actors created for this attempt need no call."""
+        """Return the rendezvous address and port, once no older attempt runs.
+
+        Actors that were created for this attempt need no call.
+        """
         if (known := rendezvous_of(gang.greetings, attempt)) is not None:
             return known
         address = gang.greetings[0].address

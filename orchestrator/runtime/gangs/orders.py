@@ -85,7 +85,7 @@ class Orders:
         return greetings
 
     async def attach_placed(self, job: Job) -> Gang:
-        """Attach the gang of a job that must end: none is created or waited for. Raises GangLostError."""
+        """Attach the gang of a job that must end; create none. Raises GangLostError, also after UNPLACED_SECONDS."""
         gang = await self._table.attach(job, create=False)
         if not gang.greetings and not job.seats:
             try:

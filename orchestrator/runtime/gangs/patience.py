@@ -12,7 +12,7 @@ RETRY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a poll is held, how long a live actor may take to answer a deferred order, and the pause after a failure."""
+    """Durations: how long a poll is held, how long a live actor may take to answer, and the pause after a failure."""
 
     poll_seconds: float = POLL_SECONDS
     order_seconds: float = ORDER_SECONDS

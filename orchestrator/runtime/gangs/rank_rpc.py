@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
 LOOK_SECONDS: Final = 15.0
-"""A rank whose actor takes longer to answer counts as out of reach."""
+"""A rank counts as out of reach when its actor takes longer to answer."""
 
 SESSION_OPEN_SECONDS: Final = 60.0
-"""A missing fork server is started first."""
+"""Includes the start of a missing fork server."""
 
 
 class GangCalls:
@@ -47,7 +47,7 @@ class GangCalls:
             raise TraceRefusedError(str(getattr(error, "cause", error))) from None  # without the actor's traceback
         except Exception as error:
             what = "is out of reach" if as_lost(rank, error) is None else "is gone"
-            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; `orch status` says more") from error
+            raise TraceRefusedError(f"rank {rank} of {job.id} {what}; see `orch status`") from error
         return data
 
     async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
@@ -63,7 +63,7 @@ class GangCalls:
         return self._table.processes(job)
 
     def storage(self, job: Job) -> Mapping[int, StorageSeen]:
-        """What the job's ranks last met on the storage of their checkpoints, by rank; without asking."""
+        """Return the last known state of the ranks' checkpoint storage, by rank, without a call."""
         return self._table.storage(job)
 
     def terminals(self, job: Job) -> Mapping[int, TerminalSeen]:
@@ -100,7 +100,7 @@ class GangCalls:
 
 
 class GangSession:
-    """A session beside a rank whose actor is ``actor``; ``who`` names the rank in errors."""
+    """A session beside the rank of the rank actor ``actor``; ``who`` names the rank in errors."""
 
     def __init__(self, actor: Any, who: str) -> None:
         self._actor, self._who = actor, who
@@ -116,7 +116,7 @@ class GangSession:
         return output
 
     async def send(self, message: SessionMessage) -> None:
-        """Send a client's message; return when it was taken: input only as fast as the command reads it."""
+        """Send a client's message; return once it is accepted: input only as fast as the command reads it."""
         seconds = None if isinstance(message, Input) else RPC_SECONDS
         await self._ask(seconds, self._actor.tell_session, self._number, message)
 
@@ -135,7 +135,7 @@ class GangSession:
         except Exception as error:
             if isinstance(error, AttributeError):
                 raise SessionRefusedError(
-                    f"{self._who} was started by an earlier version of orch", "its next attempt can be entered"
+                    f"{self._who} was started by an earlier version of orch", "wait for its next attempt"
                 ) from error
             what = "is out of reach" if as_lost(0, error) is None else "is gone"
-            raise SessionRefusedError(f"{self._who} {what}", "`orch status` says more") from error
+            raise SessionRefusedError(f"{self._who} {what}", "see `orch status`") from error

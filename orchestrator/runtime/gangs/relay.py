@@ -64,10 +64,10 @@ class Actors(Protocol):
 
 
 class EventRelay:
-    """Relays events. ``post`` takes events for the record; ``progress`` takes the newest progress of a rank; ``pages`` reads it here.
+    """Relays events. ``post`` takes events for the record; ``progress`` takes a rank's newest progress.
 
-    ``reports`` gives the newest report of each node, ``gpu_evidence`` the driver's evidence about GPUs. ``check_head``
-    reports every gang as lost if Ray's head is ending.
+    ``pages`` reads the progress of ranks on this machine. ``reports`` gives the newest report of each node,
+    ``gpu_evidence`` the driver's evidence about GPUs. ``check_head`` reports all gangs as lost if Ray's head is ending.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class EventRelay:
         self._post([*words, gang_lost(job.id, gang.number, lost)])
 
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
-        """Process an actor's reply. What cannot be processed is skipped, so that the rest and the next reply still count."""
+        """Process an actor's reply. A part that fails is skipped, so that the rest and the next reply still count."""
         left_out = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
         sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
         behind = 0.0 if self._pages.local else gang.clocks[rank].heard(sent_at, self._now())
@@ -189,7 +189,7 @@ class EventRelay:
             gang.storage[rank] = replace(moved(repaired(storage)[0], behind), rank=rank)
         if (terminal := getattr(reply, "terminal", None)) is not None:
             gang.terminals[rank] = replace(moved(repaired(terminal)[0], behind), rank=rank)
-        with left_out("what became of a snapshot"):
+        with left_out("the status of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
             if facts := saved(job.id, reply.persisted, failing=failing, behind=behind):
@@ -203,7 +203,7 @@ class EventRelay:
                 self._post(facts)
             if any(event.kind == "started" for event in events):
                 self._pages.open(job, gang, rank)
-            if any(event.kind != "started" for event in events):  # its last report has come with this end
+            if any(event.kind != "started" for event in events):  # its last report has arrived with this end
                 gang.close_pages([rank])
 
     async def _with_gpu_evidence(self, gang: Gang, rank: int, events: Sequence[RankEvent]) -> Sequence[RankEvent]:
@@ -242,7 +242,7 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
             case "started":
                 gang.started[rank] = event.pid
                 cold = _cold(job, event)
-                if cold and (rank, attempt) == (0, 1):  # told once: the others begin alike
+                if cold and (rank, attempt) == (0, 1):  # reported once: all ranks begin alike
                     facts.append(noted(job.id, StartedCold(rank=rank, said=cold)))
                 if len(gang.started) == job.num_workers:
                     pids = tuple(gang.started[r] for r in range(job.num_workers))
@@ -258,7 +258,7 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
 
 
 def _cold(job: Job, event: RankEvent) -> str:
-    """Return why a rank began in a fresh interpreter; empty where it did not, or where the job file wants it so (runtime_env)."""
+    """Return why a rank began in a fresh interpreter; empty if it did not, or if runtime_env requires it."""
     if event.cold != AS_ASKED:
         return event.cold or ""
     names = cold_start_variables(job.spec.env)

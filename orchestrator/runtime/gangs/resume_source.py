@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Path or URL of the checkpoint to resume from, None for none; a sentence for each that was found damaged.
+    """Path or URL of the checkpoint to resume from (None: none), and a sentence for each that was found damaged.
 
     ``notes`` describe other changes to the script's own files; ``found`` is the newest valid one of them.
     """
@@ -55,7 +55,7 @@ def watch_settings(job: Job, paths: Paths) -> WatchSettings | None:
 def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reached: int = 0) -> Resumption:
     """Return the checkpoint for the job's current attempt: its own newest valid one, else the one it was submitted with.
 
-    ``reached`` is the highest reported step. Raises OSError when the files are out of reach.
+    ``reached`` is the highest reported step. Raises OSError when the files cannot be reached.
     """
     settings = watch_settings(job, paths)
     if settings is not None:

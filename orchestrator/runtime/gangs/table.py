@@ -1,4 +1,4 @@
-"""The gangs that the daemon knows: each is attached once, from what exists in Ray."""
+"""Table of the gangs that the daemon has attached: each once, from what exists in Ray."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GangTable:
         return dict(gang.processes) if gang is not None and gang.watching == job.attempt_number else {}
 
     def storage(self, job: Job) -> Mapping[int, StorageSeen]:
-        """What the ranks of the job's current attempt last met on the storage of their checkpoints, by rank."""
+        """Return the last known state of the checkpoint storage of the job's current attempt, by rank."""
         gang = self.current(job)
         return dict(gang.storage) if gang is not None and gang.watching == job.attempt_number else {}
 

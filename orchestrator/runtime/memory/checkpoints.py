@@ -57,7 +57,7 @@ class Checkpoints:
         return 0 if newest is None else newest.step
 
     def break_newest(self, job_id: JobId) -> Saved | None:
-        """Tear the newest one on storage; None when there is none."""
+        """Tear the newest checkpoint on storage and return it; None when there is none."""
         stored = self.stored.get(job_id)
         if not stored:
             return None

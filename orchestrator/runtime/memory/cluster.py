@@ -29,7 +29,7 @@ _FIRST_PID = 100
 
 @dataclass(slots=True)
 class MemoryGang:
-    """Actors by rank. Exists as a whole, or not at all."""
+    """A gang's actors by rank. It exists as a whole, or not at all."""
 
     job_id: JobId
     number: int
@@ -156,7 +156,7 @@ class MemoryCluster:
         return self.checkpoints.flush(job_id, number, self.now())
 
     def forget(self, job_id: JobId) -> None:
-        """Drop what only restarts of an ended job would need."""
+        """Drop the data that only restarts of an ended job would need."""
         self.network.forget(job_id)
         self.processes.forget(job_id)
 
@@ -169,10 +169,10 @@ class MemoryCluster:
         node = self.nodes[node_id]
         return None if node.alive else node.died_at + FENCE_SECONDS
 
-    # -- what happens to them
+    # -- losses, saves and ends
 
     def lose_node(self, node: MemoryNode, *, cut_off: bool) -> None:
-        """Make the node dead for all other programs; its own processes may run on."""
+        """Make the node dead for all other programs; with ``cut_off`` its processes run until their lease ends."""
         node.alive, node.silent, node.died_at = False, False, self.agenda.now
         for actor in [a for gang in self.gangs.values() for a in gang.actors if a.node is node]:
             actor.die(NodeLost(rank=actor.rank, node=node.node.id), node_lost=True, kill=not cut_off)

@@ -98,7 +98,7 @@ class EffectTask:
 
     def _answered(self, asked: int, number: int, what: Any) -> None:
         if self._ended or asked != self._asked or self._steps is None or number in self._answers:
-            return  # it has gone on without this answer, or has it already
+            return  # the task has continued without this answer, or has it already
         self._answers[number] = what
         if len(self._answers) < self._wanted:
             return

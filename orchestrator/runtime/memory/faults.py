@@ -13,7 +13,7 @@ _SIGKILL = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a rank's process ends: an exit code or a signal, the exception that its script raised, the steps that it reported."""
+    """End of a rank's process: an exit code or a signal, the exception of its script, the steps that it reported."""
 
     code: int | None = None
     signal: int | None = None
@@ -90,7 +90,7 @@ class NodeAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLost:
-    """Ray's head dies: every actor, and every rank."""
+    """Ray's head dies, and with it every actor and every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Slow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskFull:
-    """All writes fail: checkpoints, and (where the store asks ``MemoryCluster.disk_full``) the record."""
+    """All writes fail: checkpoints, and (where the store reads ``MemoryCluster.disk_full``) the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ _RETRY_SECONDS: Final = 0.5
 
 @dataclass(slots=True)
 class _Gang:
-    """What the daemon knows of a gang; all of it can be found again."""
+    """State of a gang in the daemon's memory; all of it can be found again."""
 
     number: int
     actors: Sequence[MemoryActor]

@@ -38,7 +38,7 @@ class Network:
     def ask(self, job_id: JobId, node: MemoryNode | None, do: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """Run ``do`` on a node (None: on the control plane), and call ``answer`` with its result or exception.
 
-        Messages about one job arrive in the order in which they were sent. A lost answer raises NoAnswerError.
+        Messages about one job arrive in the order in which they were sent. A lost answer becomes a NoAnswerError.
         """
         arrives = max(self.agenda.now + self._accepts(node), self._arrived.get(job_id, 0.0))
         self._arrived[job_id] = arrives
@@ -51,7 +51,7 @@ class Network:
         do: Callable[[Callable[[Any], None]], None],
         answer: Callable[[Any], None],
     ) -> None:
-        """Like ``ask``, for a deferred result: ``do`` gets a function to call with it."""
+        """Run ``do`` on a node like ``ask``, for a deferred result: ``do`` gets a function to call with it."""
         replying = partial(self.reply, job_id, node, answer)
 
         def begin() -> None:

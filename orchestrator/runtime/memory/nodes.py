@@ -23,7 +23,7 @@ class UnsafeOrderError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """What one rank holds of a node."""
+    """GPUs and CPUs of a node that one rank holds."""
 
     gpus: tuple[int, ...]
     share: float
@@ -33,7 +33,7 @@ class Hold:
 
 @dataclass(slots=True)
 class MemoryNode:
-    """``node`` is the scheduler's initial view. ``slow`` is the extra delay of each message, in seconds."""
+    """A node; ``node`` is the scheduler's initial view, ``slow`` the extra delay of each message, in seconds."""
 
     node: Node
     alive: bool = True
@@ -51,7 +51,7 @@ class MemoryNode:
         return replace(self.node, alive=self.alive, reachable=not self.silent, other_gpus=other)
 
     def take(self, holder: Holder, gpus: float, cpus: float) -> Hold | None:
-        """Reserve a rank's share; None when the missing GPUs have dropped out. Raises UnsafeOrderError."""
+        """Reserve a rank's share; None when too few healthy GPUs are left. Raises UnsafeOrderError."""
         found = self._find(gpus)
         if found is None:
             return None

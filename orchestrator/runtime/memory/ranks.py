@@ -151,7 +151,7 @@ class MemoryActor:
         self.add(RankEvent(number=len(self.events) + 1, at=self.agenda.now, **fields))
 
     def add(self, news: News) -> None:
-        """Keep what is new and answer the waiting polls."""
+        """Keep an event or checkpoint, and answer the waiting polls."""
         self.events.append(news)
         polls, self._polls = self._polls, []
         for poll in polls:
@@ -159,7 +159,7 @@ class MemoryActor:
                 self.poll(poll.attempt, poll.cursor, poll.answer)
 
     def die(self, cause: GangFault, *, node_lost: bool = False, kill: bool = True) -> None:
-        """End the actor; with ``kill`` also its process, whose keeper holds a lifeline to it."""
+        """End the actor; with ``kill`` also its process, as a keeper does when its lifeline to the actor breaks."""
         if self.dead is not None:
             return
         self.dead = GangLostError(cause, node_lost=node_lost)
@@ -184,7 +184,7 @@ class Process:
     processes: Processes
     alive: bool = True
     began: float = 0.0
-    """How far into its script it began."""
+    """Seconds into its script at which it began."""
     hangs: bool = False
     ordered: bool = False
     """Its end was ordered."""

@@ -1,4 +1,4 @@
 """One node: its agent, its directories, the files of its jobs, its health check, and what Ray reports about it.
 
-Must not know gangs. Begin with ``agent.py``.
+Must not depend on gangs. Begin with ``agent.py``.
 """

@@ -1,4 +1,4 @@
-"""The node agent, one detached actor per node without CPUs: inventory, fork servers, and whether a rank has really ended.
+"""The node agent, one detached actor per node: reports the inventory, runs fork servers, confirms that ranks ended.
 
 Ray restarts it when it dies; ranks are not affected. A new agent finds all state again: fork servers by their sockets,
 process trees by the locks that their keepers hold.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 PRELOAD = ("orchestrator.train.script.training_context", "safetensors.torch")
 NODE_HOME = "ORCH_NODE_HOME"
 SERVER_PATIENCE = timedelta(seconds=5)
-"""How long a fork server may take to end; one that is stopped, or still warms up, is killed after it."""
+"""How long a fork server may take to end; one that is stopped, or still warms up, is killed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class NodeGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What an agent reports of its node. ``home`` holds jobs' files there: it is the daemon's own where that is shared."""
+    """Report of a node's agent. ``home`` holds jobs' files on the node: it is the daemon's own where that is shared."""
 
     node_id: str
     hostname: str
@@ -92,7 +92,7 @@ class NodeAgent:
         self._home_token = home_token
         self._files = NodeFiles(_own_home(self._node_dir))
         self._watched: dict[Path, asyncio.Task[None]] = {}
-        # Ray restarts an agent by creating it anew: the new one would not know which servers to keep alive.
+        # Ray restarts an agent by creating it anew: the new one has no record of the servers to keep alive.
         self._adopting = asyncio.get_running_loop().create_task(self._adopt())
 
     async def report(self) -> NodeReport:
@@ -155,7 +155,7 @@ class NodeAgent:
         return self._node_id[:12]
 
     async def assign(self, pids_by_gpu: dict[int, tuple[int, ...]]) -> None:
-        """Tell the simulation which processes run on which simulated GPU."""
+        """Record, for the simulation, which processes run on which simulated GPU."""
         await asyncio.to_thread(write_assignments, self._node_dir / FILE_NAME, pids_by_gpu)
 
     async def fork_server(self, python: str) -> Hello:

@@ -22,9 +22,10 @@ ANSWER_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
-    """A node as Ray's control plane knows it. ``total`` is by Ray's resource names, memory in bytes; of a dead node, what it had.
+    """A node as Ray's control plane lists it. ``total`` is by Ray's resource names, memory in bytes.
 
-    ``started`` is by the node's clock, ``ended`` (0 while it is alive) by the head's, in milliseconds since the epoch.
+    A dead node keeps its last ``total``. ``started`` is by the node's clock, ``ended`` (0 while it is alive) by the
+    head's, in milliseconds since the epoch.
     """
 
     id: str
@@ -47,7 +48,7 @@ class RayGroup:
 
 
 def nodes() -> list[RayNode]:
-    """Return every node that Ray remembers, dead ones included."""
+    """Return every node that Ray lists, dead ones included."""
     from ray.core.generated import gcs_pb2, gcs_service_pb2
 
     reply = _ask(_address(), "NodeInfo", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())

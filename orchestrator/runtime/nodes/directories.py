@@ -52,7 +52,7 @@ def fork_socket(node_dir: Path, python: str) -> Path:
 
 
 def fork_socket_in(node_dir: Path, name: str) -> Path:
-    """Return the socket of ``fork_socket_name``: finding that takes longer than all the rest, for each node of a gang."""
+    """Return the path of the socket ``name`` from ``fork_socket_name``, which is slow: call that once for a gang."""
     return node_dir / "fork" / name
 
 
@@ -79,8 +79,8 @@ def clear_pages(
 ) -> None:
     """Remove the pages and snapshots in a node's shared memory of jobs that are not ``live``.
 
-    A recent file may belong to a job that the caller did not know when it asked. Nothing is removed where the directory
-    of pages is another user's, or a link.
+    A file younger than ``young_seconds`` is kept: it may belong to a job that started after the caller read ``live``.
+    Nothing is removed where the directory of pages is another user's, or a link.
     """
     now = time.time()
     with _entries(page_directory(node_dir.parent.name, shared_memory=shared_memory)) as (folder, entries):

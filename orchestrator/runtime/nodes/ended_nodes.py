@@ -1,4 +1,4 @@
-"""What a node of an existing cluster leaves on a machine that lives on: its raylet is noted, and its directory removed after its end."""
+"""Removes the directories that ended nodes of an existing cluster leave on a machine; notes each node's raylet."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NOTE: Final = "raylet"
 
 
 def raylet_of(node_dir: Path) -> int | None:
-    """Return the process that a node of an existing cluster ends with, its raylet, and note it in the node's directory.
+    """Return the process id of the raylet with which an existing cluster's node ends; note it in the node's directory.
 
     None for an embedded head's node: its directory, and the fork server there, outlive the head.
     """
     raylet = os.environ.get(RAYLET_PID, "")
     if node_dir.name == LOCAL or not raylet.isdecimal():
         return None
-    with contextlib.suppress(OSError):  # it has ended already, and this process ends with it
+    with contextlib.suppress(OSError):  # the raylet has ended already, and this process ends with it
         (node_dir / _NOTE).write_text(f"{raylet} {linux.start_ticks(int(raylet))}", encoding="ascii")
     return int(raylet)
 

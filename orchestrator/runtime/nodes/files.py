@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 CACHE_BYTES: Final = 2 * 1024**3
-YOUNG_SECONDS: Final = 60.0  # a younger file may belong to a job that the caller did not know when it asked
+YOUNG_SECONDS: Final = 60.0  # a younger file may belong to a job that started after the caller listed the live ones
 _LOG = re.compile(r"attempt-(\d+)/rank-(\d+)\.log(?:\.(\d+))?$")
 _EXIT = re.compile(r"attempt-(\d+)/rank-(\d+)\.json$")
 
@@ -38,7 +38,7 @@ class BlobDamagedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLocation:
-    """How far a rank's log has been read: the file, by its inode (rotation changes its name), and bytes."""
+    """Position up to which a rank's log was read: the file, by its inode (rotation changes its name), and bytes."""
 
     inode: int = 0
     offset: int = 0
@@ -146,7 +146,7 @@ class NodeFiles:
         return found
 
     def find_outputs(self, job_id: str, patterns: Sequence[str], max_bytes: int) -> Outputs:
-        """See ``working_copy.find_outputs``."""
+        """Call ``working_copy.find_outputs`` for the job's working copy."""
         return find_outputs(self.paths.work(job_id), patterns, max_bytes)
 
     def read_output(self, job_id: str, relative: str, offset: int) -> bytes:
@@ -188,7 +188,7 @@ class NodeFiles:
 
 
 def _there(paths: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
-    """What the paths are, without those that have gone since they were listed: a draft gets its name meanwhile."""
+    """Yield each path that still exists, with its status: a draft may have been renamed since it was listed."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             yield path.stat(), path

@@ -84,7 +84,7 @@ def left_out_by(root: Path, path: str) -> str:
         prefix = "".join(f"{above}/" for above in parts[:index])
         try:
             rules = (*rules, *rules_of(root / prefix, prefix))
-        except IgnoreFileError:  # such a directory cannot be submitted: the file is newer
+        except IgnoreFileError:  # such a directory cannot be submitted: the ignore file is newer than the copy
             return ""
         found = ignored_by(rules, f"{prefix}{part}", is_dir=index < len(parts) - 1)
         if found:

@@ -1,6 +1,6 @@
 """Queries Ray about its nodes: which exist, what other users hold of them, and whether they answer.
 
-Blocking calls; cluster.py runs them in threads. Must not remember or decide anything.
+Blocking calls; cluster.py runs them in threads. Must not store or decide anything.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def end_worker(actor: Any, *, restart: bool) -> None:
 
 
 def list_nodes() -> dict[str, RayNode]:
-    """Return every node that Ray remembers, dead ones included."""
+    """Return every node that Ray lists, dead ones included."""
     return {node.id: node for node in control_plane.nodes()}
 
 

@@ -1,4 +1,4 @@
-"""Walks a working directory as a submission takes it: without what ignore files leave out, and counting that."""
+"""Lists the files of a working directory that a submission archives, and counts those that ignore files exclude."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LeftOutCount:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, link or empty directory that is taken; ``relative`` is its path below the working directory."""
+    """A file, link or empty directory to archive; ``relative`` is its path below the working directory."""
 
     relative: str
     path: Path
@@ -78,7 +78,7 @@ class Found:
 
 
 def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
-    """Everything that a submission takes of ``root``; what it leaves out is added to ``left_out``. Raises WorkdirError."""
+    """Yield all in ``root`` that a submission archives; add excluded files to ``left_out``. Raises WorkdirError."""
     count = 0
     stack: list[tuple[Path, str, tuple[IgnoreRules, ...]]] = [(root, "", ())]
     while stack:
@@ -113,7 +113,7 @@ def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
 
 
 def link_target(found: Found, root: Path) -> str:
-    """What a link below ``root`` holds. Raises WorkdirError for one that leads out of it."""
+    """Return the target of a link below ``root``. Raises WorkdirError for one that leads out of it."""
     target = str(found.path.readlink())
     resolved = Path(os.path.realpath(found.path))
     if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117 - the link's own text
@@ -125,7 +125,7 @@ def link_target(found: Found, root: Path) -> str:
 
 
 def refuse_too_large(directory: Path, found: Sequence[Found], max_bytes: int) -> int:
-    """The bytes of all files. Raises WorkdirError where they are more than ``max_bytes``."""
+    """Return the size of all files in bytes. Raises WorkdirError where it exceeds ``max_bytes``."""
     size = sum(f.status.st_size for f in found if stat.S_ISREG(f.status.st_mode))
     if size > max_bytes:
         largest = sorted(found, key=lambda f: -f.status.st_size)[:3]

@@ -1,4 +1,4 @@
-"""A job's working copy on a node: created from an archive's blobs, and searched for the files that ``outputs`` names.
+"""A job's working copy on a node: created from an archive's blobs, and searched for the files that ``outputs`` matches.
 
 Plain files, no Ray: used by the daemon for its own node, and by the agent of a node that does not share the home.
 """
@@ -27,7 +27,7 @@ MAX_OUTPUTS: Final = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A file that an ``outputs`` pattern names: its path below the working copy, its size, and its permission bits."""
+    """A file that an ``outputs`` pattern matches: its path below the working copy, its size, its permission bits."""
 
     path: str
     size_bytes: int
@@ -120,7 +120,7 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
 
 
 def regular_files(work: Path) -> Iterator[Output]:
-    """Return every regular file below a directory, without links. Raises ValueError for a link in its place, OSError."""
+    """Yield every regular file below a directory, without links. Raises ValueError for a link in its place, OSError."""
     root = enter_below(work, "")
     try:
         yield from _regular_files_below(root)
@@ -183,7 +183,7 @@ class NewOutput:
         self.discard()
 
     def holds(self, name: str, folder: int) -> bool:
-        """Whether the existing file is that one."""
+        """Whether the output already exists and is the file ``name`` in ``folder``."""
         try:
             there = os.stat(self._name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -200,7 +200,7 @@ class NewOutput:
     def finish(self) -> None:
         """Rename the draft to the output. Raises ValueError where it is not a regular file: a link was put in its place."""
         if not stat.S_ISREG(os.stat(self.draft, dir_fd=self.folder, follow_symlinks=False).st_mode):
-            raise ValueError(f"{self._name!r} is not a regular file; it was not brought")
+            raise ValueError(f"{self._name!r} is not a regular file; it was not copied")
         os.replace(self.draft, self._name, src_dir_fd=self.folder, dst_dir_fd=self.folder)
 
     def discard(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rank's actor does for a gang: adds to the supervisor what Ray knows (GPU ids, the node), and the lease on the cluster.
+"""The service of a rank's actor for a gang: adds Ray's data (GPU ids, the node) and the lease on the cluster to the supervisor.
 
 The lease: an actor that has not reached Ray's control plane for a while, or learns that its node counts as dead, ends
 its rank before a replacement may start, so that a node cut off from the cluster never runs a rank twice. The only node of an
@@ -63,7 +63,7 @@ def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str,
 class RankService:
     """One rank of a gang, as its actor serves it. Every method is idempotent; calls that name an older attempt are refused.
 
-    ``attempt`` is the one that the actor is created for: it needs no order to prepare for it. ``leased``: its node can be cut
+    ``attempt`` is the one that the actor is created for; it needs no ``prepare``. ``leased``: its node can be cut
     off from the cluster.
     """
 
@@ -169,7 +169,7 @@ class RankService:
 
 
 def _end(supervisor: RankSupervisor) -> NoReturn:
-    supervisor.kill_now()  # with only the lifeline closed, a stopping rank could run on
+    supervisor.kill_now()  # if only its lifeline closed, a rank that is stopping could continue
     os._exit(1)
 
 

@@ -59,7 +59,7 @@ class EventLog:
 
     @property
     def exit(self) -> Exit | None:
-        """How the process ended, once that was reported."""
+        """The exit of the process; None before it was reported."""
         return next((event.exit for event in self._events if event.kind == "exited"), None)
 
     @property

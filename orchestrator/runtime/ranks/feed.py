@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RankFeed:
-    """Answers polls. Progress is new at most once a second; where the daemon reads the page itself, it comes with other news."""
+    """Answers polls. Progress is read at most once a second, and sent only with other news where the daemon reads the page."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class RankFeed:
         )
 
     def _look(self, *, final: bool) -> None:
-        """Look for news. ``final``: an event happened, so progress is read early and the kernel's evidence is not marked."""
+        """Read what is new. ``final``, after an event: read progress early, and do not mark the kernel's evidence."""
         self._checkpoints.look(self._log.masker)
         if self._log.running:
             self._processes.look(self._log.pid, self._progress.newest.writer_pid if self._progress.newest else None)

@@ -8,9 +8,10 @@ class StaleAttemptError(Exception):
 
 
 class AttemptFence:
-    """``attempt`` is the current one; ``launched`` the newest whose process was started, or that was cancelled before.
+    """Refuses calls that name an older attempt than ``attempt``, the current one.
 
-    ``called_off`` is the newest attempt that was ordered to end.
+    ``launched`` is the newest attempt that started its process, or was cancelled before; ``called_off`` is the newest
+    attempt that was ordered to end.
     """
 
     def __init__(self, job_id: str, rank: int) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPlan:
-    """Where the ranks leave snapshots in shared memory, and how they are kept on storage."""
+    """Directory of the ranks' snapshots in shared memory, and settings for writing them to storage."""
 
     directory: str
     settings: StoreSettings

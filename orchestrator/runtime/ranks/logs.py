@@ -80,7 +80,7 @@ class LogWriter:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines, without stamps; of long lines both ends."""
+        """Return the last lines, without time stamps; only both ends of long lines."""
         return tuple(self._tail)
 
     @property

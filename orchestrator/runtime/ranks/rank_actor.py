@@ -15,16 +15,16 @@ from orchestrator.runtime.ranks.fence import StaleAttemptError
 from orchestrator.runtime.ranks.process.footprint import Footprint
 
 RETIRED_SECONDS: Final = 60.0
-"""The daemon takes or removes a gang that it parked much earlier; a daemon that was killed does neither."""
+"""Time after which an unused retired actor ends; a daemon that was not killed takes or removes it much sooner."""
 
 SETTLE_SECONDS: Final = 1.0
 SETTLE_INTERVAL_SECONDS: Final = 0.02
 
 
 class RankActor:
-    """Every call names the gang that it is for: one that arrives late must not reach the job after.
+    """Ray actor of a rank. Every call names the gang that it is for: one that arrives late must not reach the next job.
 
-    The gang after has other jobs' ids, but the same rank on the same node, and the same reservation.
+    The next gang has another job's id, but the same rank on the same node, and the same reservation.
     """
 
     def __init__(self, *, job_id: str, gang: int, rank: int, node_dir: str, attempt: int, leased: bool) -> None:
@@ -43,14 +43,14 @@ class RankActor:
         )
 
     async def serve(self, user: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of ``RankService`` for the gang ``user``. Raises StaleAttemptError where it serves another one."""
+        """Call a method of ``RankService`` for gang ``user``. Raises StaleAttemptError if the actor serves another."""
         self._refuse_others(user)
         return await getattr(self._service, method)(*args, **kwargs)
 
     async def retire(self, user: str) -> tuple[str, ...]:
-        """End the service of ``user``, whose ranks have ended; return what is left of its job. Raises StaleAttemptError.
+        """End the service of ``user`` after its ranks' end; return what is left of its job. Raises StaleAttemptError.
 
-        Where nothing is left, the actor may serve another gang. One that is not taken within RETIRED_SECONDS ends.
+        Where nothing is left, the actor may serve another gang. It ends if none takes it within RETIRED_SECONDS.
         """
         self._refuse_others(user)
         self._user = ""
@@ -62,9 +62,9 @@ class RankActor:
         return left
 
     async def _grown(self) -> tuple[str, ...]:
-        """Return what the actor holds beyond its start: also a rank's log is still open for a moment after its end."""
+        """Return what the actor holds beyond its start. Waits: a rank's log stays open for a moment after its end."""
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (left := self._clean.grown()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the kernel tells of no closed file
+        while (left := self._clean.grown()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the kernel reports no closed file
             await asyncio.sleep(SETTLE_INTERVAL_SECONDS)
         return left
 

@@ -56,7 +56,7 @@ class RankCheckpoints:
         self._persister.start()
 
     def look(self, masker: Masker) -> None:
-        """Number what is new, one source at a time."""
+        """Set ``newest`` to the changed status of one source, if there is one, and increase ``number``."""
         for index, source in enumerate((self._persister, self._files)):
             status = source.status if source else None
             if status is not None and (status.persisted or status.failures) and status != self._last_statuses[index]:
@@ -66,7 +66,7 @@ class RankCheckpoints:
                 break  # the other source's news is next
 
     def storage(self, masker: Masker) -> StorageSeen | None:
-        """What the snapshots meet on their storage; None where there are none."""
+        """Return the state of the snapshots' storage: failures, writes, free bytes; None without snapshots."""
         if self._persister is None:
             return None
         status, gauge = self._persister.status, self._persister.gauge
@@ -95,7 +95,7 @@ class RankCheckpoints:
         return masked_status(persister.status, masker)
 
     async def ended(self, at: float, *, well: bool) -> None:
-        """Count the rank's saves before its end: progress decides about the next attempt."""
+        """Count the checkpoints that the script wrote before its end: progress decides about the next attempt."""
         files = self._files
         if files is None:
             return

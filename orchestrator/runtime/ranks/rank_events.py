@@ -24,12 +24,12 @@ class RankEvent:
     at: float
     pid: int = 0
     cold: str | None = None
-    """Why it began in a fresh interpreter, for ``started``; ``AS_ASKED`` where its plan says so."""
+    """Reason for a fresh interpreter, for ``started``; ``AS_ASKED`` where the rank's plan requests one."""
     exit: Exit | None = None
-    """How the process ended, for ``exited``."""
+    """Exit of the process, for ``exited``."""
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Unpickle, also an event of an actor of an earlier version, which had the fields of the end here."""
+        """Unpickle an event; one of an actor of an earlier version has the fields of the exit itself."""
         own, end = state[: len(_OWN)], state[len(_OWN) :]
         ended = end[0] if len(end) == 1 else None
         if len(end) > 1:
@@ -59,9 +59,9 @@ _OF_AN_END = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollCursor:
-    """What an asker has received: the numbers of the last event, progress, persister status, process and terminal look.
+    """Numbers of the last event, progress, persister status, process and terminal samples that a caller received.
 
-    The asker keeps it, not the actor: a daemon that was killed may not have recorded what it received.
+    The caller keeps it, not the actor: a daemon that was killed may not have recorded what it received.
     """
 
     event: int = 0
@@ -69,13 +69,13 @@ class PollCursor:
     persisted: int = 0
     processes: int = 0
     reads_page: bool = False
-    """The asker reads the rank's progress page itself: a report on it alone ends no poll."""
+    """The caller reads the rank's progress page itself: a report on it alone ends no poll."""
     terminal: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollReply:
-    """What is new since the given cursor; ``cursor`` is the next one to ask with."""
+    """Reports that are newer than the given cursor; ``cursor`` is the one for the next poll."""
 
     cursor: PollCursor
     events: tuple[RankEvent, ...] = ()
@@ -84,7 +84,7 @@ class PollReply:
     log_lost: str | None = None
     processes: ProcessSeen | None = None
     storage: StorageSeen | None = None
-    """Told beside ``processes``."""
+    """Sent only together with ``processes``."""
     terminal: TerminalSeen | None = None
     sent_at: float = 0.0
     """By the node's clock, as all other times."""

@@ -1,6 +1,6 @@
 """A job's ``runtime_env``: Ray installs it, and the rank's process starts inside of it.
 
-Such a rank starts cold: the fork of a process that has imported everything already would not see it. Uploading
+Such a rank starts cold: the fork of a process that has imported everything already would not use it. Uploading
 directories needs ``ray._private.runtime_env``, which only this module uses; ``tests/integration/test_ray_cluster.py``
 fails when a new Ray breaks it.
 """
@@ -44,7 +44,7 @@ def for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
 
 
 def inside(plan: RankPlan, environ: Mapping[str, str], executable: str) -> RankPlan:
-    """Return the plan of a rank whose actor runs in what Ray installed: its modules, its interpreter, a cold start.
+    """Return a rank's plan for an actor that runs in what Ray installed: its modules, its interpreter, a cold start.
 
     ``environ`` and ``executable`` are the actor's own.
     """

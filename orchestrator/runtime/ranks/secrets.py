@@ -40,7 +40,7 @@ def _masked_fact(fact: Fact, masker: Masker) -> Fact:
 
 
 def masked_progress(snapshot: ProgressSnapshot, masker: Masker) -> ProgressSnapshot:
-    """Mask a progress page: names chosen by the script, and texts about its saves."""
+    """Mask a progress page: names chosen by the script, and texts about its checkpoints."""
     if not masker:
         return snapshot
     facts = snapshot.checkpoint

@@ -88,7 +88,7 @@ class RankSupervisor:
 
     @property
     def launched(self) -> int:
-        """The newest attempt whose process was started, or that was cancelled before; 0 before the first."""
+        """The newest attempt that started its process, or was cancelled before; 0 before the first."""
         return self._fence.launched
 
     @property
@@ -180,7 +180,7 @@ class RankSupervisor:
             self._process.kill()
 
     async def _call_off(self, attempt: int) -> None:
-        """Keep ``attempt`` from starting from now on: without a launch it counts as ended."""
+        """Prevent ``attempt`` from starting; if it was not launched, it counts as ended."""
         self._fence.refuse_older(attempt)
         self._fence.called_off = max(self._fence.called_off, attempt)
         async with self._serial:  # a launch in progress either starts the process or fails first

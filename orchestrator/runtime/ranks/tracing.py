@@ -1,4 +1,4 @@
-"""Takes a torch.profiler trace of a rank: asks its training loop and waits for the answer. Without Ray."""
+"""Takes a torch.profiler trace of a rank: requests it from the training loop and waits for it. Does not use Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def take_trace(page: PageReader, rank: int, steps: int, seconds: float, ov
     base = page.path
     if not trace_request.listens(base, page.read().writer_pid):
         raise TraceRefusedError(
-            f"rank {rank} runs no training loop of orchestrator.train, or has not come to it yet: `orch profile` needs"
+            f"rank {rank} runs no training loop of orchestrator.train, or has not reached it yet: `orch profile` needs"
             " MultiGPUTrainingManager; in a loop of your own, use torch.profiler"
         )
     trace_request.request(base, steps)
@@ -36,7 +36,7 @@ async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[
     deadline = time.monotonic() + seconds
     asked = trace_request.beside(page.path, trace_request.REQUEST_SUFFIX)
     while True:
-        ended, pending = over(), asked.exists()  # before looking for the trace, which comes first
+        ended, pending = over(), asked.exists()  # read before the trace, which the script writes first
         try:
             data = await asyncio.to_thread(trace_request.collect, page.path)
         except OSError as error:

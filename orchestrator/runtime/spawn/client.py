@@ -68,7 +68,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedServer:
-    """The outcome of start_fork_server. ``pid`` is None of a running server that has not noted its own."""
+    """The outcome of start_fork_server. ``pid`` is None for a running server that has not written its own."""
 
     pid: int | None
     already_running: bool
@@ -76,7 +76,7 @@ class StartedServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a warm server reports of itself."""
+    """Description that a warm server returns of itself."""
 
     pid: int
     protocol: int
@@ -86,7 +86,7 @@ class Hello:
     """None: the interpreter has no torch; scripts start without being warmed."""
     warm_seconds: float
     cold: str | None
-    """Why this server can only start fresh interpreters, which is seconds slower; None: it forks warm ones."""
+    """Reason that this server only starts fresh interpreters, which is seconds slower; None: it forks warm ones."""
     keepers: int
     nice: int
     oom_score_adj: int
@@ -150,9 +150,9 @@ class ForkServerClient:
     ) -> Spawned:
         """Start a process. The descriptors stay the caller's, which may close them at any time.
 
-        `stdin` None is the null device; one that is a terminal becomes the new process's. `listen` is the bound and listening socket of a store; `lease` stays open in the keeper, and there alone, until
-        nothing is left of the tree, so a lock on it shows whether the tree lives; `extra` maps a number in the new process (3 and up) to
-        a descriptor here.
+        `stdin` None is the null device; a terminal becomes the new process's controlling one. `listen` is a store's bound, listening socket.
+        `lease` stays open in the keeper, and there alone, until no process of the tree is left, so a lock on it shows whether the tree lives.
+        `extra` maps a number in the new process (3 and up) to a descriptor here.
         """
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
@@ -190,7 +190,7 @@ class ForkServerClient:
         return bytes(data)
 
     def hello_sync(self) -> Hello:
-        """`hello`, blocking."""
+        """Do the same as `hello`, but block."""
         return _hello(self._call_sync({"op": "hello"}, []))
 
     def shutdown_sync(self) -> None:
@@ -207,7 +207,7 @@ class ForkServerClient:
         lease: int | None = None,
         extra: Mapping[int, int] | None = None,
     ) -> Spawned:
-        """`spawn`, blocking."""
+        """Do the same as `spawn`, but block."""
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
             return _begun(self._call_sync({**message, "gated": True}, fds), ours)
@@ -237,7 +237,7 @@ class ForkServerClient:
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if uid != os.geteuid():
             raise ForkServerForeignError(
-                f"what listens on {self._path} belongs to user {uid}, not to user {os.geteuid()}; remove that file"
+                f"the process that listens on {self._path} belongs to user {uid}, not to user {os.geteuid()}; remove that file"
             )
         return int(pid)
 
@@ -257,7 +257,7 @@ def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
 
 
 class _lifeline_pair:  # noqa: N801 - used as a function
-    """Both ends of a lifeline; the child's end is closed here afterwards, ours too unless it was duplicated."""
+    """Both ends of a lifeline, closed on exit: a caller that keeps one duplicates it."""
 
     def __enter__(self) -> tuple[socket.socket, socket.socket]:
         self._ends = socket.socketpair()
@@ -279,9 +279,9 @@ def _roles(
     extra: Mapping[int, int],
     stdin: int | None = None,
 ) -> dict[str, int]:
-    """Return the descriptors by the names that the server knows."""
+    """Return the descriptors by the server's names for them."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
-    if stdin is not None:  # a server of an earlier version does not know the name
+    if stdin is not None:  # a server of an earlier version refuses the name
         roles["stdin"] = stdin
     if listen is not None:
         roles["listen"] = listen
@@ -335,7 +335,7 @@ def start_fork_server(
 
     Returns when the server listens; it is warm a second or two later, and `hello` waits for that. `env` (default: this process's) should be
     what jobs inherit: a variable that matters to an interpreter's start and that a job sets differently makes that job start cold. It ends
-    with the process `of_process`, once nothing runs that it has forked. Blocks for about 0.1 s: call it from a thread in asynchronous code.
+    after the process `of_process`, once nothing that it forked runs. Blocks for about 0.1 s: call it from a thread in asynchronous code.
     """
     try:
         make_private(socket_path.parent)
@@ -368,7 +368,7 @@ def start_fork_server(
             return StartedServer(pid=reply["pid"], already_running=bool(reply["already_running"]))
         raise ForkServerStartError(reply["error"])
     stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-    raise ForkServerStartError(f"{python} ended with {outcome.returncode} and said: {stderr_lines[0]}; see {log_path}")
+    raise ForkServerStartError(f"{python} ended with {outcome.returncode}: {stderr_lines[0]}; see {log_path}")
 
 
 __all__ = [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ROLE_NAME = "default"
 
-# Variables of one process, one job or Ray: never passed from our own environment to a training process.
+# Variables of one process, one job or Ray: never passed from orch's own environment to a training process.
 _FOREIGN_PREFIXES = ("RAY_", "TORCHELASTIC_")
 _FOREIGN = frozenset(
     {
@@ -66,9 +66,10 @@ def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def visibility(vendor: str, gpus: Sequence[str]) -> dict[str, str]:
-    """The variables by which runtimes of this vendor (``amd``, ``intel``, else NVIDIA) see these GPUs of the node alone.
+    """Return the variables that restrict runtimes of this vendor (``amd``, ``intel``, else NVIDIA) to these GPUs.
 
-    ROCm counts in two layers: HIP's numbers, and CUDA's, which it also reads, count what ROCR lets through.
+    ROCm numbers GPUs in two layers: HIP_VISIBLE_DEVICES, and CUDA_VISIBLE_DEVICES, which it also reads, count the GPUs
+    that ROCR_VISIBLE_DEVICES leaves visible. ``gpus`` are numbers or UUIDs on the node.
     """
     listed = ",".join(gpus)
     found = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": listed}

@@ -39,7 +39,7 @@ class ForkServerError(Exception):
 
 
 class ForkServerMissingError(ForkServerError):
-    """Nothing listens on the socket: start the server with start_fork_server, then ask again."""
+    """Nothing listens on the socket: start the server with start_fork_server, then repeat the call."""
 
 
 class ForkServerForeignError(ForkServerError):
@@ -47,7 +47,7 @@ class ForkServerForeignError(ForkServerError):
 
 
 class ForkServerRefusedError(ForkServerError):
-    """The server refused the request; the message is its own. Fix the request and ask again."""
+    """The server refused the request; the message is its own. Fix the request and repeat it."""
 
 
 class ForkServerVersionError(ForkServerError):
@@ -75,7 +75,7 @@ class Started:
 
     pid: int
     cold: str | None
-    """Why a fresh interpreter had to be used; None for a warm start and for commands."""
+    """Reason for a fresh interpreter; None for a warm start and for commands."""
     at: float
 
 
@@ -93,19 +93,19 @@ class ErrorRaised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a process left behind about its end besides its status; None where nothing is known."""
+    """Facts about the end of a process besides its status; None where they are not known."""
 
     stop_seen_at: float | None = None
-    """When it noticed a request to stop, from its owner or not: its handler for SIGTERM ran, or its page records it."""
+    """Time at which it noticed a request to stop, from its owner or not: by its handler for SIGTERM, or by its page."""
     keeper_terminated_at: float | None = None
-    """When its keeper got SIGTERM, which its owner never sends."""
+    """Time at which its keeper got SIGTERM, which its owner never sends."""
     last_step: int | None = None
     total_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsed:
-    """What the process used of the machine's memory.
+    """Memory of the machine that the process used.
 
     ``peak_bytes``, ``limit_bytes`` and ``kills`` are of its control group: None and 0 where there is none, or no limit.
     """
@@ -114,7 +114,7 @@ class MemoryUsed:
     peak_bytes: int | None = None
     limit_bytes: int | None = None
     kills: int = 0
-    """How many processes of the group the kernel has killed because its limit was reached."""
+    """Number of the group's processes that the kernel has killed for memory, at the group's own limit or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Exited:
     cause: str | None
     """The last order to its keeper: stop, stop_deadline, kill, lifeline; None: it ended by itself."""
     record_error: str | None
-    """Why the exit record could not be written; None: it is on disk."""
+    """Reason that the exit record could not be written; None: it is on disk."""
     at: float
     ending: Ending = Ending()
     memory: MemoryUsed | None = None
@@ -151,10 +151,10 @@ Event = Started | ErrorRaised | Exited | Gone | KeeperLost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecord:
-    """How a process ended, as its keeper left it on disk."""
+    """End of a process, as its keeper recorded it on disk."""
 
     record: Mapping[str, Any]
-    """Values that the request asked to be kept."""
+    """The ``record`` of the request, unchanged."""
     pid: int
     keeper_pid: int
     started_at: float
@@ -182,9 +182,9 @@ def read_exit_record(path: Path) -> ExitRecord | None:
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ExitRecordError(f"{path} is no exit record: it is not JSON") from error
+        raise ExitRecordError(f"{path} is not an exit record: it is not JSON") from error
     if not isinstance(fields, dict) or "version" not in fields:
-        raise ExitRecordError(f"{path} is no exit record")
+        raise ExitRecordError(f"{path} is not an exit record")
     if fields["version"] != _RECORD_VERSION:
         raise ForkServerVersionError(f"{path} was written by another version of orch; read it with that one")
     error_fields, used = fields.get("error"), fields.get("memory")
@@ -193,7 +193,7 @@ def read_exit_record(path: Path) -> ExitRecord | None:
     record = _built(ExitRecord, {**fields, "error": raised, "ending": _ending(fields), "memory": memory})
     missing = (raised is None) != (error_fields is None) or (memory is None) != (used is None)
     if record is None or missing or not _is_an_end(record):
-        raise ExitRecordError(f"{path} is no exit record: a value is missing, of the wrong type, or out of range")
+        raise ExitRecordError(f"{path} is not an exit record: a value is missing, of the wrong type, or out of range")
     return record
 
 
@@ -342,9 +342,9 @@ class Lifeline:
 
 
 def owned(sock: socket.socket, *, gated: bool) -> Lifeline:
-    """Return the owner's end of a lifeline whose process is known to be started: one that is gated now runs its first line."""
+    """Return the owner's end of a started process's lifeline; let a gated process run its first line."""
     if gated:
-        with contextlib.suppress(OSError):  # the keeper has ended: the lifeline says so
+        with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
             sock.send(wire.encode_line({"cmd": "go"}))
     return Lifeline(sock)
 

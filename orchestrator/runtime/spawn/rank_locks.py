@@ -1,7 +1,7 @@
-"""The lock of a job's rank on its node: the keeper of a live process tree holds it, so the kernel knows which trees live.
+"""The lock of a job's rank on its node: the keeper of a live process tree holds it, so it shows whether the tree lives.
 
 The file's content (forkserver/holder.py) names the tree. A free lock whose file is not empty means that the keeper was
-killed: its tree may still live, and its memory may still be being freed. ``rank_remains`` ends that.
+killed: its tree may still live, and its memory may still be being freed. ``rank_remains`` ends what is left.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def tree_mark(node_dir: Path, job_id: str, rank: int) -> str:
 
 
 def mark_of(path: Path) -> str:
-    """Return the mark of the tree whose lock file ``path`` is."""
+    """Return the mark of the tree with the lock file ``path``."""
     job_id, _, rank = path.name.removesuffix(_SUFFIX).rpartition(".")
     return tree_mark(path.parent.parent, job_id, int(rank) if rank.isdigit() else 0)
 
 
 def job_of(path: Path) -> str:
-    """Return the job whose lock file ``path`` is."""
+    """Return the job with the lock file ``path``."""
     return path.name.removesuffix(_SUFFIX).rpartition(".")[0]
 
 
@@ -104,7 +104,7 @@ def lock_is_clear(path: Path) -> bool:
 
 
 def remove_locks(node_dir: Path, job_id: str) -> None:
-    """Remove the lock files of an ended job; one whose tree still has processes stays for ``clear_locks``."""
+    """Remove the lock files of an ended job; one of a tree that still has processes stays for ``clear_locks``."""
     for path in (node_dir / "ranks").glob(f"{job_id}.*{_SUFFIX}"):
         with contextlib.suppress(OSError), opened(path) as handle:
             if handle is not None and holder.is_clear(handle) and try_lock(handle, path):

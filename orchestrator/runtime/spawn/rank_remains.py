@@ -5,8 +5,8 @@ environments, and by parentage. Needs no process that survives the keeper: a ran
 agent can each do all of it. A process counts as left while the kernel frees its memory. Blocking; call it from a
 thread.
 
-Not found, without control groups: a process that left its session, was started with another environment, and whose
-parent has ended, if both the fork server and the keeper were killed. While either lives, parentage finds it.
+Not found, without control groups: a process that left its session, was started with another environment, and has
+lost its parent, if both the fork server and the keeper were killed. While either lives, parentage finds it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.holder import Holder, Identity
 
 KEEPER_SECONDS: Final = 5.0
-"""How long a keeper that was asked to end its tree may take before it counts as stuck."""
+"""Time that a keeper that was ordered to end its tree may take before it counts as stuck."""
 
 KEEPER_LIMIT_SECONDS: Final = 30.0
-"""How long it may take to free the memory of its tree."""
+"""Time that a keeper may take to free the memory of its tree."""
 
 CONTINUED_SECONDS: Final = 2.0
 _CLEAR_SECONDS: Final = 20.0
@@ -57,7 +57,7 @@ class _Process(NamedTuple):
 
 
 def end_remains(path: Path, seconds: float) -> bool:
-    """End what is left of the tree whose lock file is ``path``; False when some of it is left after ``seconds``.
+    """End what is left of the tree with the lock file ``path``; False when some of it is left after ``seconds``.
 
     Does nothing while the lock is held: the keeper then ends the tree.
     """
@@ -105,7 +105,7 @@ def _kill_found(found: Holder | None, mark: str) -> bool:
 
 
 def remains(found: Holder | None, mark: str) -> set[int]:
-    """Return the processes of a tree that live, or whose memory is still being freed."""
+    """Return the processes of a tree that live, or still have memory that is being freed."""
     processes = _processes()
     members = {pid for pid, process in processes.items() if _belongs(pid, process, processes, found, mark)}
     more = members
@@ -159,7 +159,7 @@ def _processes() -> dict[int, _Process]:
 def end_tree(path: Path, seconds: float, *, patience: float, limit: float) -> bool:
     """End a tree that no attempt needs any more, with or without a keeper; False when some of it is left after ``seconds``.
 
-    The rank's ended actor has asked the keeper to end everything. After ``patience`` seconds a stopped keeper is
+    The rank's actor has ended, so the keeper must end everything. After ``patience`` seconds a stopped keeper is
     continued, and killed if it stays stopped; after ``limit`` it is killed in any case.
     """
     began = time.monotonic()
@@ -221,7 +221,7 @@ def signal_process(process: Identity, number: int) -> bool:
 def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60.0) -> None:
     """Remove the lock files of jobs that are not ``live``, and end what is left of their ranks.
 
-    A younger file may belong to a job that the caller did not know when it asked.
+    A file younger than ``young_seconds`` stays: it may belong to a job that started after ``live`` was read.
     """
     now = time.time()
     for path in lock_files(node_dir):
@@ -231,7 +231,7 @@ def clear_locks(node_dir: Path, live: Collection[str], young_seconds: float = 60
 
 
 def _remove_lock(path: Path) -> None:
-    """Remove a lock file. A start that waits for the lock notices the new file, and opens that (``try_lock``)."""
+    """Remove a lock file. A start that waits for it notices (``is_current``) and fails; the next makes a new one."""
     with opened(path) as handle:
         if handle is not None and try_lock(handle, path) and end_locked_remains(handle, path, _CLEAR_SECONDS):
             path.unlink()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 1.0
 LOOKS: Final = 3
-"""Must be seen stopped this many times in a row; a debugger or tracer may stop a process for a moment."""
+"""Number of checks in a row that must find the server stopped; a debugger or tracer may stop a process for a moment."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 

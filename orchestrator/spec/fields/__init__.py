@@ -1,4 +1,4 @@
 """The kinds of values that keys of job.yaml have: how each is read from its node, written and described, for pydantic.
 
-Knows no key and reads no text. Imports pydantic only for a schema. Begin with `kinds.py`.
+Depends on no key and reads no text. Imports pydantic only for a schema. Begin with `kinds.py`.
 """

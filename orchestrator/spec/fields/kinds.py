@@ -1,9 +1,9 @@
 # ruff: noqa: D102 - the base class documents the three methods
 """The kinds of values in job.yaml, as annotations of the fields in `model`: how pydantic reads, writes and describes each.
 
-A single value is read from its node, as written: what `no` or `1_000` means is judged by the key that holds it. Pydantic does
-the rest: records, lists, mappings, required and unknown keys, all errors in one pass. Must not know any key of job.yaml, and
-imports pydantic only when it asks for a schema: a spec's classes are imported where nothing is parsed.
+A single value is read from its node as written: the kind of its key decides what `no` or `1_000` means. Pydantic does
+the rest: records, lists, mappings, required and unknown keys, all errors in one pass. Must not name any key of job.yaml, and
+imports pydantic only for a schema, because a spec's classes are also imported where nothing is parsed.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Schema = dict[str, Any]
 
 
 class Doc:
-    """What a key means, in one line: for the JSON Schema, the documentation and the message that it is missing.
+    """Meaning of a key in one line, for the JSON Schema, the documentation and the message that the key is missing.
 
-    ``unit`` is that of its value, for the help of a command line.
+    ``unit`` is the unit of the key's value, for the help of a command line.
     """
 
     def __init__(self, text: str, unit: str = "") -> None:
@@ -54,7 +54,7 @@ class Doc:
 
 
 class Kind:
-    """A single value: how it is read from its node, written as JSON, and described by JSON Schema 2020-12."""
+    """Base of the kinds: reads a value from its node, writes it as JSON, and describes it by JSON Schema 2020-12."""
 
     def read(self, node: Node) -> Any:
         """Read a value. Raises BadValueError."""
@@ -69,13 +69,13 @@ class Kind:
         raise NotImplementedError
 
     def _read(self, value: Node | str) -> Any:
-        # A key is text whatever YAML takes it for: `on:` needs no quotation marks.
+        # A key is always text, also where YAML reads another type: `on:` needs no quotation marks.
         return self.read(ScalarNode(text=value, kind="text", mark=_NOWHERE) if isinstance(value, str) else value)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema as cs
 
-        # An object with a written form is written as it; a text, a number and a list are written as they are.
+        # An object that has a written form is written in that form; text, numbers and lists are written unchanged.
         form = cs.plain_serializer_function_ser_schema(self.write)
         return cs.no_info_plain_validator_function(self._read, serialization=form)
 
@@ -243,7 +243,7 @@ class Positive(Kind):
         return float(text)
 
     def write(self, value: float) -> Any:
-        """The number; as a whole one where ``read`` takes its digits."""
+        """Return the number, as an int where ``read`` accepts its digits."""
         return int(value) if value.is_integer() and INTEGER.fullmatch(str(int(value))) else value
 
     def describe(self) -> Schema:
@@ -305,7 +305,7 @@ class StepsOrTime(Kind):
 
 
 class Json(Kind):
-    """Whatever JSON can hold, for keys that another part of orch checks. Ambiguous YAML is refused."""
+    """Any value that JSON can hold, for keys that another part of orch checks. Ambiguous YAML is refused."""
 
     def __init__(self, *, scalar: bool = False) -> None:
         self._scalar = scalar
@@ -337,7 +337,7 @@ class Json(Kind):
 
 
 def errors_below(found: list[tuple[Path, BadValueError]]) -> ValueError:
-    """One error of pydantic's for several bad values, each with its place below the one that is read."""
+    """Return one pydantic error for several bad values, each with its path below the value that is read."""
     from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
     return ValidationError.from_exception_data(
@@ -354,7 +354,7 @@ def errors_below(found: list[tuple[Path, BadValueError]]) -> ValueError:
 
 
 class Null:
-    """`null`, or a key with nothing after it, is None."""
+    """Reads `null`, or a key with nothing after it, as None."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema as cs

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the base class documents the three methods
-"""A moment in time, as job.yaml has it. Must not know any key of job.yaml."""
+"""The kind of value for a moment in time in job.yaml. Must not name any key of job.yaml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REMEDY = "write 2026-11-25T08:00, or with its zone 2026-11-25T08:00+01:00"
 
 
 class Moment(Kind):
-    """A date and a time of day in ISO 8601; without a zone, that of the machine that reads it."""
+    """A date and a time of day in ISO 8601; without a zone, in the zone of the machine that reads it."""
 
     def read(self, node: Node) -> datetime:
         text = written(node, "a date and time")

@@ -1,6 +1,6 @@
 """The tree of a job file: nodes with their line and column, not yet interpreted.
 
-Standard library only: the kinds of values (`kinds.py`) are imported wherever a spec is.
+Standard library only, because the kinds of values (`kinds.py`) are imported wherever a spec is.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Literal
 from orchestrator.spec.problems import quoted
 
 JsonValue = bool | int | float | str | None | list["JsonValue"] | dict[str, "JsonValue"]
-"""What JSON can hold. Numbers are finite."""
+"""Any value that JSON can hold. Numbers are finite."""
 
 ScalarKind = Literal["text", "integer", "number", "boolean", "null", "date"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Where a node begins. Lines and columns count from 1; 0 for values that did not come from a text."""
+    """Position at which a node begins. Lines and columns count from 1; 0 for values that did not come from a text."""
 
     source: str
     line: int = 0
@@ -27,7 +27,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarNode:
-    """One value as written. `kind` is what YAML 1.1 takes it for; `as_typed` marks one from a command line."""
+    """One value as written. `kind` is its type in YAML 1.1; `as_typed` marks a value typed on a command line."""
 
     text: str
     kind: ScalarKind
@@ -59,7 +59,7 @@ Node = ScalarNode | ListNode | MapNode
 
 
 def kind_of(node: Node) -> str:
-    """Name what a node is, for messages."""
+    """Return the name of a node's kind, for messages."""
     match node:
         case MapNode():
             return "a mapping"

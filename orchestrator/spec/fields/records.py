@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - the base class documents the methods of a kind
-"""Records, lists and mappings of job.yaml, as annotations and base of the classes in `model`: pydantic reads what they hold.
+"""Records, lists and mappings of job.yaml, as annotations and base of the classes in `model`; pydantic reads their contents.
 
-Each splits its node and passes the parts on, so that pydantic finds all errors in one pass, with their places. Must not
-know any key of job.yaml, and imports pydantic only for a schema.
+Each splits its node and passes the parts to pydantic, which finds all errors in one pass, with their places. Must not
+name any key of job.yaml, and imports pydantic only for a schema.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 TAG = "\0"
-"""Steps of pydantic's locations that are no steps of the file."""
+"""Prefix of the steps in pydantic's error locations that are not steps in the file."""
 STATED: Any = dataclasses.MISSING
-"""The default of a key that has none."""
+"""Default of a key that has no default: the file must state it."""
 STORED = "stored"
-"""Pydantic's context where what is read was accepted before."""
+"""Context that pydantic gets when the data being read was accepted before."""
 
 
 def _below(handler: GetJsonSchemaHandler, schema: CoreSchema) -> Schema:
-    """The JSON Schema of a part. Pydantic's handler passes over what the part itself says of it, unless something is around it."""
+    """Return the JSON Schema of a part. Pydantic's handler ignores the part's own schema unless another validator wraps it."""
     from pydantic_core import core_schema as cs
 
     return handler(cs.no_info_before_validator_function(_same, schema))
@@ -58,7 +58,7 @@ class OneOf(Kind):
                 [key for key, field in keys_of(self.record).items() if field.default is STATED] if self.record else []
             )
             others = f"{words}, or {{{', '.join(f'{key}: ...' for key in keys)}}}" if keys else words
-            hint = f"{error.hint}; {others} also go" if error.hint else f"or {others}"
+            hint = f"{error.hint}; {others} are also accepted" if error.hint else f"or {others}"
             raise BadValueError(error.message, hint) from None
 
     def write(self, value: Any) -> Any:
@@ -121,7 +121,7 @@ class Listed:
 
 def _no_second(values: tuple[Any, ...]) -> tuple[Any, ...]:
     found: list[tuple[Path, BadValueError]] = [
-        ((index,), BadValueError(f"{quoted(str(value))} stands twice in the list", "remove one"))
+        ((index,), BadValueError(f"{quoted(str(value))} occurs twice in the list", "remove one"))
         for index, value in enumerate(values)
         if value in values[:index]
     ]
@@ -162,9 +162,9 @@ class Keyed:
 
 
 class Given:
-    """Those keys of a record that the file gives, each a single value, as JSON: what a script says is for the others to have.
+    """The keys of a record that the file gives, each a single value, as JSON; the other keys are left to the script.
 
-    With pydantic's context ``STORED`` nothing is checked: what was accepted once stays readable.
+    With pydantic's context ``STORED`` nothing is checked, so that a value that was accepted once stays readable.
     """
 
     def __init__(self, record: type[Record]) -> None:
@@ -202,7 +202,7 @@ class Given:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """One key of a record: the dataclass field, what it means, its default, the annotation without what is said of it."""
+    """One entry of a record: the name of its dataclass field, its meaning, its default and its annotation."""
 
     attribute: str
     doc: Doc
@@ -211,22 +211,22 @@ class Key:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of its value, where that is a single one."""
+        """The first kind in the annotation; None when there is none."""
         return next((part for part in _parts(self.annotation) if isinstance(part, Kind)), None)
 
     def read(self, node: Node) -> Any:
-        """Read a single value, as pydantic does, without importing that. Raises BadValueError."""
+        """Read a single value as pydantic does, without importing pydantic. Raises BadValueError."""
         if is_null(node) and any(isinstance(part, Null) for part in _parts(self.annotation)):
             return None
         return self._single().read(node)
 
     def write(self, value: Any) -> Any:
-        """Give the canonical JSON form of a single value."""
+        """Return the canonical JSON form of a single value."""
         return None if value is None else self._single().write(value)
 
     def _single(self) -> Kind:
         if self.kind is None:
-            raise TypeError(f"{self.attribute} is no single value")
+            raise TypeError(f"{self.attribute} is not a single value")
         return self.kind
 
 
@@ -237,7 +237,7 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 class Record:
-    """The base of a mapping with fixed keys: a frozen dataclass, whose defaults are the defaults."""
+    """Base of a mapping with fixed keys: a frozen dataclass whose field defaults are the defaults of the keys."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
@@ -245,7 +245,7 @@ class Record:
 
     @classmethod
     def key(cls, attribute: str) -> str:
-        """Name the key of a field."""
+        """Return the key of a field."""
         named = cls.__pydantic_config__.get("alias_generator")
         return str(named(attribute)) if named else attribute
 
@@ -279,7 +279,7 @@ class Record:
 
 
 def keys_of(record: type[Record]) -> dict[str, Key]:
-    """The keys of a record, in the order of its fields."""
+    """Return the keys of a record, in the order of its fields."""
     hints = get_type_hints(record, include_extras=True)
     return {record.key(f.name): _key(f, hints[f.name]) for f in dataclasses.fields(record)}  # type: ignore[arg-type]  # every record is a dataclass
 
@@ -291,7 +291,7 @@ def _key(field: dataclasses.Field[Any], annotation: Any) -> Key:
 
 
 def walk(record: type[Record], prefix: str = "") -> Iterator[tuple[str, type[Record], Key]]:
-    """List every fixed key below a record: its full path (`depends_on[].job`), its record, and what is said of it."""
+    """Yield every fixed key below a record: its full path (`depends_on[].job`), its record, and its definition."""
     for name, key in keys_of(record).items():
         path = f"{prefix}.{name}" if prefix else name
         yield path, record, key
@@ -310,7 +310,7 @@ def _records_in(annotation: Any) -> Iterator[tuple[type[Record], str]]:
 
 
 def default_form(key: Key) -> Any:
-    """A key's default as the file has it."""
+    """Return a key's default in the form that a job file has."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(key.annotation).dump_python(key.default, mode="json", by_alias=True)

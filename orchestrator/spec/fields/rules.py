@@ -1,6 +1,6 @@
 """Rules for single texts in a job file: names, patterns, globs, addresses.
 
-Each check takes the text and raises BadValueError with the remedy. Must not know the text's place.
+Each check takes the text and raises BadValueError with the remedy. Must not depend on the text's place in the file.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SET_BY_ORCH = re.compile(
 
 
 def regular_expression(text: str) -> None:
-    """Refuse what Python's `re` cannot compile."""
+    """Refuse a text that Python's `re` cannot compile."""
     try:
         re.compile(text)
-    except (re.error, RecursionError, OverflowError, Warning) as error:  # Warning: where they are errors
+    except (re.error, RecursionError, OverflowError, Warning) as error:  # Warning: if warnings are errors
         raise BadValueError(
             f"not a regular expression: {shown(str(error))}", "the syntax is that of Python's re module"
         ) from error
@@ -66,7 +66,7 @@ def local_directory(path: str) -> None:
 
 
 def storage(path: str) -> None:
-    """Refuse a relative path: the job's own directory is laid out anew for each job."""
+    """Refuse a relative path, because each job gets a new directory of its own."""
     if path.startswith("~"):
         raise BadValueError(f"{quoted(path)} is not expanded", "write the whole path, beginning with /")
     if "://" not in path and not path.startswith("/"):
@@ -82,12 +82,12 @@ def storage(path: str) -> None:
             if scheme == "file" and rest.startswith("/")
             else "write s3://bucket/x, or a path beginning with /"
         )
-        raise BadValueError(f"{quoted(path)} is no storage that orch can use", instead)
+        raise BadValueError(f"{quoted(path)} is not a storage that orch can use", instead)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*(?:/[^/?#]+)*/?", rest) or ".." in rest.split("/"):
         raise BadValueError(f"{quoted(path)} names no bucket", "write s3://bucket, or s3://bucket/some/path")
 
 
 def web_address(url: str) -> None:
-    """Refuse what is not http or https with a host."""
+    """Refuse a text that is not an http or https URL with a host."""
     if not re.fullmatch(r"https?://[^\s/?#]+(?:[/?#]\S*)?", url):
         raise BadValueError(f"{quoted(url)} is not a web address", "write https://host/path")

@@ -1,6 +1,6 @@
-"""Values of Python, and words of a command line, as the nodes that a file of the same meaning gives.
+"""Converts Python values and words of a command line to the nodes that a file with the same meaning gives.
 
-Must not know any key. Standard library only: a training process reads its settings with it.
+Must not name any key. Standard library only: a training process reads its settings with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NO = frozenset({"false", "no", "off"})
 
 
 def typed_node(text: str) -> ScalarNode:
-    """Take a word as it was typed on a command line: quotation marks are not needed there to distinguish a number from text."""
+    """Return the node of a command-line word, which needs no quotation marks to distinguish a number from text."""
     return ScalarNode(text=text, kind=_kind(text), mark=_NOWHERE, as_typed=True)
 
 
@@ -32,7 +32,7 @@ def _kind(text: str) -> ScalarKind:
 
 
 def python_node(value: Any) -> Node:
-    """Take a value of Python. One that no file can hold becomes a text, for its key to refuse."""
+    """Return the node of a Python value. A value that no file can hold becomes text, which its key refuses."""
     match value:
         case None:
             return _scalar("null", "null")

@@ -71,7 +71,7 @@ _READ = frozenset(
 
 
 class Gpus(NamedTuple):
-    """GPUs of the whole allocation, None where the script asks for none, and their model."""
+    """Number of GPUs of the whole allocation, None where the script requests none, and their model."""
 
     total: int | None
     model: str = ""
@@ -95,7 +95,7 @@ def is_batch_script(text: str) -> bool:
 
 
 def import_script(text: str) -> Imported:
-    """The job that a batch script starts. Raises BadValueError for a script with no training command, or several."""
+    """Return the job that a batch script starts. Raises BadValueError for no training command, or several."""
     options, remarks = _directives(text)
     body = _read_body(text, _slurm_variables(options))
     line = _the_command(body)
@@ -146,7 +146,7 @@ def _directives(text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _slurm_variables(options: Mapping[str, str]) -> dict[str, str]:
-    """Variables that Slurm sets from the options alone."""
+    """Return the variables that Slurm sets from the options alone."""
     nodes, tasks = _nodes(options), _tasks(options)
     gpus = gpus_of(options).total
     values = {
@@ -180,7 +180,7 @@ def _tasks(options: Mapping[str, str]) -> int:
 
 
 def gpus_of(options: Mapping[str, str]) -> Gpus:
-    """How many GPUs the options ask for in all."""
+    """Return the number of GPUs that the options request in all, and their model."""
     for name, times in (("gpus", 1), ("gpus_per_node", _nodes(options)), ("gpus_per_task", _tasks(options))):
         if (match := _GPUS.fullmatch(options.get(name, ""))) is not None:
             return Gpus(int(match[2]) * times, match[1] or "")
@@ -224,7 +224,7 @@ def _read_line(body: _Body, number: int, line: str) -> None:
 
 
 def _plain_value(text: str, known: Mapping[str, str]) -> str | None:
-    """The value of an assignment that needs no shell; None where it does."""
+    """Return the value of an assignment that needs no shell; None where it needs one."""
     try:
         words = shlex.split(text, comments=True)
     except ValueError:
@@ -272,7 +272,7 @@ def _the_command(body: _Body) -> LaunchLine:
 
 
 def _resources(options: Mapping[str, str], line: LaunchLine, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Ranks, and what each holds: the allocation, shared out among the ranks."""
+    """Return the number of ranks and the resources of each: the allocation, divided among the ranks."""
     ranks = given.get("num_workers", 1)
     gpus = gpus_of(options)
     if ranks == "auto" and gpus.total:
@@ -302,7 +302,7 @@ def _memory_text(megabytes: int) -> str:
 
 
 def _megabytes(options: Mapping[str, str], gpus: int) -> int | None:
-    """Memory of the whole allocation, in MiB; None where it is not limited."""
+    """Return the memory of the whole allocation, in MiB; None where it is not limited."""
     cpus = options.get("cpus_per_task", "1")
     times = {
         "mem": _nodes(options),

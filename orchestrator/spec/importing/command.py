@@ -44,9 +44,9 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
-    """A line without its launchers: one rank's words, their keys of job.yaml, variables set for it, and remarks.
+    """A line without its launchers: one rank's command, keys of job.yaml, the line's variables, and remarks.
 
-    ``counted``: an option of a launcher says how many ranks there are.
+    ``counted``: an option of a launcher gives the number of ranks.
     """
 
     words: tuple[str, ...]
@@ -58,7 +58,7 @@ class LaunchLine:
 
 
 def import_line(line: str) -> Imported:
-    """The job that the line starts. Raises BadValueError for a line that starts none."""
+    """Return the job that the line starts. Raises BadValueError for a line that starts none."""
     found = read_line(line)
     job: dict[str, Any] = {"version": 1, "name": name_for(found.words), "entrypoint": entrypoint_text(found.words)}
     remarks = list(found.remarks) + shell_remarks(found.words)
@@ -73,7 +73,7 @@ def import_line(line: str) -> Imported:
 
 
 def read_line(line: str, variables: Mapping[str, str] | None = None) -> LaunchLine:
-    """Take a shell line apart; ``variables`` are put in where their values are known.
+    """Parse a shell line, and replace the variables that have a value in ``variables``.
 
     Raises:
         BadValueError: unbalanced quotation marks, several commands, no command.
@@ -108,7 +108,7 @@ def read_line(line: str, variables: Mapping[str, str] | None = None) -> LaunchLi
 
 
 def _words(line: str) -> list[str]:
-    """The words as they are written, quotation marks included; operators stand alone, a comment ends the line."""
+    """Return the words as written, quotation marks included; operators stand alone, a comment ends the line."""
     found = [match[0] for match in _WORD.finditer(line.strip().replace("\\\n", " "))]
     comment = next((position for position, word in enumerate(found) if word.startswith("#")), len(found))
     try:
@@ -120,7 +120,7 @@ def _words(line: str) -> list[str]:
 
 
 def _one_command(raw: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the only command, without quotation marks, and remarks about what was left out."""
+    """Return the words of the only command, without quotation marks, and remarks about what was left out."""
     words: list[str] = []
     remarks: list[str] = []
     rest = list(raw)
@@ -149,12 +149,12 @@ def _passes_local_rank(words: Sequence[str], options: set[str]) -> bool:
 
 
 def expand(word: str, known: Mapping[str, str]) -> str:
-    """The word with the variables that are known; others stay."""
+    """Replace the variables of the word that have a value in ``known``; others stay."""
     return _VARIABLE.sub(lambda match: known.get(match[1] or match[2], match[0]), word)
 
 
 def entrypoint_text(words: Sequence[str]) -> str:
-    """One line for `entrypoint`; where variables are left it is given to a shell."""
+    """Return the line for `entrypoint`; a command with variables left is run by a shell."""
     if not any(_VARIABLE.search(word) for word in words):
         return shlex.join(words)
     text = "exec " + " ".join(f'"{_escaped(w)}"' if _VARIABLE.search(w) else shlex.quote(w) for w in words)
@@ -166,7 +166,7 @@ def _escaped(word: str) -> str:
 
 
 def shell_remarks(words: Sequence[str]) -> list[str]:
-    """A remark where a shell has to put variables in."""
+    """Return a remark where a shell must replace variables; an empty list otherwise."""
     names = sorted({match[1] or match[2] for word in words for match in _VARIABLE.finditer(word)})
     if not names:
         return []
@@ -191,7 +191,7 @@ def _value(text: str) -> Any:
 
 
 def slurm_time(text: str) -> str:
-    """Slurm's ``days-hours:minutes:seconds`` as a duration of orch; another text as it stands."""
+    """Convert Slurm's ``days-hours:minutes:seconds`` to a duration of orch; return any other text unchanged."""
     match = _SLURM_TIME.fullmatch(text)
     if match is None:
         return text
@@ -210,7 +210,7 @@ def _span(match: re.Match[str]) -> timedelta:
 
 
 def name_for(words: Sequence[str]) -> str:
-    """A job's name: its script's or module's, else its program's."""
+    """Return a job's name: that of its script or module, else that of its program."""
     plain = [word for word in words if not word.startswith("-")]
     script = next((word for word in plain if word.endswith((".py", ".sh"))), None)
     if script is None and "-m" in words[:-1]:
@@ -220,13 +220,13 @@ def name_for(words: Sequence[str]) -> str:
 
 
 def as_name(text: str) -> str:
-    """A name that job.yaml takes, made of a text."""
+    """Convert a text to a name that job.yaml accepts."""
     name = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_NAME_LENGTH].strip("-")
     return name if name[:1].isalpha() else f"job-{name}".strip("-")
 
 
 def job_text(job: Mapping[str, Any]) -> str:
-    """The job.yaml."""
+    """Return the job as the text of a job.yaml."""
     return "".join(_lines(job, ""))
 
 

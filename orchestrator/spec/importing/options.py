@@ -16,7 +16,7 @@ NOT_NEEDED = frozenset(
         *("num_cpu_threads_per_process", "no_wait", "requeue", "parsable", "wait_all_nodes", "kill_on_bad_exit", "K"),
     }
 )
-"""orch does this by itself: it starts the ranks, creates the rendezvous, labels and keeps the output."""
+"""Options that orch makes unnecessary: it starts the ranks, creates the rendezvous, labels and keeps the output."""
 
 INSTEAD = {
     "config_file": "its settings are not read; pass them as options of accelerate launch",
@@ -52,11 +52,11 @@ INSTEAD = {
     "container_image": "runtime_env, or the interpreter's full path in entrypoint",
     "begin": "submit it then",
 }
-"""For options without a counterpart: the advice."""
+"""Advice for options that have no counterpart."""
 
 
 def shown(option: str, value: str) -> str:
-    """The option as a person types it."""
+    """Return the option as a person types it."""
     dashes = "-" if len(option) == 1 else "--"
     joint = " " if len(option) == 1 else "="
     return f"{dashes}{option.replace('_', '-')}" + (f"{joint}{value}" if value else "")

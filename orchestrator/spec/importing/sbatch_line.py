@@ -1,4 +1,4 @@
-"""Takes a line of `sbatch` apart: its options, and the script or the command that it submits."""
+"""Splits a line of `sbatch` into its options and the script or command that it submits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WRAP = "--wrap"
 
 
 class SbatchLine(NamedTuple):
-    """The options as one line of a script, and what they are for: a script's path, or the command of --wrap."""
+    """Options as one line of a script, and what they apply to: a script's path, or the command of --wrap."""
 
     directive: str
     script: str = ""
@@ -28,7 +28,7 @@ class SbatchLine(NamedTuple):
     arguments: tuple[str, ...] = ()
 
     def script_text(self, text: str) -> str:
-        """Return a script's text with the options of the line, which go before those in it."""
+        """Return a script's text with the options of the line at its end, where they override those of the script."""
         return f"{text.rstrip()}\n{self.directive}\n"
 
 
@@ -37,7 +37,7 @@ def read_sbatch(line: str) -> SbatchLine | None:
     try:
         words = shlex.split(line)
     except ValueError:
-        return None  # its reader names the quotation mark
+        return None  # the reader of other lines reports the quotation mark
     if not words or words[0].rpartition("/")[2] != "sbatch":
         return None
     options, rest, command = [], words[1:], ""

@@ -25,12 +25,12 @@ NOT_YET: dict[str, str] = {}
 """Keys whose feature is not built yet, with the reason and what to do meanwhile.
 
 A path alone refuses every value but the default; `path:form` refuses one form of value: `range` is a mapping,
-`auto` that word, `url` a text with a scheme. When a feature lands, its line goes, and nothing else.
+`auto` that word, `url` a text with a scheme. When a feature is built, only its line is removed.
 """
 
 
 def cross_checks(spec: JobSpec) -> Iterator[Finding]:
-    """List every rule between keys that a spec breaks."""
+    """Yield a finding for every rule between keys that a spec breaks."""
     yield from _entrypoint(spec)
     yield from _resources(spec)
     yield from _times(spec)
@@ -44,7 +44,7 @@ def cross_checks(spec: JobSpec) -> Iterator[Finding]:
 def not_yet(
     written: Mapping[str, JsonValue], defaults: Mapping[str, JsonValue], refused: Mapping[str, str] = NOT_YET
 ) -> Iterator[Finding]:
-    """List the values that need a feature which is not built yet; ``refused`` is a table like NOT_YET.
+    """Yield a finding for every value that needs a feature that is not built yet; ``refused`` is a table like NOT_YET.
 
     ``written`` and ``defaults`` are canonical dictionaries.
     """

@@ -2,7 +2,7 @@
 
 Built from the parser's events, not by a loader: no tag ever creates an object, and depth and size are bounded while the
 text is read, before anything is built from it. Scalars stay as written, so that the key that holds `no`, `1_000` or
-`12:30` can interpret it. Must not know any key of job.yaml.
+`12:30` can interpret it. Must not name any key of job.yaml.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class _Builder:
                 self._note(key.mark, "merge keys are not taken", "write the lines out, or use an alias for each value")
             elif key.text in entries:
                 first = entries[key.text][0].mark.line
-                self._note(key.mark, f"the key {quoted(key.text)} stands twice", f"the first is in line {first}")
+                self._note(key.mark, f"the key {quoted(key.text)} occurs twice", f"the first is in line {first}")
             else:
                 entries[key.text] = (key, value)
         return MapNode(entries=tuple(entries.values()), mark=frame.mark)

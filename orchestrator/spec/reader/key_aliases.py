@@ -116,7 +116,7 @@ _NO_SUCH_IDEA: dict[str, str] = {
     "cloud": "jobs run where the daemon runs; `orch up --ray-address` joins a cluster",
     "region": "jobs run where the daemon runs; `orch up --ray-address` joins a cluster",
     "instance_type": "orch uses the machines that are there; resources.resources_per_worker.gpu_model picks among them",
-    "user": "a job belongs to who submits it; remove the key",
+    "user": "a job belongs to the user who submits it; remove the key",
     "schedule": "submit from cron or a systemd timer",
     "begin": "submit when it is to start, or use depends_on",
     "world_size_per_node": "write resources.num_workers, over all nodes",
@@ -131,7 +131,7 @@ _OURS = {word: key for key, words in _SAME_IDEA.items() for word in words.split(
 
 
 def named_keys() -> frozenset[str]:
-    """List every key of ours that another system's name leads to."""
+    """Return every key of job.yaml that has another system's name in the table."""
     return frozenset(_SAME_IDEA)
 
 
@@ -146,7 +146,7 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
     here = ".".join(step for step in path if isinstance(step, str))
     ours = _OURS.get(word, "")
     at_home = [full for full in everywhere if full.rsplit(".", 1)[-1] == word and "[" not in full]
-    # A word that means the job means it before it means the training in it.
+    # A key of the job goes before a key of `trainer` with the same name.
     at_home = [full for full in at_home if not full.startswith("trainer.")] or ([] if ours else at_home)
     message = "there is no such key"
     if word in siblings:
@@ -157,7 +157,7 @@ def unknown_key(path: Path, key: str, siblings: Sequence[str], everywhere: Itera
         return BadValueError(message, _NO_SUCH_IDEA[word])
     if len(at_home) == 1:
         return BadValueError(message, f"it belongs elsewhere: {at_home[0]}")
-    # A typing error in one of our names, unless it is nearer to another system's.
+    # Probably a typing error in one of our names, unless it is nearer to another system's name.
     alike = nearest(key, [*siblings, *_OURS, *_NO_SUCH_IDEA])
     if alike is not None and alike not in siblings and not ours:
         ours, alike = _OURS.get(alike, ""), nearest(key, siblings)

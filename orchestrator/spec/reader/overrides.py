@@ -1,6 +1,6 @@
-"""`--set a.b=c` from a command line, laid over the tree of a job file before it is read.
+"""Applies `--set a.b=c` from a command line to the tree of a job file before it is read.
 
-Must not know any key of job.yaml.
+Must not name any key of job.yaml.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MAX_STEPS = 16
 def apply_overrides(root: MapNode, overrides: Sequence[str], problems: list[Problem]) -> MapNode:
     r"""Set each `path=value` in turn; what cannot be set is added to `problems`.
 
-    The value is read as YAML: a scalar, or a list or mapping in brackets. Where the key wants text, or it is neither,
-    it counts as typed: quoting twice on a command line is rare. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
+    The value is read as YAML: a scalar, or a list or mapping in brackets. Where the key takes text, or it is neither,
+    it counts as typed, since users rarely quote twice on a command line. Lists take positions (`notify.0.url=...`); `\.` is a dot inside a key.
     """
     tree: Node = root
     for override in overrides:
@@ -71,7 +71,7 @@ def _value(text: str, source: str, problems: list[Problem]) -> Node:
 
 
 def _at(node: Node, mark: Mark) -> Node:
-    """Give every node below the same mark: the position within an argument says little."""
+    """Give every node below the same mark, because a position within an argument is of little use."""
     match node:
         case ScalarNode():
             return dataclasses.replace(node, mark=mark)
@@ -90,7 +90,7 @@ def _set(node: Node | None, steps: Sequence[str], value: Node) -> Node:
     if isinstance(node, ListNode):
         if not step.isdecimal() or int(step[:9]) > len(node.items):
             raise BadValueError(
-                f"{shown(step)} is no position in a list of {len(node.items)}", "positions count from 0"
+                f"{shown(step)} is not a position in a list of {len(node.items)}", "positions count from 0"
             )
         items = list(node.items)
         index = int(step[:9])

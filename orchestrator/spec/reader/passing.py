@@ -1,7 +1,7 @@
 """`env: {pass: [...]}`: variables of the submitter's environment, by name and by pattern.
 
-The list is taken out of the tree before a spec is read, so that a spec and what is stored of it hold plain variables only.
-`pass` with a text is a variable of that name. Pure: takes the environment as a mapping. Must not know any other key.
+The list is taken out of the tree before a spec is read, so that a spec and its stored form hold plain variables only.
+`pass` with a text is a variable of that name. Pure: takes the environment as a mapping. Must not name any other key.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LONGEST_VALUE: Final = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRequest:
-    """What a file asks for: the ``patterns``, and the ``taken`` names, which it gives itself or as secrets."""
+    """Variables that a file requests by ``patterns``, and the ``taken`` names, which it sets itself or as secrets."""
 
     patterns: tuple[str, ...] = ()
     taken: frozenset[str] = frozenset()
     mark: Mark = field(default_factory=lambda: Mark(source=""))
 
     def idle(self, values: Collection[str]) -> tuple[str, ...]:
-        """Return the patterns that none of these names matches, and that mean no name that is taken."""
+        """Return the patterns that match none of these names and none of the taken names."""
         names = (*values, *self.taken)
         return tuple(pattern for pattern in self.patterns if not any(_matches(name, pattern) for name in names))
 
@@ -48,7 +48,7 @@ class Passed:
 
 
 def split_request(root: MapNode, problems: list[Problem]) -> tuple[MapNode, PassRequest]:
-    """Return the tree without the list, and what it asks for. Items that are wrong are added to ``problems``."""
+    """Return the tree without the list, and the list's request. Errors in its items are added to ``problems``."""
     env = root.get("env")
     listed = env.get(KEY) if isinstance(env, MapNode) else None
     if not isinstance(env, MapNode) or not isinstance(listed, ListNode):
@@ -82,7 +82,7 @@ def _patterns(listed: ListNode, problems: list[Problem]) -> tuple[str, ...]:
 
 def _another(text: str, found: Sequence[str]) -> str:
     if text in found:
-        raise BadValueError(f"{quoted(text)} stands twice in the list", "remove one")
+        raise BadValueError(f"{quoted(text)} occurs twice in the list", "remove one")
     return text
 
 
@@ -94,7 +94,7 @@ def _problem(error: BadValueError, mark: Mark, *index: int) -> Problem:
 
 
 def select(request: PassRequest, environ: Mapping[str, str]) -> Passed:
-    """Return the variables of an environment that a file asks for; what it gives itself is not among them. Raises BadValueError."""
+    """Return the variables of an environment that a file requests, except those that it sets itself. Raises BadValueError."""
     names = [name for name in environ if name not in request.taken and _asked(name, request.patterns)]
     secret = tuple(sorted(name for name in names if looks_secret(name)))
     values = {name: environ[name] for name in sorted(names) if name not in secret}
@@ -114,7 +114,7 @@ def _asked(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _free(name: str) -> bool:
-    """Whether a job may set it: a pattern passes over what orch sets itself."""
+    """Whether a job may set the variable: a pattern skips the variables that orch sets itself."""
     try:
         user_variable(name)
     except BadValueError:
@@ -127,7 +127,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _usable(value: str) -> bool:
-    """Whether it is text of a bounded length."""
+    """Whether the value is text of a bounded length."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """Converts a tree of nodes to a `JobSpec` and back: pydantic reads the classes of `model`; its errors get line and column.
 
-Pydantic returns no value where it finds an error, and rules that bind several keys must be applied anyway. So errors
-are reported and removed, and the rest is read again.
+Pydantic returns no value where it finds an error, and rules that bind several keys must be applied anyway. So invalid
+values are reported and removed, and the rest is read again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from orchestrator.spec.fields.records import Key, Record
 
 _STAND_INS = {"name": "job", "entrypoint": "true"}
-"""Replaces an invalid required key of the file, so that the rest can be read."""
+"""Values that replace invalid required keys of the file, so that the rest can be read."""
 _MISSING, _UNKNOWN, _KEY = "missing", ("unexpected_keyword_argument", "extra_forbidden"), "[key]"
 
 
 @cache
 def adapter() -> TypeAdapter[JobSpec]:
-    """Pydantic's reader and writer of a job file; made once, in the process that reads one."""
+    """Return pydantic's reader and writer of a job file; created once, in a process that needs it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(JobSpec)
@@ -38,12 +38,12 @@ def adapter() -> TypeAdapter[JobSpec]:
 
 @cache
 def all_keys() -> dict[str, tuple[type[Record], Key]]:
-    """Every key by its full path, such as `retry.log_policies[].pattern`."""
+    """Return every key by its full path, such as `retry.log_policies[].pattern`."""
     return {path: (record, key) for path, record, key in walk(JobSpec)}
 
 
 def write_spec(spec: JobSpec) -> dict[str, JsonValue]:
-    """Give the canonical JSON form, with every key."""
+    """Return the canonical JSON form, with every key."""
     return cast("dict[str, JsonValue]", adapter().dump_python(spec, mode="json", by_alias=True))
 
 
@@ -58,9 +58,9 @@ def job_schema() -> dict[str, Any]:
 
 
 def read_spec(root: MapNode, problems: list[Problem], *, stored: bool = False) -> JobSpec:
-    """Read a job file's tree. What is wrong is added to `problems`, and has its default in the spec.
+    """Read a job file's tree. Errors are added to `problems`; the spec has the defaults of invalid values.
 
-    ``stored``: it was accepted before, so that only what nothing could be done with is wrong.
+    ``stored``: the tree was accepted before, so only values that cannot be used at all are errors.
     """
     from pydantic import ValidationError
 
@@ -73,7 +73,7 @@ def read_spec(root: MapNode, problems: list[Problem], *, stored: bool = False) -
 
 
 def problem_at(error: BadValueError, mark: Mark, path: Path) -> Problem:
-    """Say where a bad value stands."""
+    """Return the problem of a bad value, with its place."""
     return Problem(
         line=mark.line,
         column=mark.column,
@@ -92,10 +92,10 @@ class _Faults:
         self._problems = problems
         self._out: set[Path] = set()
         self._positions: dict[Path, list[int]] = {}
-        """The remaining items of each list that lost some."""
+        """Indices of the items that remain in each list."""
 
     def taken_out(self, errors: list[ErrorDetails]) -> MapNode:
-        """Report the errors, and return the tree without what they are about."""
+        """Report the errors, and return the tree without the values that they concern."""
         before = len(self._out)
         for error in errors:
             self._take(error)
@@ -110,7 +110,7 @@ class _Faults:
     def _take(self, error: ErrorDetails) -> None:
         path, is_key = self._place(error["loc"])
         if error["type"] == _MISSING:
-            if path not in self._out:  # else it is there, and has been reported
+            if path not in self._out:  # else the file has the key, and its error has been reported
                 self._report(BadValueError("is required", _known(path)[1].doc.text), path[:-1], path)
             self._out.add(path)
             if len(path) > 1:
@@ -125,7 +125,7 @@ class _Faults:
             self._report(_bad_value(error), path, path, at_key=is_key)
 
     def _place(self, location: tuple[int | str, ...]) -> tuple[Path, bool]:
-        """The path in the whole tree, and whether the error is about a key of a mapping."""
+        """Return the path in the whole tree, and whether the error is about a key of a mapping."""
         path: Path = ()
         for step in location:
             if isinstance(step, int):
@@ -167,7 +167,7 @@ def _bad_value(error: ErrorDetails) -> BadValueError:
 
 
 def _find(root: Node, path: Path) -> tuple[ScalarNode | None, Node | None]:
-    """The key and the value at a path, or the nearest value above that is written out."""
+    """Return the key and the value at a path, or the nearest value above it that is written out."""
     key: ScalarNode | None = None
     node: Node = root
     for step in path:
@@ -190,7 +190,7 @@ def nearest_mark(root: Node, path: Path) -> Mark:
 
 
 def _general(path: Path) -> str:
-    """The path with `[]` for any position."""
+    """Return the path with `[]` for every position."""
     text = ""
     for step in path:
         text += "[]" if isinstance(step, int) else f".{step}" if text else step

@@ -1,6 +1,6 @@
 """The JSON Schema of job.yaml as a file of the wheel: `orch schema` prints it without loading pydantic or the model.
 
-`python -m orchestrator.spec.reader.schema_file` writes it anew in a checkout, after a change of the model; a test keeps it current.
+`python -m orchestrator.spec.reader.schema_file` rewrites it in a checkout after a change of the model; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def schema_text() -> str:
 
 
 def current_text() -> str:
-    """Return the schema that the model makes."""
+    """Return the schema generated from the model."""
     from orchestrator.spec.reader.reading import job_schema
 
     return json.dumps(job_schema(), indent=2, ensure_ascii=False) + "\n"

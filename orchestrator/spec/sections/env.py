@@ -27,7 +27,7 @@ def looks_secret(name: str) -> bool:
 
 
 def _pattern(text: str) -> None:
-    """Refuse a pattern that means everything, a secret, or a variable that orch sets."""
+    """Refuse a pattern that matches everything, a secret, or a variable that orch sets."""
     if not any(character.isalnum() for character in text):
         raise BadValueError(f"{quoted(text)} matches every variable", "name what the job needs, such as HF_*")
     if looks_secret(text):
@@ -46,15 +46,15 @@ PATTERN: Final = Text(
 
 
 def described() -> Schema:
-    """The JSON Schema of the key: the list, or the text of a variable of this name."""
+    """Return the JSON Schema of the key: the list, or the text of a variable of this name."""
     names = {"type": "array", "items": PATTERN.describe(), "uniqueItems": True, "maxItems": MOST_PATTERNS}
     text = {"type": ["string", "number"]}
-    meaning = "names and patterns (HF_HOME, WANDB_*) of variables to take from the environment of who submits"
+    meaning = "names and patterns (HF_HOME, WANDB_*) of variables to take from the submitter's environment"
     return {"description": meaning, "default": [], "anyOf": [names, text]}
 
 
 class Variables(Keyed):
-    """Variables by name. The list of `pass` is taken out before; it is described, and never read here."""
+    """Variables by name. The list of `pass` is taken out before they are read; it is only described here."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
         return {**super().__get_pydantic_json_schema__(schema, handler), "properties": {KEY: described()}}

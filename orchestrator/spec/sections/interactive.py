@@ -12,7 +12,7 @@ from orchestrator.spec.fields.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InteractiveSpec(Record):
-    """Each rank runs on a terminal, which `orch attach` reaches; the job is ended when it is idle."""
+    """Terminal of each rank, which `orch attach` reaches; the job is ended when it is idle."""
 
     shorthand: ClassVar[str] = "write interactive: {idle_limit: 1h}"
 

@@ -45,7 +45,7 @@ Items = Annotated[tuple[T, ...], Listed()]
 
 
 class Bound(Kind):
-    """A number, also as `1e-4`. How it is written tells whole numbers (`8`) from all others (`8.0`)."""
+    """A number, also as `1e-4`. Its written form distinguishes whole numbers (`8`) from all others (`8.0`)."""
 
     def read(self, node: Node) -> int | float:
         text = written(node, "a number")

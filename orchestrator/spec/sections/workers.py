@@ -1,4 +1,4 @@
-"""What each rank holds, and the forms of `resources.num_workers` in job.yaml: an elastic range, and the limits and advice of `auto`. Part of `model`, which re-exports them."""
+"""Resources of each rank, and the forms of `resources.num_workers` in job.yaml: an elastic range, and the limits and advice of `auto`. Part of `model`, which re-exports them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ElasticWorkers(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAdvice(Record):
-    """What `orch advise` found for the job's script: a number of ranks, and what speaks for it."""
+    """Result of `orch advise` for the job's script: a number of ranks, and the figures that support it."""
 
     shorthand: ClassVar[str] = "write advice: {ranks: 4}"
 
-    ranks: Annotated[Workers, Doc("ranks that the script is worth")]
-    certain: Annotated[YesNo, Doc("whether the intervals of the predictions allow to say so")] = False
+    ranks: Annotated[Workers, Doc("advised number of ranks")]
+    certain: Annotated[YesNo, Doc("whether the intervals of the predictions confirm the advice")] = False
     compared_ranks: Annotated[
         Maybe[Workers],
         Doc("ranks that the figures below are of: the advised number, or a larger one that does not pay"),
@@ -48,7 +48,7 @@ class WorkerAdvice(Record):
         Maybe[Factor],
         Doc("throughput of each rank, as a share of one rank's alone"),
     ] = None
-    compute_ms: Annotated[Maybe[Milliseconds], Doc("computation of a step with so many ranks")] = None
+    compute_ms: Annotated[Maybe[Milliseconds], Doc("computation of a step with this number of ranks")] = None
     exposed_ms: Annotated[Maybe[Milliseconds], Doc("what a step waits for communication")] = None
     gradient_bytes: Annotated[
         Maybe[Annotated[int, Whole(0, 10**15)]], Doc("bytes of gradients that ranks exchange in each step")
@@ -57,7 +57,7 @@ class WorkerAdvice(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoWorkers(Record):
-    """Limits of `num_workers: auto`, and the advice that it follows. It is part of the job: nothing is measured when it is scheduled."""
+    """Limits of `num_workers: auto`, and the advice that it follows. The advice is part of the job: nothing is measured when the job is scheduled."""
 
     shorthand: ClassVar[str] = "write auto: {min: 1, max: 8}"
 
@@ -79,13 +79,13 @@ class AutoWorkers(Record):
 
 
 def _without_unit(attribute: str) -> str:
-    """The key of `memory_bytes` is `memory`: in the file the value has a unit."""
+    """Return the key of an attribute: `memory` for `memory_bytes`, because in the file the value has a unit."""
     return attribute.removesuffix("_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResources(Record):
-    """What each rank holds. A fraction of a GPU shares it; a number above 1 is whole."""
+    """Resources of each rank. A fraction of a GPU shares it; a number above 1 is whole."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": _without_unit}
 

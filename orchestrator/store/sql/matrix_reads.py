@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class MatrixReads(ABC):
-    """What the class needs from the store's other parts."""
+    """Accepts single jobs and finds matrices; its abstract methods are those of the store's other parts."""
 
     _reader: MatrixReader
 

@@ -82,7 +82,7 @@ class Reader:
         return [event_of(job_id, r) for r in self._connection.execute(STATEMENTS["events_of"], (row[0], after, limit))]
 
     def accepted(self, uid: int, idempotency_key: str) -> Job | None:
-        """The job that this user submitted with this key, if there is one."""
+        """Return the job that this user submitted with this key; None without one."""
         row = self._connection.execute(STATEMENTS["job_by_key"], (uid, idempotency_key)).fetchone()
         return None if row is None else job_of(row[0])
 
@@ -119,7 +119,7 @@ class Reader:
         return due, first
 
     def finished_counts(self) -> list[FinishedCount]:
-        """Jobs that ended since the store was made."""
+        """Return the counts of jobs that ended since the store was created."""
         rows = self._connection.execute(STATEMENTS["finished_counts"])
         return [FinishedCount(queue, JobState(state), kind, count) for queue, state, kind, count in rows]
 

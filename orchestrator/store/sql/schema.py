@@ -25,7 +25,7 @@ APPLICATION_ID = 0x6F726368  # "orch", in the file's header
 BUSY_TIMEOUT_MS = 5000  # the lock excludes other daemons; a user's sqlite3 shell may still hold the file briefly
 CHECKED_WHOLE_BYTES = (
     64 * 1024 * 1024
-)  # up to here the whole file is checked at opening (0.1 s); beyond, orch doctor does
+)  # up to this size the whole file is checked at opening (0.1 s); orch doctor checks larger files
 _MAGIC = b"SQLite format 3\x00"
 _NUMBERED = re.compile(r"(\d{4})_\w+\.sql")
 
@@ -168,7 +168,7 @@ def _create(path: Path, migrations: Sequence[Migration]) -> None:
     draft.with_name(draft.name + "-journal").unlink(missing_ok=True)
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     with contextlib.closing(connect(draft)) as connection:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before anything is written
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect only before anything is written
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         migrate(connection, migrations)
     draft.replace(path)

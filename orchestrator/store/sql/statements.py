@@ -13,7 +13,7 @@ _NAMED = re.compile(r"^-- name: (?P<name>\w+)\n(?P<text>(?:(?!^-- name: ).*\n?)*
 
 
 def parse(text: str) -> dict[str, str]:
-    """Return the statements of a file by name, without comments. Raises ValueError for a name without a sentence or twice."""
+    """Return the statements of a file by name, without comments. Raises ValueError for a name without a comment, or used twice."""
     found: dict[str, str] = {}
     for match in _NAMED.finditer(text):
         name, lines = match["name"], match["text"].splitlines()

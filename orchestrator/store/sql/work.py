@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from orchestrator.store.batch import JobChanges
     from orchestrator.store.port import StoredPlace, StoredQueueChange
 
-PRUNE_BATCH = 200  # jobs deleted per transaction: running jobs' transitions wait for at most that
-_PAGES_PER_JOB = 8  # returned to the disk; more than most jobs have
+PRUNE_BATCH = 200  # jobs deleted per transaction: the transitions of running jobs wait for no more than these
+_PAGES_PER_JOB = 8  # pages returned to the disk for each job; more than most jobs have
 
 
 class Nothing:
@@ -42,7 +42,7 @@ class Nothing:
 
 
 class SubmitAll:
-    """Accept the jobs of one submission, or find those of their keys. ``admit`` raises when there is no space for new ones."""
+    """Accept the jobs of one submission, or find those that have its keys. ``admit`` raises when there is no space for new ones."""
 
     essential = False
     shrinks = False

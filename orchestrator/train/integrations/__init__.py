@@ -1,4 +1,4 @@
-"""Other libraries' training loops under orch: they report, save when asked to stop, and go on where they stopped.
+"""Integrations that run other libraries' training loops under orch: they report, save at a stop request, and resume.
 
-One module for each library, which alone imports it: ``hf``, ``lightning``, ``accelerate``. Each works as well without orch.
+Only the module of a library imports it: ``hf``, ``lightning``, ``accelerate``. Each also works without orch.
 """

@@ -1,9 +1,9 @@
-"""Accelerate: two lines in a loop of your own.
+"""Integration with Accelerate: two lines in your own training loop.
 
-run = resume(accelerator)                      # back to the newest whole state, if there is one
+run = resume(accelerator)                      # loads the newest complete state, if there is one
 for step in range(run.step, total):
     ...
-    run.step_done(total_steps=total, loss=loss.item())   # reports; saves each 500 steps; ends when the job is asked to stop
+    run.step_done(total_steps=total, loss=loss.item())   # reports; saves every 500 steps; ends at a stop request
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SAVE_EVERY = 500
 
 
 class AcceleratedRun:
-    """How far a run is. ``step`` counts the optimizer steps that are done, also those of earlier starts."""
+    """Progress of a run under Accelerate. ``step`` counts completed optimizer steps, also those of earlier starts."""
 
     def __init__(self, accelerator: Accelerator, folder: Path, ctx: Context, *, save_every: int, keep: int) -> None:
         self._accelerator, self._folder, self._ctx = accelerator, folder, ctx
@@ -37,9 +37,9 @@ class AcceleratedRun:
         self.step = 0
 
     def step_done(self, *, total_steps: int | None = None, epoch: float | None = None, **metrics: Any) -> None:
-        """An optimizer step is done, on every rank: report it, and save each `save_every`.
+        """Report a completed optimizer step, and save every `save_every` steps; call it on every rank.
 
-        Asked to stop, saves and raises StopTraining, which ends the process with 143.
+        When a stop is requested, saves and raises StopTraining, which ends the process with 143.
         """
         self.step += 1
         self._ctx.report(step=self.step, total_steps=total_steps, epoch=epoch, phase="train", **metrics)
@@ -50,7 +50,7 @@ class AcceleratedRun:
             raise StopTraining(self.step)
 
     def save(self) -> None:
-        """Save the state of all that was prepared or registered, on every rank; whole, or not at all."""
+        """Save the state of all prepared or registered objects, and publish it when complete; call it on every rank."""
         accelerator = self._accelerator
         draft, target = self._folder / f"{DRAFT}{self.step}", self._folder / f"step-{self.step}"
         if accelerator.is_main_process:
@@ -72,7 +72,7 @@ def resume(
     keep: int = KEEP,
     ctx: Context | None = None,
 ) -> AcceleratedRun:
-    """Load the newest state in ``folder``, after ``accelerator.prepare``; the run, at its step.
+    """Load the newest state in ``folder`` and return the run at its step; call it after ``accelerator.prepare``.
 
     Raises ConfigError where Accelerate has not found the job's other ranks.
     """

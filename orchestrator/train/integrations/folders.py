@@ -1,4 +1,4 @@
-"""Checkpoints of other libraries as directories or files whose names end in a step: the newest whole one, and old ones removed."""
+"""Finds, publishes and removes checkpoints of other libraries, which are directories or files named after their step."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DRAFT = ".draft-"
-"""What a name begins with until what it names is whole."""
+"""Prefix of a checkpoint's name until the checkpoint is complete."""
 
 
 def steps_in(folder: Path, pattern: str) -> list[tuple[int, Path]]:
-    """What is named by ``pattern``, whose group 1 is the step, the newest first."""
+    """Return the step and path of each entry that matches ``pattern`` (group 1 is the step), newest first."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = re.fullmatch(pattern, path.name)
@@ -25,12 +25,12 @@ def steps_in(folder: Path, pattern: str) -> list[tuple[int, Path]]:
 
 
 def newest(folder: Path, pattern: str, is_whole: Callable[[Path], bool] = Path.exists) -> Path | None:
-    """The newest one that is whole; None where there is none."""
+    """Return the newest complete checkpoint; None where there is none."""
     return next((path for _, path in steps_in(folder, pattern) if is_whole(path)), None)
 
 
 def publish(draft: Path, target: Path) -> None:
-    """Give a whole checkpoint its name; one of the same step, from before, is replaced."""
+    """Rename a complete draft to its final name, replacing an older checkpoint of the same step."""
     remove(target)
     draft.rename(target)
 

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer: ``train(trainer)`` in place of ``trainer.train()``.
+"""Integration with Hugging Face's Trainer: ``train(trainer)`` in place of ``trainer.train()``.
 
-It reports each step and what the Trainer logs, has the Trainer save when the job is asked to stop, ends the process then, and goes on
-from the newest whole checkpoint in ``output_dir``.
+It reports each step and the values that the Trainer logs. When a stop is requested, the Trainer saves and the process ends. The next
+start continues from the newest complete checkpoint in ``output_dir``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CHECKPOINT = r"checkpoint-(\d+)"
 
 
 class OrchCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Reports, and stops at a saved checkpoint when asked to. ``ctx`` stands in for ``context()`` in tests."""
+    """Callback that reports, and saves and stops at a stop request. ``ctx`` replaces ``context()`` in tests."""
 
     def __init__(self, ctx: Context | None = None) -> None:
         self._ctx = current_context() if ctx is None else ctx
         self._stopping = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Report the step; when asked to stop, have it saved, and the loop left."""
+        """Report the step; when a stop is requested, make the Trainer save and leave its loop."""
         del args
         total = state.max_steps if state.max_steps > 0 else None
         self._ctx.report(step=state.global_step, total_steps=total, epoch=state.epoch, phase="train")
@@ -58,21 +58,21 @@ class OrchCallback(TrainerCallback):  # type: ignore[misc]  # transformers has n
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """An evaluation is a pause between steps, not a hang."""
+        """Report the phase, so that an evaluation does not count as a hang."""
         del args, state, control
         self._ctx.report(phase="evaluate")
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """End the process of a job that was asked to stop: its checkpoint is saved."""
+        """End the process after a stop request: its checkpoint is saved."""
         del args, control
         if self._stopping:
             raise StopTraining(state.global_step)
 
 
 def train(trainer: Trainer, *, ctx: Context | None = None, **arguments: Any) -> Any:
-    """As ``trainer.train()``, under orch: with the callback, from the newest whole checkpoint in ``args.output_dir``.
+    """Call ``trainer.train()`` under orch, with the callback, from the newest complete checkpoint in ``output_dir``.
 
-    What an earlier start has finished is not repeated: weights and state are loaded, and None is returned. A ``resume_from_checkpoint`` of your own is used where there is no such checkpoint yet.
+    Training that an earlier start completed is not repeated: weights and state are loaded, and None is returned. Your own ``resume_from_checkpoint`` is used while there is no such checkpoint.
     Raises ConfigError where the Trainer has not found the job's other ranks.
     """
     ctx = current_context() if ctx is None else ctx
@@ -88,7 +88,7 @@ def train(trainer: Trainer, *, ctx: Context | None = None, **arguments: Any) -> 
 
 
 def _is_done(trainer: Trainer, checkpoint: Path) -> bool:
-    """Whether an earlier start has done all of it; its weights and state are loaded then. The Trainer would do one step more."""
+    """Return whether an earlier start completed the training; load its state then, because the Trainer would do one more step."""
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     wanted = trainer.args
     more = (
@@ -102,7 +102,7 @@ def _is_done(trainer: Trainer, checkpoint: Path) -> bool:
 
 
 def _is_whole(checkpoint: Path) -> bool:
-    """Whether the Trainer has written it to its end: the state is the last of its files that rank 0 writes."""
+    """Return whether the checkpoint is complete: its state is the last file that rank 0 writes."""
     try:
         state = json.loads((checkpoint / "trainer_state.json").read_bytes())
         return isinstance(state, dict) and checkpoint.name == f"checkpoint-{state['global_step']}"

@@ -1,7 +1,7 @@
-"""Lightning: ``fit(trainer, model, ...)`` in place of ``trainer.fit(model, ...)``, or ``OrchCallback`` alone.
+"""Integration with Lightning: ``fit(trainer, model)`` in place of ``trainer.fit(model)``, or ``OrchCallback`` alone.
 
-It reports each step and the logged metrics, saves each 500 steps and when the job is asked to stop, ends the process then, and goes on
-from the newest whole checkpoint.
+It reports each step and the logged metrics, and saves every 500 steps. When a stop is requested, it saves and ends the process. The
+next start continues from the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RESERVED = frozenset(("step", "total_steps", "epoch", "phase", "samples", "toke
 
 
 class OrchCallback(Callback):  # type: ignore[misc]  # it may be untyped
-    """Reports, saves into ``folder`` and stops. ``ctx`` stands in for ``context()`` in tests."""
+    """Callback that reports, saves into ``folder`` and stops. ``ctx`` replaces ``context()`` in tests."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class OrchCallback(Callback):  # type: ignore[misc]  # it may be untyped
 
     @property
     def newest_checkpoint(self) -> str | None:
-        """For ``trainer.fit(ckpt_path=...)``; None where there is none to go on from."""
+        """Path of the newest checkpoint, for ``trainer.fit(ckpt_path=...)``; None where there is none."""
         found = newest(self._folder, CHECKPOINT)
         return None if found is None else str(found)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Report an optimizer step; save it when that is due, or when the job is asked to stop."""
+        """Report an optimizer step; save when a save is due or a stop is requested."""
         del pl_module
         step = trainer.global_step
         if step == self._step:  # a batch of an accumulated step
@@ -72,13 +72,13 @@ class OrchCallback(Callback):  # type: ignore[misc]  # it may be untyped
             raise StopTraining(step)
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """A validation is a pause between steps, not a hang."""
+        """Report the phase, so that a validation does not count as a hang."""
         if not trainer.sanity_checking:
             self._ctx.report(phase="evaluate")
 
     def _save(self, trainer: Trainer, step: int) -> None:
         draft, target = self._folder / f"{DRAFT}{step}", self._folder / f"step-{step}.ckpt"
-        trainer.save_checkpoint(draft)  # all ranks: it waits for each of them
+        trainer.save_checkpoint(draft)  # on all ranks: it waits for each of them
         if trainer.is_global_zero:
             publish(draft, target)
             keep_newest(self._folder, CHECKPOINT, self._keep)
@@ -93,9 +93,9 @@ def fit(
     ctx: Context | None = None,
     **named: Any,
 ) -> None:
-    """As ``trainer.fit``, under orch: with the callback, from the newest checkpoint that it has saved.
+    """Call ``trainer.fit`` under orch: with the callback, from the newest checkpoint that the callback saved.
 
-    A ``ckpt_path`` of your own is used where there is no such checkpoint yet. Raises ConfigError where Lightning has not
+    Your own ``ckpt_path`` is used while there is no such checkpoint. Raises ConfigError where Lightning has not
     found the job's other ranks.
     """
     ctx = current_context() if ctx is None else ctx

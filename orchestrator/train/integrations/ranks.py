@@ -1,4 +1,4 @@
-"""Whether another library trains with all ranks of the job; where it does not, each rank would train, and save, by itself."""
+"""Checks that another library trains with all ranks of the job; otherwise each rank would train and save by itself."""
 
 from __future__ import annotations
 

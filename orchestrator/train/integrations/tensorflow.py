@@ -1,11 +1,11 @@
-"""TensorFlow's `tf.distribute`: one line that sets `TF_CONFIG`, with an address of every rank of this attempt.
+"""Integration with TensorFlow's `tf.distribute`: sets `TF_CONFIG`, with an address of every rank of this attempt.
 
     from orchestrator.train.integrations.tensorflow import set_tf_config
     set_tf_config()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
-`TF_CONFIG` needs a free port of every rank before any of them serves. Only the machine that a rank runs on can name one, so each rank
-takes its own, and the ranks exchange them over the rendezvous of the attempt: after a restart all of them are new. Needs torch in
+`TF_CONFIG` needs a free port of every rank before any of them serves. Only the machine that a rank runs on can choose one, so each rank
+chooses its own, and the ranks exchange them over the rendezvous of the attempt: after a restart all of them are new. Needs torch in
 the interpreter, for the rendezvous, as the fork server does; TensorFlow is not imported here.
 """
 
@@ -27,7 +27,7 @@ _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def set_tf_config(environ: MutableMapping[str, str] | None = None, *, patience: timedelta = PATIENCE) -> dict[str, Any]:
-    """Set `TF_CONFIG` of this rank and return what it says; one that is set already stays. Call it before TensorFlow starts anything.
+    """Set `TF_CONFIG` of this rank and return its content; an existing value is kept. Call it before TensorFlow starts anything.
 
     Every rank is a worker, and rank 0 the chief by TensorFlow's own rule. Raises ConfigError outside of a job, RecoveryTimeoutError where ranks
     are missing.
@@ -47,7 +47,7 @@ def set_tf_config(environ: MutableMapping[str, str] | None = None, *, patience: 
 
 
 def _exchanged(environ: MutableMapping[str, str], rank: int, world: int, patience: timedelta) -> list[str]:
-    """Return an address of each rank. Each port is held until every rank knows all of them."""
+    """Return an address of each rank. This rank's port stays bound until the rank has read all addresses."""
     from torch.distributed import (  # type: ignore[attr-defined]  # torch names them in no __all__
         DistStoreError,
         TCPStore,
@@ -64,16 +64,16 @@ def _exchanged(environ: MutableMapping[str, str], rank: int, world: int, patienc
             store.set(f"{prefix}/{rank}", joined(own, held.getsockname()[1]))
             found = [store.get(f"{prefix}/{other}").decode() for other in range(world)]
             store.set(f"{prefix}/{rank}/known", "1")
-            # The one that serves ends last: the others could not read any more.
+            # The rank that serves the store ends last: otherwise the others could no longer read it.
             for other in range(world) if serves else ():
                 store.get(f"{prefix}/{other}/known")
         except DistStoreError as error:
-            raise RecoveryTimeoutError(f"not every one of {world} ranks came within {patience}") from error
+            raise RecoveryTimeoutError(f"not all of {world} ranks arrived within {patience}") from error
     return found
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address of this machine that others reach it by: the one that it reaches `host` from. Sends nothing."""
+    """Return the address at which others reach this machine: the one from which it reaches `host`. Sends nothing."""
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)

@@ -51,7 +51,7 @@ class CheckpointReport:
             return  # filters that turn warnings into errors must not let a full disk end the training
 
     def leave(self) -> None:
-        """In a forked child, which is not the rank: write no more to the page."""
+        """Stop writing to the page; for a forked child, which is not the rank."""
         self._page = None
 
     # -- the time of a save
@@ -67,7 +67,7 @@ class CheckpointReport:
             self._page.write_saved(seconds, snapshot_step=snapshot_step, counts=counts)
 
     def completed(self, step: int) -> None:
-        """Record that the rest of a snapshot is copied, whose save has returned before."""
+        """Record that the rest of a snapshot is copied; its save has already returned."""
         if self._page is not None:
             self._page.write_snapshot(step)
 
@@ -85,7 +85,7 @@ class CheckpointReport:
             self.publish(snapshots_off=why)
 
     def snapshots_on(self, memory_bytes: int) -> None:
-        """Record that there are, in so much memory."""
+        """Record that snapshots in shared memory are on, and the memory that they use."""
         self._warned.discard("snapshot")
         if self._facts.snapshot_bytes != memory_bytes or self._facts.snapshots_off:
             self.publish(snapshot_bytes=memory_bytes, snapshots_off="")

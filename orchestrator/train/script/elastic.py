@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class NotElasticError(RuntimeError):
-    """The job may get any number of ranks, and its script has not asked for its share of the batch.
+    """The job may get any number of ranks, and its script has not requested its share of the batch.
 
     Call ``context().batch_share(global_batch)``, train with the training system (which calls it), or write a fixed num_workers.
     """
@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def stop(self) -> int:
-        """The number after that of its last sample."""
+        """Number of the last sample plus one."""
         return self.start + self.samples
 
 
@@ -151,12 +151,12 @@ def parse_range(text: str) -> tuple[int, int]:
     """Read ``2-8``: the fewest and the most ranks. Raises ValueError."""
     least, _, most = text.partition("-")
     if not (least.isdecimal() and most.isdecimal() and 0 < int(least) <= int(most)):
-        raise ValueError(f"{text!r} is no range of ranks such as 2-8; unset it or correct it")
+        raise ValueError(f"{text!r} is not a range of ranks such as 2-8; unset it or correct it")
     return int(least), int(most)
 
 
 def must_ask(least: int, most: int) -> NotElasticError:
-    """Return the error of a script that reports without having asked for its share."""
+    """Return the error of a script that reports without having requested its share."""
     return NotElasticError(
         f"the job may run on {least} to {most} ranks (resources.num_workers), but its script has not asked for its share of "
         "the batch, which would be another with each number of ranks: call context().batch_share(global_batch) before the "

@@ -1,6 +1,6 @@
 """A torch.profiler trace of a few steps, on request, while training runs.
 
-`orch profile JOB` leaves a request beside the rank's progress page; the training loop looks for one as often as it
+`orch profile JOB` writes a request beside the rank's progress page; the training loop checks for one as often as it
 reports, which costs a microsecond. The finished trace lies beside the request. Without orch: `Tracer.ask`.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 _OURS: Final = 1
-"""What torch's own mark of a profiler that runs is while it is the Tracer's; torch sets it to True and False."""
+"""Value of torch's flag for a running profiler while the Tracer's profiler runs; torch itself sets True and False."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedTrace:
-    """A trace that was written. Who asked for it removes the file as soon as it has its name."""
+    """A trace that was written. Its requester may remove the file as soon as the file has its final name."""
 
     path: Path
     size_bytes: int
 
 
 class Tracer:
-    """Looks for a request, traces the following steps, writes the trace. `base` is a path without its suffix."""
+    """Checks for a request, traces the following steps, writes the trace. `base` is a path without its suffix."""
 
     def __init__(self, base: Path | None, device: torch.device) -> None:
         self._base = base
@@ -88,8 +88,8 @@ class Tracer:
             return None
         finished, self._profile = self._profile, None
         if _running_profiler() is not _OURS or self._scheduled.any_prepared():
-            # A profiler of the script began meanwhile, or prepares to, and ended ours: torch crashes on the export of
-            # such a one, and to stop ours would end the script's where it still runs.
+            # A profiler of the script started or prepared to record, and ended ours: torch crashes when such an ended
+            # profiler is exported, and stopping ours would end the script's profiler if it still runs.
             self._withdraw()
             return None
         finished.stop()
@@ -126,7 +126,7 @@ class Tracer:
 
 
 def _running_profiler() -> object:
-    """Return torch's mark of a profiler that runs: false, ``_OURS``, or True for any other."""
+    """Return torch's flag for a running profiler: False, ``_OURS``, or True for any other."""
     from torch.autograd import profiler
 
     return profiler._is_profiler_enabled  # noqa: SLF001  # nothing public tells whose it is

@@ -25,7 +25,7 @@ from orchestrator.train.script.progress_layout import ProgressPageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the running estimate: about the last twenty steps count
+STEP_SECONDS_WEIGHT = 0.1  # weight of the newest step in the running mean: about the last twenty steps count
 _MAX_MESSAGE_CHARS = 400
 _MAX_QUARANTINED = 3
 _NONE = -1  # an optional count without a report
@@ -96,7 +96,7 @@ class ProgressPage:
         layout.WRITER_PID.pack_into(self._page, layout.WRITER_PID_AT, os.getpid())
         return True
 
-    # What the rank writes
+    # Methods of the rank
 
     def write(
         self,
@@ -159,7 +159,7 @@ class ProgressPage:
             self._publish(now)
 
     def write_snapshot(self, step: int) -> None:
-        """Record that a snapshot of ``step`` counts whose save ended earlier."""
+        """Record, and count, a snapshot of ``step`` that was completed after its save ended."""
         with self._lock:
             now = time.time()
             self._counts[9], self._snapshot_at = step, now
@@ -187,7 +187,7 @@ class ProgressPage:
             layout.FACTS.publish(self._page, self._facts_counter, payload)
 
     def mark_stop_seen(self) -> None:
-        """Record that the training loop was asked to stop. The first time counts: the rank's keeper reads it after the rank's end."""
+        """Record when the training loop first saw the stop request; the rank's keeper reads it after the rank's end."""
         if self._page[layout.STOP_SEEN_AT] == 0:
             layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
             self._page[layout.STOP_SEEN_AT] = 1
@@ -249,7 +249,7 @@ class ProgressPage:
         self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
 
     def _sample_busy(self, steps: int) -> None:
-        """Sample before the clocks are reset. A script that changes its training thread is not measured then."""
+        """Sample the processor time of a step before the clocks are reset; skip it if the training thread changed."""
         thread, since = self._last_busy
         if thread != threading.get_ident():
             return

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CheckpointFacts:
     """The rank's facts about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
 
-    Under orch the rank only takes snapshots in memory, and its rank actor knows the state on storage.
+    Under orch the rank only takes snapshots in memory, and its rank actor has the state on storage.
     """
 
     saved_step: int | None = None
@@ -34,7 +34,7 @@ class CheckpointFacts:
     quarantined: tuple[str, ...] = ()
     interval_steps: int | None = None
     interval_reason: str = ""
-    snapshot_bytes: int = 0  # of memory, for all slots of the rank
+    snapshot_bytes: int = 0  # memory of all slots of the rank
     snapshots_off: str = ""  # why the newest save went to storage directly
     waits: int = 0  # saves that waited for storage to take an earlier one
     waited_seconds: float = 0.0
@@ -49,8 +49,8 @@ class ProgressSnapshot:
     Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
     step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
     above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
-    32 durations, oldest first. ``busy_seconds`` is a running mean, too: what of a step the thread that reports it used a
-    processor for. ``saving_since`` is set while a save to storage stalls the training loop.
+    32 durations, oldest first. ``busy_seconds`` is a running mean, too: the processor time of a step in the thread that
+    reports it. ``saving_since`` is set while a save to storage stalls the training loop.
     ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
     stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
     they have the wrong type, are not finite, or are out of range. ``guessed``: the script reports nothing, and its steps were

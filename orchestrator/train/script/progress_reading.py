@@ -1,4 +1,4 @@
-"""Reads a progress page from another process than its writer. The content is untrusted.
+"""Reads a progress page from a process other than its writer. The content is untrusted.
 
 A script can write any bytes into its page, replace the file, or truncate it. So the page is read with ``pread`` and
 never mapped (reading the map of a truncated file kills the reader with SIGBUS), every value is checked for type, range
@@ -112,7 +112,7 @@ def snapshot_of(take: Callable[[], bytes]) -> ProgressSnapshot:
 
 
 def _whole(take: Callable[[], bytes]) -> Callable[[], bytes]:
-    """Require the whole page: one truncated during the read counts as damaged."""
+    """Pad a short read to the page's length: a page truncated during the read counts as damaged."""
 
     def padded() -> bytes:
         return take().ljust(layout.PAGE_BYTES, b"\0")
@@ -214,7 +214,7 @@ def _ring(values: tuple[float, ...], recorded: int) -> tuple[float, ...]:
 
 
 def _words(tail: bytes, phase_bytes: int, count: int) -> tuple[str, dict[str, float], list[str]]:
-    """Return the phase and the metrics, which may be NaN, as a diverged loss is."""
+    """Return the phase, the metrics (NaN is valid, as for a diverged loss) and the names of unusable fields."""
     unusable: list[str] = []
     if phase_bytes > layout.MAX_PHASE_BYTES or count > layout.MAX_METRICS or phase_bytes + 9 * count > len(tail):
         return "", {}, ["phase", "metrics"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.train.script.shm_agreement import ShmAgreement
 
 _SETTING = re.compile(r"(\d+)|(\d+(?:\.\d+)?)s")
-_STEP_WEIGHT = 0.2  # of the newest measurement in the running estimates
+_STEP_WEIGHT = 0.2  # weight of the newest measurement in a running mean
 _COST_WEIGHT = 0.5
 
 
@@ -102,7 +102,7 @@ class SaveSchedule:
         return due
 
     def _decide(self, step: int, now: float) -> bool:
-        ahead = 0 if self._board is None else 1  # other ranks may already have asked about this step
+        ahead = 0 if self._board is None else 1  # other ranks may already have called this for the step
         if self._lost and (self._due_at is None or self._due_at > step + ahead):
             self._began = self._due_at = None
         self._lost = False

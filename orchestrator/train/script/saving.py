@@ -48,7 +48,7 @@ class Saver:
         self._store: CheckpointRepository | None = None
         self._writer: SnapshotWriter | None = None
         self.schedule: SaveSchedule | None = None
-        """Called with the result of a save that arrives after the save has returned."""
+        """Receives the results of a save that arrive after the save has returned."""
         self._guard: OptimizerGuard | None = None
         self._async_copy = AsyncCopyPolicy()
         self._awaited: Future[LateCopy] | None = None
@@ -101,7 +101,7 @@ class Saver:
         return loaded
 
     def leave(self) -> None:
-        """In a forked child, which is not the rank: report nothing, and wait for no thread of the parent."""
+        """Stop reporting and waiting for threads of the parent; for a forked child, which is not the rank."""
         self.report.leave()
         if self._guard is not None:
             self._guard.close()
@@ -160,7 +160,7 @@ class Saver:
         return best
 
     def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
-        # A late part may cost a gang that dies meanwhile one more step: others may have reused the previous one.
+        # A gang that dies before a late part is copied may lose one more step: others may have reused the previous one.
         several = gang and self._environment.world_size > 1
         if asked is False or (asked is None and several) or "torch" not in sys.modules:
             return None

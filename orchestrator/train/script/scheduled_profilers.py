@@ -1,4 +1,4 @@
-"""Finds a torch.profiler with a `schedule` that the script has started: torch's own mark shows nothing of one that waits or warms up."""
+"""Finds a torch.profiler with a `schedule` that the script has started: torch's own flag does not show one that waits or warms up."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from torch.profiler import profile
 
 _LOOK_AHEAD: Final = 1000
-"""Steps that torch's own schedule must leave alone from now on. A script may count several to one of the training loop's."""
+"""Number of coming steps in which torch's own schedule must do nothing. A script may count several for one step of the loop."""
 
 
 class ScheduledProfilers:
-    """The started ones of this process. Each answer costs a walk over its objects, some 0.1 s, except where the last one still stands."""
+    """Scheduled profilers that this process started. A call walks over all objects, about 0.1 s, unless the last match still matches."""
 
     def __init__(self) -> None:
         self._last: weakref.ref[profile] | None = None
 
     def any_ahead(self) -> bool:
-        """Whether one prepares to record, or will by itself within the steps ahead."""
+        """Whether a started profiler records, prepares to, or will do so by itself within the coming steps."""
         return self._find(_is_ahead)
 
     def any_prepared(self) -> bool:
-        """Whether one has prepared to record. To end another profiler now ends that one as well, and the process crashes at its end."""
+        """Whether a profiler has prepared to record. Ending another profiler now also ends that one, and the process crashes at its end."""
         return self._find(_is_prepared)
 
     def _find(self, matches: Callable[[profile], bool]) -> bool:
@@ -40,7 +40,7 @@ class ScheduledProfilers:
 def _started() -> list[profile]:
     from torch.profiler import profile
 
-    # Not isinstance(), which asks an object, perhaps a proxy that does something, for its class.
+    # Not isinstance(): it reads the object's __class__, which runs code of a proxy.
     found = [each for each in gc.get_objects() if profile in type.mro(type(each))]
     return [each for each in found if getattr(each, "step_rec_fn", None) is not None]  # set from start to stop
 
@@ -57,6 +57,6 @@ def _is_ahead(found: profile) -> bool:
     if found.step_rec_fn is None:
         return False
     if getattr(found.schedule, "__code__", None) is not schedule(wait=1, warmup=1, active=1).__code__:
-        return True  # any other function may count how often it is asked
+        return True  # any other function may count how often it is called
     ahead = range(found.step_num, found.step_num + _LOOK_AHEAD)
     return any(found.schedule(step) is not ProfilerAction.NONE for step in ahead)

@@ -42,14 +42,14 @@ class ShmAgreement:
             raise
 
     def publish_save(self, *, last: int, upcoming: int | None) -> None:
-        """Rank 0: publish that it saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
+        """Publish that rank 0 saves at step ``last`` (-1: never yet), and again at the first step from ``upcoming`` on."""
         self._set(_SAVE_LAST, last + 1)
         self._set(
             _SAVE_NEXT, 0 if upcoming is None else upcoming + 1
         )  # second: a rank that sees this one also sees the other
 
     def saves_at(self, step: int) -> bool:
-        """Other ranks: whether rank 0 saves at ``step``, or will when it reaches it."""
+        """Return whether rank 0 saves at ``step``, or will when it reaches it; for the other ranks."""
         upcoming = self._get(_SAVE_NEXT)
         return self._get(_SAVE_LAST) == step + 1 or 0 < upcoming <= step + 1
 

@@ -44,7 +44,7 @@ class StopSignal:
 
 
 class StopAgreement:
-    """Turns "this rank was asked to stop" into "all ranks stop now". ``board`` None: each rank independently."""
+    """Turns a stop request to one rank into a stop of all ranks. ``board`` None: each rank stops independently."""
 
     def __init__(self, board: ShmAgreement | None) -> None:
         self._board = board
@@ -54,7 +54,7 @@ class StopAgreement:
         self._since: float | None = None
 
     def is_now(self, *, requested: bool) -> bool:
-        """Whether to stop at this call; ``requested``: this rank was asked to stop. Call it once per step."""
+        """Whether to stop at this call; ``requested``: this rank has a stop request. Call it once per step."""
         if self._board is None:
             return requested
         self._calls += 1

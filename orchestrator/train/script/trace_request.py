@@ -49,7 +49,7 @@ def request(base: str | os.PathLike[str], steps: int) -> Path:
     try:
         os.link(draft, target)  # unlike a rename, fails where there is one
     except FileExistsError:
-        raise TraceRefusedError("a trace of this rank is being taken already: wait for it, then ask again") from None
+        raise TraceRefusedError("a trace of this rank is being taken already: wait for it, then try again") from None
     finally:
         draft.unlink()
     trace.unlink(missing_ok=True)

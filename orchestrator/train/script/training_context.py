@@ -51,7 +51,7 @@ class Context:
         self._stopping = False
         self._schedule: SaveSchedule | None = None
         self._board: ShmAgreement | None = None
-        self._lock = threading.Lock()  # of saves and loads
+        self._lock = threading.Lock()  # serialises saves and loads
         self._device: torch.device | None = None
         self._asked = environment.elastic is None  # for its share of the batch, if required
 
@@ -161,23 +161,23 @@ class Context:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
 
         ``state`` is what all ranks share (model, optimizer, ...): rank 0 stores it, elsewhere it is ignored, so that
-        every rank may call this. Of its DTensors (FSDP2) every rank stores its own pieces, so there every rank must. ``rank_state`` is this rank's own (random states, data position): use it on every
-        rank or on none; the checkpoint then counts when every rank's part is in. Both may nest dictionaries, lists,
+        every rank may call this. With DTensors (FSDP2) in it every rank must, because each rank stores its own pieces of them. ``rank_state`` is this rank's own (random states, data position): use it on every
+        rank or on none; the checkpoint then counts when every rank's part is stored. Both may nest dictionaries, lists,
         tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
 
         Under orch large parameters and optimizer states on the CPU are copied while the next forward and backward passes run, and
-        the next ``step`` of a torch optimizer waits for the rest: once three saves have shown that nothing else changes them
-        in between, where one rank stores all; and from the start with ``overlap=True``. True then means that the rest is on
-        its way. A change is noticed (one through ``.data``, where it changes many numbers), and reported as a failed save; the
-        checkpoint before stays, the next save is due at once, and whole. ``overlap=False`` copies everything at once, as every save does after
-        ``should_stop`` was true; use it for a last save before ``os._exit``.
+        the next ``step`` of a torch optimizer waits for the rest. Where one rank stores everything, this begins after three saves have
+        shown that nothing else changes them in between; with ``overlap=True`` it begins at once. True then means that the rest is still
+        being copied. A change in between is detected (one through ``.data`` if it changes many numbers) and reported as a failed save; the
+        previous checkpoint is kept, and the next save is due at once and copies everything. ``overlap=False`` copies everything at once, as every
+        save does after ``should_stop`` was true; use it for a last save before ``os._exit``.
 
-        Under orch a save is in memory when this returns, and on its way to storage. With ``durable=True``, where
-        ``checkpoint.interval`` is a number of steps or a time, and where its score is one of the ``keep_best`` best, this very save
-        is written there, after those before it; ``save`` waits when two of them are not written yet. Any other one may be
-        passed over for a newer one.
+        Under orch a save is in memory when this returns, and is then written to storage. With ``durable=True`` (the
+        default where ``checkpoint.interval`` is a number of steps or a time), or with a score among the ``keep_best`` best,
+        this save itself is written, after earlier such saves; ``save`` waits while two of them are not yet written. Any
+        other save may be skipped for a newer one.
 
-        A full disk or a failing one never raises: it warns once, is shown in ``orch status``, and the next save tries
+        A full or failing disk never raises: it warns once, is shown in ``orch status``, and the next save tries
         again. Raises UnsupportedStateError for a state that cannot be stored, ValueError for a bad step, NotElasticError
         as ``report`` does, and StaleAttemptError when a newer attempt has taken over and this process is a leftover. May be called from any
         thread, one save at a time.
@@ -188,7 +188,7 @@ class Context:
         with self._lock:
             late = False if self._stopping else overlap  # this may be the last save
             sure = self._environment.interval != AUTO if durable is None else durable
-            # When orch has not requested the stop, its sender may end the rank actor too, before that has stored a snapshot.
+            # When orch did not request the stop, its sender may also end the rank actor before the actor has stored a snapshot.
             leaving = self._stopping and not (self._page is not None and self._page.stop_requested)
             done = self._saver.save(
                 state,
@@ -249,9 +249,9 @@ class Context:
         return True
 
     def confirm_stop(self) -> None:
-        """Record that this rank leaves now, because ranks have agreed on it: one of them was asked to stop, maybe another.
+        """Record that this rank stops now because the ranks agreed to, after a stop request to any one of them.
 
-        Needed only after an agreement of your own: `should_stop` calls it when its answer is yes.
+        Needed only where your own code makes the ranks agree: `should_stop` calls it before it returns True.
         """
         if self._page is not None:
             self._page.mark_stop_seen()
@@ -301,7 +301,7 @@ def _choose_device(environment: RankEnvironment) -> torch.device:
 
 
 def _accelerator() -> str:
-    """What torch calls this machine's GPUs: cuda (NVIDIA, AMD) or xpu (Intel); empty without any that ranks can share work on."""
+    """Return torch's name for this machine's GPUs: cuda (NVIDIA, AMD) or xpu (Intel); empty without any that ranks can share work on."""
     import torch
 
     if not torch.accelerator.is_available():
@@ -360,7 +360,7 @@ def _open_page(environment: RankEnvironment) -> ProgressPage | None:
 
 
 def _forget_after_fork() -> None:
-    """In a forked child, which is not the rank: drop the inherited context, which would write to the parent's page."""
+    """Drop the inherited context in a forked child, which is not the rank: it would write to the parent's page."""
     global _current  # noqa: PLW0603 - one per process
     if _current is not None:
         _current.leave_page()

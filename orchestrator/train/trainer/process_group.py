@@ -1,7 +1,7 @@
 """The place of this process: its rank, its device, and its connection to the other ranks.
 
 Reconciles the configuration with the launcher's environment, joins and leaves torch's process group, and holds the
-store for ranks' notes to each other. Decides nothing about training.
+rendezvous store, in which ranks exchange notes. Decides nothing about training.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RankGroup:
         return torch.device("cpu")
 
     def wait_for_all(self, occasion: str, timeout: timedelta) -> None:
-        """Return when every rank is here. Raises RecoveryTimeoutError, naming those that are not."""
+        """Wait until every rank has called this. Raises RecoveryTimeoutError, naming the ranks that have not."""
         if self.store is not None:
             _wait_for_all(self.store, self.rank, self.world_size, occasion, timeout)
 
@@ -72,7 +72,7 @@ def join_ranks(config: MultiGPUConfig, ctx: Context | None = None) -> RankGroup:
     _log_environment(config)
     ctx = current_context() if ctx is None else ctx
     if config.rank is not None and (ctx.rank, ctx.world_size) != (config.rank, config.world_size):
-        problem = f"rank is {config.rank}, but context() was asked before and knows rank {ctx.rank}: ask it afterwards"
+        problem = f"rank is {config.rank}, but context() was called before and has rank {ctx.rank}: call it afterwards"
         raise fail_once(ConfigError(problem), rank=config.rank)
     device = _device(config, ctx.device, ctx.local_rank)
     problems = list(config_rules.conflicts_with_place(config, _surroundings(device, ctx)))
@@ -105,7 +105,7 @@ def _wait_for_all(store: Store, rank: int, world_size: int, occasion: str, timeo
     except dist.DistStoreError as error:
         missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
         raise RecoveryTimeoutError(
-            f"{occasion}: of {world_size} ranks, {', '.join(missing)} did not come within recovery_timeout "
+            f"{occasion}: of {world_size} ranks, {', '.join(missing)} did not arrive within recovery_timeout "
             f"({timeout.total_seconds():g} s); look for the reason in their logs"
         ) from error
 
@@ -139,7 +139,7 @@ def _device(config: MultiGPUConfig, found: torch.device, local_rank: int) -> tor
     if ids is None or found.type != "cuda":
         return found
     index = 0 if config.training_mode == "data_parallel" else local_rank
-    return torch.device("cuda", ids[index]) if index < len(ids) else found  # too few is refused by the rules
+    return torch.device("cuda", ids[index]) if index < len(ids) else found  # the rules refuse too few ids
 
 
 def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundings:

@@ -15,12 +15,12 @@ from torch.utils.data import Dataset
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # of cuBLAS: the same order of sums each time
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # makes cuBLAS sum in the same order each time
 EPOCHS, SAMPLES, BATCH, WIDTH = 10, 1024, 32, 256
 
 
 class Samples(Dataset[Any]):
-    """Takes its time, so that a test can kill the training in its midst."""
+    """A slow data set, so that a test can kill the training halfway."""
 
     def __len__(self) -> int:
         return SAMPLES

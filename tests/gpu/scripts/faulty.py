@@ -1,4 +1,4 @@
-"""Makes twenty steps on its GPU, then suffers a fault, in its first attempt only: `faulty.py KIND`."""
+"""Makes twenty steps on its GPU, then injects a fault, in its first attempt only: `faulty.py KIND`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def wrong_index() -> None:
 
 
 def wild_pointer() -> None:
-    """Write where nothing is: what a kernel with a bug does."""
+    """Write to an address without memory, as a kernel with a bug does."""
     storage = torch._C._construct_storage_from_data_pointer(0x7F00_0000_0000, ctx.device, 2**20)
     torch.empty(0, dtype=torch.uint8, device=ctx.device).set_(storage).fill_(1)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Has a GPU and computes on a processor, until a file is there: `forgetful.py FILE`."""
+"""Has a GPU but computes on a processor, until a file exists: `forgetful.py FILE`."""
 
 from __future__ import annotations
 

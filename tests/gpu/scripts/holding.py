@@ -1,4 +1,4 @@
-"""Holds so many MiB of its GPU and keeps it busy, until a file is there: `holding.py FILE MIB`."""
+"""Allocates MIB mebibytes of its GPU and keeps it busy, until a file exists: `holding.py FILE MIB`."""
 
 from __future__ import annotations
 

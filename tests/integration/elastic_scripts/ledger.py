@@ -1,4 +1,4 @@
-"""A job that may get any number of ranks, in plain torch: fits a line, and writes down which samples each step took."""
+"""Elastic job in plain torch: fits a line on any number of ranks, and records the samples of each step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(steps: int, stop_file: Path, result: Path) -> None:
             loss = ((inputs[rows] @ weights - targets[rows]) ** 2).mean()
             (loss * piece.weight).backward()
             taken += rows
-        # One rank may see the file a step before another: they agree, like on the request to stop.
+        # One rank may see the file a step before another, so they agree on it, as on the request to stop.
         told = torch.tensor([float(ctx.should_stop()), float(stop_file.exists())])
         if ctx.world_size > 1:
             assert weights.grad is not None

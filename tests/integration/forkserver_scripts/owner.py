@@ -1,4 +1,4 @@
-"""Owns a process through a lifeline, and does nothing else: to be killed or frozen by a test."""
+"""Owner of a process through a lifeline, for a test to kill or freeze; with "stop" it first stops the process."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Flees: every process forks a successor in a session of its own and ends, as fast as it can, several at a time."""
+"""Processes that evade a kill: in three chains, each forks a successor in a session of its own and ends at once."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Says that it is ready, then treats SIGTERM as its second argument says."""
+"""Script that creates the file `ready`, then handles SIGTERM as its second argument says."""
 
 import signal
 import sys

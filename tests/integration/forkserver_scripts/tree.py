@@ -1,7 +1,7 @@
-"""Grows a tree that is hard to kill, writes its process numbers to the file named first, then does as told second.
+"""Process tree that is hard to kill: writes its process ids to the first argument, then acts as the second says.
 
-A child that ignores every signal it can; a daemon (double fork, setsid); a child in a session of its own with a child of
-its own; a shell with a child.
+A child that ignores SIGTERM, SIGINT, SIGHUP and SIGQUIT; a daemon (double fork, setsid); a child in a session of its
+own with a child of its own; a shell with a child.
 """
 
 import os

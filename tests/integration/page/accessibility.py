@@ -1,4 +1,4 @@
-"""What axe-core finds on a page, and how much wider than the screen it is."""
+"""Checks of a page: the violations that axe-core finds, and the width beyond the screen."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ AXE_RULES: Final = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "bes
 
 
 def violations(page: Page, kind: str, names: list[str]) -> list[Any]:
-    """What the rules, or those that have one of the tags, find; axe-core has been loaded into the page."""
+    """Return what axe-core, already loaded into the page, finds with the rules named or the rules of the tags."""
     only = {"type": kind, "values": names}
     found = page.evaluate("(only) => axe.run(document, {runOnly: only})", only)
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
 
 
 def excess_width(page: Page) -> int:
-    """By how many pixels the page is wider than the screen."""
+    """Return by how many pixels the page is wider than the screen."""
     root = "document.documentElement"
     return int(page.evaluate(f"{root}.scrollWidth - {root}.clientWidth"))

@@ -1,4 +1,4 @@
-"""One browser for the tests of a module (it may not outlive them: its event loop runs in their thread); each test has a page of its own daemon in it, and hears of what went wrong there."""
+"""Fixtures: one browser for a module's tests (it may not outlive them: its event loop runs in their thread); each test has a page of its own daemon, and fails on the browser's errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AXE = "axe-core@4.14.1"
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The browser. What a test expects of it may take as long as on a machine that does ten other things."""
+    """Yield the browser; its expectations wait long enough for a machine that runs ten other programs."""
     expect.set_options(timeout=1000 * PATIENCE_SECONDS)
     with started_chromium() as browser:
         yield browser
@@ -28,27 +28,27 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The source of axe-core, installed from npm for the tests alone."""
+    """Return the source of axe-core, installed from npm for the tests alone."""
     folder = npm.installed([AXE], tmp_path_factory.mktemp("axe"))
     return (folder / "node_modules/axe-core/axe.min.js").read_text()
 
 
 @pytest.fixture
 def served() -> Iterator[ServedPage]:
-    """The page of a service in memory."""
+    """Yield the page of a service in memory."""
     with ServedPage().running() as page:
         yield page
 
 
 @pytest.fixture
 def errors() -> list[str]:
-    """What browsers of the test complained about: scripts, the console, refused loads. A test that expects some clears it."""
+    """Return the list of errors in the test's browsers: scripts, the console, dialogs. A test that expects some clears it."""
     return []
 
 
 @pytest.fixture
 def new_page(chromium: Browser, served: ServedPage, errors: list[str]) -> Iterator[Callable[..., Page]]:
-    """Makes a signed-in page, of another user (``uid``) or with other options of a browser's context."""
+    """Yield a function that makes a signed-in page, of a user ``uid`` or with other options of a browser's context."""
     contexts: list[BrowserContext] = []
 
     def make(uid: int | None = None, **options: object) -> Page:
@@ -70,5 +70,5 @@ def new_page(chromium: Browser, served: ServedPage, errors: list[str]) -> Iterat
 
 @pytest.fixture
 def page(new_page: Callable[..., Page]) -> Page:
-    """A browser page of the daemon's owner, signed in."""
+    """Return a browser page of the daemon's owner, signed in."""
     return new_page()

@@ -1,4 +1,4 @@
-"""The page in a real browser: each page, each action, what is live, and who may do what."""
+"""The page in a real browser: each page, each action, live updates, and the permissions of users."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_no_page_has_a_violation_of_accessibility_or_is_wider_than_the_screen(
     other_scheme: str,
     errors: list[str],
 ) -> None:
-    """All rules in one scheme of colors at each size; of the other scheme, what depends on colors."""
+    """All rules are checked in one color scheme at each size, and the rule about contrast in the other scheme."""
     pages = story(served)
     page = new_page(color_scheme=scheme, reduced_motion="reduce", **({"viewport": PHONE} if size == "phone" else {}))
     for address in pages:

@@ -1,4 +1,4 @@
-"""The sign-in page in a real browser: accessible, as wide as a phone, by keyboard, and with a message for each refusal."""
+"""The sign-in page in a real browser: accessible, fits a phone, works by keyboard, and has a message for each refusal."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LONG_PATH = "/srv/" + "a-directory-with-a-long-name/" * 4 + "token"
 
 @pytest.fixture
 def served() -> Iterator[ServedPage]:
-    """The page of a daemon with a token."""
+    """Yield the page of a daemon with a token."""
     with ServedPage(token=TOKEN).running() as page:
         yield page
 
 
 @pytest.fixture
 def visitor(served: ServedPage, new_page: Callable[..., Page], errors: list[str]) -> Iterator[Callable[..., Page]]:
-    """Makes a page that is not signed in. Refusals are what these tests are about."""
+    """Yield a function that makes a page that is not signed in; refused sign-ins are not errors of the test."""
 
     def make(**options: object) -> Page:
         page = new_page(**options)

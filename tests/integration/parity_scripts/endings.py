@@ -1,4 +1,4 @@
-"""Ends in the way that its first argument names."""
+"""Script that ends in the way that its first argument names."""
 
 import atexit
 import os
@@ -129,13 +129,13 @@ def inner_exit():
 
 
 def close_all():
-    """A script that closes whatever it finds open."""
+    """Close every descriptor from 3 on, then fail."""
     os.closerange(3, 1024)
     fail()
 
 
 def child_fails():
-    """A forked child's exception is the child's own."""
+    """Fail in a forked child: the exception is the child's, not the script's."""
     pid = os.fork()
     if pid == 0:
         fail()

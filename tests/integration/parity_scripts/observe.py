@@ -25,7 +25,7 @@ import utils.wire as user_wire
 
 
 class Point:
-    """Lives in __main__: to be pickled, it must be found there again."""
+    """Class of __main__, where pickle must find it again."""
 
     def __init__(self, x):
         self.x = x
@@ -143,7 +143,7 @@ def threads():
 
 
 def blas_pools():
-    """The thread count of numpy's OpenBLAS, asked for in C."""
+    """Return the thread counts of numpy's OpenBLAS, read through its C functions."""
     import ctypes
 
     import numpy  # noqa: F401
@@ -276,7 +276,7 @@ def main():
 
 
 class Holder:
-    """Holds a file in a cycle, which only the collector can break."""
+    """Object that holds a file in a cycle, which only the collector can break."""
 
     def __init__(self, file):
         self.file = file
@@ -284,7 +284,7 @@ class Holder:
 
 
 def leave_open(destination):
-    """Files that nobody closes, held in every way there is: flushed when the interpreter ends."""
+    """Leave files open, held in every way there is: the interpreter flushes them when it ends."""
     import torch
 
     def opened(holder):
@@ -301,7 +301,7 @@ def leave_open(destination):
 
 
 def late(destination):
-    """Outlives the main module: a script ends only when its threads have."""
+    """Write a file after the main module has ended: a script ends only when its threads have."""
     import time
 
     time.sleep(0.2)

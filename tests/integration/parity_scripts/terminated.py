@@ -1,4 +1,4 @@
-"""Waits for SIGTERM, saves, and exits 17; a second rank ignores nothing and dies of it."""
+"""Script that waits for SIGTERM: rank 0 saves and exits with 17; another rank has no handler and dies of it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Trains on two ranks with balance: measured, up to STEPS, or breaks off after BREAK steps; rank 1 takes twice the time for a sample, by a clock that counts samples.
+"""Training on two ranks with measured balance, up to STEPS or broken off after BREAK steps; by a clock that counts samples, rank 1 takes twice as long for a sample.
 
 Writes weights, shares, and the samples of each forward pass into OUT-rank-R.pt.
 """

@@ -78,7 +78,7 @@ def whole_batch(place: RankGroup) -> Any:
 
 @scenario
 def static_accumulated(place: RankGroup) -> Any:
-    """The source's advanced configuration has both: each by itself works, and torch fails at the two together."""
+    """Combine both, as the source's advanced configuration does: each alone works, and torch fails at both."""
     trainer = prepared(place, linear_model(), static_graph=True, gradient_accumulation_steps=2)
     for inputs, targets in (mine(place, batch) for batch in global_batches()):
         for part in (slice(0, 4), slice(4, 8)):
@@ -95,7 +95,7 @@ def clipped(place: RankGroup) -> Any:
 
 @scenario
 def accumulated(place: RankGroup) -> Any:
-    """Each rank's batch in four parts, one by one and as a group; a hook counts what is sent."""
+    """Train on each rank's batch in four parts, one by one and as a group; a hook counts what is sent."""
     found = {}
     for grouped in (False, True):
         trainer = prepared(place, linear_model(), gradient_accumulation_steps=4)
@@ -116,7 +116,7 @@ def accumulated(place: RankGroup) -> Any:
 
 
 def counted(trainer: MultiGPUTrainer) -> list[int]:
-    """Counts the buckets that are sent, in the last entry of a list."""
+    """Count the buckets that are sent, in the last entry of the list returned."""
     sent: list[int] = []
 
     def count(_state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -127,7 +127,7 @@ def counted(trainer: MultiGPUTrainer) -> list[int]:
         return future
 
     ddp: Any = trainer.model
-    count.__annotations__.clear()  # torch checks them, and wants types, not their names
+    count.__annotations__.clear()  # torch checks them, and requires types, not their names
     ddp.register_comm_hook(None, count)
     return sent
 
@@ -172,7 +172,7 @@ def process_group(_place: RankGroup) -> Any:
 
 
 class Partly(nn.Module):
-    """Never uses one of its layers."""
+    """Model that never uses one of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ def recomputed(place: RankGroup) -> Any:
 
 @scenario
 def one_ranks_nan(place: RankGroup) -> Any:
-    """The second step's data is bad on rank 1 only."""
+    """Train with bad data in the second step, on rank 1 only."""
     found = {}
     for name, settings in {
         "plain": {},
@@ -277,7 +277,7 @@ def one_ranks_nan(place: RankGroup) -> Any:
 
 @scenario
 def nan_for_ever(place: RankGroup) -> Any:
-    """The report of rank 0 names the rank that had the bad data."""
+    """Return the report of rank 0, which names the rank that had the bad data."""
     trainer = prepared(place, linear_model(), max_nonfinite_steps=1)
     faults = FaultToleranceManager(context(), trainer.config, place)
     faults.attach(trainer)
@@ -307,7 +307,7 @@ class Hungry(nn.Module):
 
 @scenario
 def one_ranks_memory(place: RankGroup) -> Any:
-    """Rank 1 has room for two samples at once; the others do not notice."""
+    """Train where rank 1 has memory for only two samples at once; the other rank is unaffected."""
     trainer = prepared(place, Hungry(2 if place.rank == 1 else 100), oom_retry=True)
     for batch in global_batches():
         trainer.clock.begin()
@@ -320,7 +320,7 @@ def one_ranks_memory(place: RankGroup) -> Any:
 
 @scenario
 def sharded_batch_norm(place: RankGroup) -> Any:
-    """The last loss of a model with batch normalization, in fp32 and in bf16, of each rank's batches and of all."""
+    """Return the last losses with batch normalization, in fp32 and bf16, of each rank's batches and of all."""
 
     def last_loss(precision: str, *, sync_bn: bool) -> float:
         trainer = prepared(
@@ -362,14 +362,14 @@ def sharded(place: RankGroup) -> Any:
 
 
 def uneven() -> TensorDataset:
-    """Seventeen samples: the ranks get batches of different number and size."""
+    """Return seventeen samples: the ranks get batches of different number and size."""
     (inputs, targets) = global_batches(1, size=17)[0]
     return TensorDataset(inputs, targets)
 
 
 @scenario
 def evaluated(place: RankGroup) -> Any:
-    """Also with batch normalization, whose buffers must not be exchanged while ranks go through different numbers of batches."""
+    """Evaluate with batch normalization, whose buffers must not be exchanged while ranks have different numbers of batches."""
     trainer = prepared(place, normalized_model())
     feed = build_feed(uneven(), trainer.config, place, training=False)
     metrics = {"accuracy": lambda outputs, targets: (outputs.argmax(dim=1) == targets).float().mean()}
@@ -378,7 +378,7 @@ def evaluated(place: RankGroup) -> Any:
 
 @scenario
 def stopped_together(place: RankGroup) -> Any:
-    """Rank 1 hears of the stop in its fifth step; nobody takes a step that the other does not take."""
+    """Count the steps when only rank 1 gets the stop, in its fifth step: both ranks take the same steps."""
     steps: list[int] = []
     agreement = StopAgreement(place, lambda: place.rank == 1 and len(steps) >= 5)
     while not agreement.reached():
@@ -413,7 +413,7 @@ def streams_of_different_lengths(place: RankGroup) -> Any:
 
 @scenario
 def saved_in_the_middle(place: RankGroup) -> Any:
-    """Two ranks save in the middle of an epoch; another number of ranks goes on from there."""
+    """Save on two ranks in the middle of an epoch, for another number of ranks to continue from."""
     config = MultiGPUConfig(batch_size=4, global_batch_size=16, checkpoint_frequency=5, progress_bar=False)
     manager = MultiGPUTrainingManager(config)
     model = linear_model()

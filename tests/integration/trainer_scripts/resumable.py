@@ -1,4 +1,4 @@
-"""A training that a test kills, stops or spoils: `resumable.py OUT [--fail KIND]` writes rank 0's weights at its end."""
+"""Training that a test kills, stops or fails: `resumable.py OUT [--fail KIND]` writes rank 0's weights at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = 96
 
 
 class Samples(Dataset[Any]):
-    """Says so in a file when it hands out its first sample after step `slow_after`, and takes its time from there."""
+    """Samples that take `pause` seconds each; with `fail` "data", rank 1 cannot read them."""
 
     def __init__(self, *, fail: str, rank: int, pause: float) -> None:
         self.fail, self.rank, self.pause = fail, rank, pause

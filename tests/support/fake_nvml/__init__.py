@@ -1,4 +1,4 @@
-"""A fake NVIDIA driver library, and the dials to turn while programs use it.
+"""A fake NVIDIA driver library, and the values to change while programs use it.
 
     fake = FakeNvml.create(tmp_path, gpus=8)
     fake[0].power_mw = 250_000
@@ -6,7 +6,7 @@
 
 `library()` builds `libnvidia-ml.so.1` with gcc. Unmodified pynvml, and any other program, loads it through
 `LD_LIBRARY_PATH`, set before the program starts; inside a test process `with fake.loaded():` does the same, because the
-dynamic loader knows libraries by their SONAME. Values change as soon as they are written.
+dynamic loader identifies libraries by their SONAME. Values change as soon as they are written.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ CALL_US: Mapping[str, int] = {
 FIELD_US: Mapping[int, int] = {83: 3600, 75: 650, 270: 680, 271: 630, 197: 260, 198: 190}
 PCIE_THROUGHPUT_SLEEPS_US = 20_000
 LATENCY_FROM = "measured: NVIDIA H100 80GB HBM3, driver 580.159.04, 2026-11-26"
-"""Processor time of each call, and of the fields that take longer than 10 us: the driver works all the while, and sleeps in one call only."""
+"""Processor time of each call, and of the fields that take longer than 10 us: the driver computes meanwhile, and sleeps in one call only."""
 
 
 _build_directory: tempfile.TemporaryDirectory[str] | None = None
 
 
 def library(*, without: Iterable[str] = ()) -> Path:
-    """The built library, lacking the functions in `without` as an old driver does.
+    """Return the built library, lacking the functions in `without` as an old driver does.
 
-    Built once per process; the directory goes when the process ends.
+    It is built once per process; the directory is removed when the process ends.
     """
     return _build(tuple(without))
 
@@ -79,7 +79,7 @@ def _build(without: tuple[str, ...]) -> Path:
 
 
 def _wake(address: int) -> None:
-    """Wake whoever sleeps on a word of the shared file (futex)."""
+    """Wake the threads that sleep on a word of the shared file (futex)."""
     number = {"x86_64": 202, "aarch64": 98}[platform.machine()]
     ctypes.CDLL(None).syscall(number, ctypes.c_void_p(address), 1, 2**31 - 1)
 
@@ -118,12 +118,12 @@ class FakeGpu:
         self.field(number, scope=scope, result=NOT_SUPPORTED)
 
     def latency(self, microseconds: Mapping[str, int]) -> None:
-        """Let calls of these kinds sleep that long."""
+        """Make calls of these kinds sleep this long."""
         for call, value in microseconds.items():
             self.raw.latency_us[layout.CALLS.index(call)] = value
 
     def take_time(self) -> None:
-        """Let calls take as long as those of an H100."""
+        """Make calls take as long as those of an H100."""
         for call, microseconds in CALL_US.items():
             self.raw.spin_us[layout.CALLS.index(call)] = microseconds
         self.latency({"pcie_throughput": PCIE_THROUGHPUT_SLEEPS_US})
@@ -131,11 +131,11 @@ class FakeGpu:
             slot.latency_us = FIELD_US.get(slot.id, 0)
 
     def fail(self, call: str, result: int = UNKNOWN) -> None:
-        """Let calls of a kind fail with an nvmlReturn; 0 heals it."""
+        """Make calls of a kind fail with an nvmlReturn; 0 makes them succeed again."""
         self.raw.errors[layout.CALLS.index(call)] = result
 
     def count(self, call: str) -> int:
-        """How often calls of a kind were made."""
+        """Return how often calls of a kind were made."""
         return int(self.raw.calls[layout.CALLS.index(call)])
 
     def xid(self, code: int) -> None:
@@ -146,7 +146,7 @@ class FakeGpu:
         _wake(ctypes.addressof(self.raw) + layout.Gpu.event_count.offset)
 
     def processes(self, memory_by_pid: Mapping[int, int]) -> None:
-        """Say which processes use the GPU."""
+        """Set the processes that use the GPU, with their memory."""
         for slot, (pid, memory) in zip(self.raw.processes, memory_by_pid.items(), strict=False):
             slot.pid, slot.memory = pid, memory
         self.raw.process_count = len(memory_by_pid)
@@ -178,7 +178,7 @@ class FakeNvml:
 
     @classmethod
     def create(cls, directory: Path, gpus: int = 2, *, model: str = "NVIDIA H100 80GB HBM3") -> FakeNvml:
-        """A driver with `gpus` healthy data-centre GPUs in a new file under `directory`."""
+        """Create a driver with `gpus` healthy data-centre GPUs in a new file under `directory`."""
         path = directory / "fake-nvml.state"
         path.write_bytes(bytes(ctypes.sizeof(layout.State)))
         fake = cls(path)
@@ -198,11 +198,11 @@ class FakeNvml:
         return (self[index] for index in range(len(self)))
 
     def uuid(self, index: int) -> str:
-        """The UUID of a GPU."""
+        """Return the UUID of a GPU."""
         return self.state.gpus[index].uuid.decode()
 
     def environment(self, *, without: Iterable[str] = ()) -> dict[str, str]:
-        """Variables that make a program started with them see these GPUs."""
+        """Return the variables that make a program started with them see these GPUs."""
         return {"LD_LIBRARY_PATH": str(library(without=without).parent), "FAKE_NVML_STATE": str(self.path)}
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A Ray cluster and a daemon on hosts of their own, set up as docs/operations.md tells an administrator ("Scale out")."""
+"""A Ray cluster and a daemon on hosts of their own, set up by the instructions of docs/operations.md ("Scale out")."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED: Final = "/home/shared"
 
 
 class HostCluster:
-    """Ray on every host: the first has the head, and the daemon. ``close`` ends the hosts."""
+    """Runs Ray on every host, and the head and the daemon on the first. ``close`` ends the hosts."""
 
     def __init__(self, hosts: Hosts, *, cpus: int = 4, gpus: int = 2) -> None:
         self.hosts, self._cpus, self._gpus = hosts, cpus, gpus
@@ -97,7 +97,7 @@ class HostCluster:
         return self.head.run("orch", *arguments, check=check, cwd=cwd)
 
     def ask(self, *arguments: str) -> Any:
-        """What a command of orch says as JSON."""
+        """Run a command of orch with ``--json``; return its parsed output."""
         return json.loads(self.orch(*arguments, "--json").stdout)
 
     def submit(self, spec: Mapping[str, Any], **files: str) -> str:
@@ -105,7 +105,7 @@ class HostCluster:
         return self.submit_text(json.dumps({"version": 1, **spec}), **files)
 
     def submit_text(self, text: str, **files: str) -> str:
-        """As ``submit``, for the text of a job.yaml."""
+        """Submit the text of a job.yaml as ``submit`` does."""
         directory = f"{self.head.home}/work-{secrets.token_hex(4)}"
         for name, program in files.items():
             write(self.head, f"{directory}/{name}.py", program)
@@ -114,7 +114,7 @@ class HostCluster:
         return str(answer["job_id"])
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """The job as `orch status` has it."""
+        """Return the job as `orch status` reports it."""
         found: dict[str, Any] = self.ask("status", job_id)
         return found
 
@@ -136,21 +136,21 @@ class HostCluster:
         return self.wait_job(job_id, "SUCCEEDED", "FAILED", "CANCELLED")
 
     def seats(self, job_id: str) -> list[str]:
-        """The names of the newest gang's hosts, by rank."""
+        """Return the names of the newest gang's hosts, by rank."""
         placed = [event for event in self.events(job_id) if event["kind"] == "gang_placed"]
         return [seat["node_name"] for seat in placed[-1]["body"]["seats"]]
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
-        """The job's history."""
+        """Return the job's events."""
         found: list[dict[str, Any]] = self.ask("events", job_id)["events"]
         return found
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """The nodes by host name, as `orch nodes` has them."""
+        """Return the nodes by host name, as `orch nodes` reports them."""
         return {node["name"]: node for node in self.ask("nodes")["nodes"]}
 
     def is_down(self, host: Host) -> bool:
-        """Whether Ray has given the host's node up: it has no agent then. One that may come back has a raylet that does not answer."""
+        """Whether Ray has given up the host's node: it has no agent then. A node that may come back has a silent raylet."""
         node = self.nodes()[host.name]
         return bool(node["state"] == "UNREACHABLE" and node["agent_pid"] is None)
 
@@ -164,17 +164,17 @@ class HostCluster:
         wait_until(f"{names} are ready", reached, interval=POLL_SECONDS)
 
     def host(self, name: str) -> Host:
-        """The host of that name."""
+        """Return the host of that name."""
         return next(host for host in self.hosts.hosts if host.name == name)
 
     def rejoin(self, host: Host) -> None:
-        """Have a host that Ray has given up join again, as its service manager does."""
+        """Make a host that Ray has given up join again, as its service manager does."""
         host.run("ray", "stop", "--force", check=False)
         self.start_ray(host)
         self.wait_ready(host.name)
 
     def evidence(self, job_id: str) -> str:
-        """What a failure shows."""
+        """Return the text that is shown with a failure: the job's events, the nodes, the end of the daemon's log."""
         log = self.head.outside(f"{self.head.home}/.orch/daemon.log")
         log_end = log.read_text(errors="replace")[-4000:] if log.exists() else ""
         return f"{self.orch('events', job_id, check=False).stdout}\n{self.orch('nodes', check=False).stdout}\n{log_end}"
@@ -197,7 +197,7 @@ def write(host: Host, path: str, text: str) -> None:
 
 
 def lines(host: Host, path: str) -> Sequence[str]:
-    """The whole lines of a file of the host."""
+    """Return the complete lines of a file of the host."""
     place = host.outside(path)
     text = place.read_text() if place.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()

@@ -34,7 +34,7 @@ TRY: Final = "ip link add orch0 type veth peer name orch1 && mount -t tmpfs tmpf
 
 @cache
 def why_not() -> str:
-    """Why this machine cannot have hosts; empty when it can."""
+    """Return the reason why this machine cannot have hosts; empty when it can."""
     if os.geteuid() != 0:
         return "namespaces, and users of their own, need root"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -51,19 +51,19 @@ def why_not() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a host is like. ``clock`` is how many seconds the wall clock of its Python is ahead; ``uptime`` how many its monotonic one is."""
+    """Properties of a host. ``clock``: seconds by which its Python's wall clock is ahead; ``uptime``: by which its monotonic one is."""
 
     uid: int = FIRST_UID
     home_mebibytes: int = 512
     clock: float = 0.0
     uptime: int = 0
     shares: bool = True
-    """Whether it sees ``/home/shared``, which is one directory for all that do."""
+    """Whether the host has ``/home/shared``, which is one directory for all hosts that have it."""
 
 
 @dataclass(slots=True)
 class Host:
-    """One host. Its user is ``trainer``, whose home is a disk of its own that outlives a boot."""
+    """One host. Its user is ``trainer``; the user's home is a disk of its own that outlives a boot."""
 
     number: int
     plan: Plan
@@ -84,13 +84,13 @@ class Host:
         return "/home/trainer"
 
     def outside(self, path: str) -> Path:
-        """Where this process finds a path of the host."""
+        """Return the path under which this process finds a path of the host."""
         return Path(f"/proc/{self.pid}/root{path}")
 
     # -- commands
 
     def command(self, *arguments: str, cwd: str | None = None) -> list[str]:
-        """The command line that runs a command on the host, as its user."""
+        """Return the command line that runs a command on the host, as its user."""
         uid = str(self.plan.uid)
         environ = [f"{name}={value}" for name, value in self.environ().items()]
         return [
@@ -109,7 +109,7 @@ class Host:
         ]
 
     def environ(self) -> dict[str, str]:
-        """The variables of the host's user."""
+        """Return the variables of the host's user."""
         ahead = {"LD_PRELOAD": str(self.site.wall_clock), "CLOCK_AHEAD": f"{self.plan.clock:g}"}
         return {
             "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -140,13 +140,13 @@ class Host:
         return done
 
     def python(self, program: str, *arguments: str, seconds: float = PATIENCE_SECONDS) -> str:
-        """What a program prints on the host."""
+        """Run a program on the host; return its output."""
         return self.run(sys.executable, "-c", program, *arguments, seconds=seconds).stdout
 
     # -- faults
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the host but the first."""
+        """Return every process of the host but the first."""
         mine = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = []
         for process in psutil.process_iter():
@@ -156,7 +156,7 @@ class Host:
         return found
 
     def freeze(self) -> None:
-        """Stop every process of the host, those too that are started meanwhile."""
+        """Stop every process of the host, including those that are started meanwhile."""
         stopped: set[int] = set()
         while new := [each for each in self.processes() if each.pid not in stopped]:
             stopped |= {each.pid for each in new}
@@ -167,7 +167,7 @@ class Host:
         _signal(self.processes(), signal.SIGCONT)
 
     def kill(self) -> None:
-        """Cut the host's power: what is on its disk stays."""
+        """Kill the host as a power cut does: the content of its disk stays."""
         self.site.ask("end", host=self.number)
         self.pid = 0
 
@@ -252,7 +252,7 @@ class Hosts:
     # -- the site
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Have the site do something."""
+        """Send a command to the site; return its answer."""
         assert self._process.stdin is not None
         print(json.dumps({"do": do, **arguments}), file=self._process.stdin, flush=True)
         return self._answer()
@@ -267,7 +267,7 @@ class Hosts:
     # -- links
 
     def link(self, source: Host, target: Host, **link: Any) -> None:
-        """Change one direction between two hosts; nothing given: it is as good as new."""
+        """Change one direction between two hosts; without options the link works perfectly again."""
         self.ask("link", source=source.number, target=target.number, link=asdict(Link(**link)))
 
     def between(self, one: Host, other: Host, **link: Any) -> None:
@@ -276,14 +276,14 @@ class Hosts:
         self.link(other, one, **link)
 
     def part(self, *apart: Host) -> None:
-        """Cut these hosts off from all others, not from one another."""
+        """Cut these hosts off from all others, but not from one another."""
         for host in apart:
             for other in self.hosts:
                 if other not in apart:
                     self.between(host, other, cut=True)
 
     def everywhere(self, **link: Any) -> None:
-        """Change every link; nothing given: all are as good as new."""
+        """Change every link; without options all work perfectly again."""
         for host in self.hosts:
             for other in self.hosts:
                 if other is not host:
@@ -303,5 +303,5 @@ class Hosts:
 
 
 def _interpreters() -> list[str]:
-    """Where the interpreter and its packages really lie."""
+    """Return the real directories of the interpreter and its packages."""
     return [str(Path(sys.executable).resolve().parents[1])]

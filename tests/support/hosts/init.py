@@ -1,7 +1,7 @@
-"""The first process of a host: gives it its disks, its name and its address, then reaps processes until it is killed.
+"""The first process of a host: sets up the host's disks, name and address, then reaps processes until it is killed.
 
-Run as a file, with nothing imported but the standard library, in namespaces that ``site.py`` has made. Its argument is JSON; it says
-``made`` when it runs, waits for a line (its network device is there), and says ``up``.
+Run as a file, with nothing imported but the standard library, in namespaces that ``site.py`` has made. Its argument is JSON; it
+prints ``made`` when it runs, waits for a line (its network device exists then), and prints ``up``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = ("/root", "/home", "/tmp", "/var/tmp", "/dev/shm")
-"""Directories of the machine that a host does not see; ``seen`` are paths below them that it does."""
+"""Directories of the machine that are hidden from a host; the paths in ``seen`` below them are not."""
 BIND, RECURSIVE = 4096, 16384
 
 
 def bind(source: str, target: str) -> None:
-    """Show a file or directory in another place too."""
+    """Make a file or directory appear in another place too."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(source.encode(), target.encode(), None, BIND | RECURSIVE, None) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), target)
 
 
 def run(*command: str) -> None:
-    """Run a command of the system; its failure is this one's."""
+    """Run a command of the system. Raises CalledProcessError when it fails."""
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
@@ -66,7 +66,7 @@ def network(options: dict[str, Any]) -> None:
 
 
 def reap() -> None:
-    """What the host's other processes leave behind is taken away, for ever."""
+    """Reap the host's ended processes, for ever."""
     while True:
         signal.sigwait([signal.SIGCHLD])
         try:

@@ -1,4 +1,4 @@
-"""The ledger of jobs whose ranks are on several hosts: a file that all see. Its order is what happened, not the hosts' clocks."""
+"""Ledger of jobs with ranks on several hosts: a file on a shared disk. The order of its lines counts, not the hosts' clocks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PLACE: Final = f"{SHARED}/ledger"
 
 
 class SharedLedger(Ledger):
-    """A ledger on the hosts' shared disk. Every line is appended whole; ``at`` is its place in the file."""
+    """A ledger on the hosts' shared disk. Every line is appended as a whole; ``at`` is its position in the file."""
 
     def __init__(self, cluster: HostCluster) -> None:
         super().__init__(cluster.head.outside(PLACE))
         self.cluster = cluster
 
     def lines(self, job: str) -> list[Line]:
-        """Every line of a job so far."""
+        """Return every line of a job so far."""
         return [replace(line, at=float(number)) for number, line in enumerate(super().lines(job))]
 
     def stored(self, job: str) -> dict[int, int]:
-        """The newest checkpoint of each attempt that the daemon has acknowledged as stored. One in memory goes with its host."""
+        """Return each attempt's newest step that the daemon recorded as stored; a snapshot in memory is lost with its host."""
         found: dict[int, int] = defaultdict(int)
         for event in self.cluster.events(job):
             body = event["body"]
@@ -44,7 +44,7 @@ class SharedLedger(Ledger):
         return self.cluster.submit_text(text, train=SCRIPT)
 
     def done(self, name: str) -> None:
-        """Let a job end."""
+        """Tell a job to end."""
         self.cluster.head.run("touch", f"{SHARED}/{name}.done")
 
     def steps(self, job_id: str, attempt: int, ranks: int) -> bool:

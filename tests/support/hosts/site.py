@@ -1,7 +1,7 @@
-"""The process that everything of the hosts belongs to: ``unshare --mount --net python site.py JSON``.
+"""Parent process of all hosts: ``unshare --mount --net python site.py JSON``.
 
-It reads commands from its standard input, one JSON object a line, answers each with one, and is the switch meanwhile. It ends when
-its input does, and the hosts with it.
+It reads commands from its standard input, one JSON object a line, answers each with one, and runs the switch meanwhile. When its
+input ends, it ends itself and the hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.hosts.switch import Link, Switch, mac
 
 SIOCETHTOOL: Final = 0x8946
 OFFLOADS: Final = {"checksums": 0x17, "scatter": 0x19, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
-"""What a network card would do for the kernel. The switch sees frames before: each is to be whole and of the link's size."""
+"""Work of a network card for the kernel. The switch sees frames before: each must be complete and of the link's size."""
 MTU: Final = 9000
 INIT: Final = Path(__file__).with_name("init.py")
 
@@ -72,7 +72,7 @@ class Site:
             )
 
     def boot(self, host: int, init: dict[str, Any], unshare: list[str]) -> dict[str, Any]:
-        """Start a host's first process; return its process id as the machine knows it."""
+        """Start a host's first process; return its process id on the machine."""
         command = [
             "setpriv",
             "--pdeathsig",
@@ -143,19 +143,19 @@ class Site:
             raise OSError(f"host {host} said {line!r} and not {word!r}; it ended with {process.wait()}: {log_text}")
 
     def end(self, host: int) -> dict[str, Any]:
-        """Kill every process of a host in the same moment, as a power cut does."""
+        """Kill every process of a host at the same moment, as a power cut does."""
         process = self.running.pop(host)
         port = self.switch.ports.get(host)
         if port is not None:
             self.readers.unregister(port)
             self.switch.unplug(host)
-        with contextlib.suppress(ProcessLookupError):  # the kernel ends a first process once all others have ended
+        with contextlib.suppress(ProcessLookupError):  # the first process may have ended already
             os.kill(self.first.pop(host, process.pid), signal.SIGKILL)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
-        with contextlib.suppress(OSError):  # it goes with the host's network
+        with contextlib.suppress(OSError):  # it is removed with the host's network
             run("ip", "link", "delete", f"host{host}")
         return {}
 
@@ -165,7 +165,7 @@ class Site:
         return {}
 
     def obey(self, line: str) -> str:
-        """Carry out a command; the answer, or the error."""
+        """Run a command; return the answer, or the error, as JSON."""
         asked = json.loads(line)
         try:
             answer = {"boot": self.boot, "end": self.end, "link": self.link}[asked.pop("do")](**asked)
@@ -174,7 +174,7 @@ class Site:
         return json.dumps(answer)
 
     def serve(self) -> None:
-        """Switch frames and obey until there is nothing to obey any more."""
+        """Switch frames and run commands until the standard input ends."""
         self.readers.register(sys.stdin, selectors.EVENT_READ, None)
         while True:
             for key, _ in self.readers.select(self.switch.deliver()):
@@ -189,7 +189,7 @@ class Site:
 
 
 def without_offloads(device: str) -> None:
-    """Have the kernel make whole frames itself."""
+    """Make the kernel build complete frames itself."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for command in OFFLOADS.values():
             value = array.array("B", struct.pack("II", command, 0))

@@ -1,6 +1,6 @@
 """Carries Ethernet frames between the hosts. Each direction of each pair of hosts is a link with faults of its own.
 
-It does what the kernel's netem does, which not every kernel has, and one-way cuts, with the choices of one seed.
+It emulates the kernel's netem, which not every kernel has, and one-way cuts; all choices follow from one seed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MOST_FRAME_BYTES: Final = 65_600
 ALL_PROTOCOLS: Final = 3
-IGNORE_OUTGOING: Final = 23  # PACKET_IGNORE_OUTGOING: a socket does not see the frames that it has sent itself
+IGNORE_OUTGOING: Final = 23  # PACKET_IGNORE_OUTGOING: a socket does not receive the frames that it has sent itself
 BUFFER_BYTES: Final = 8 * 2**20
 MOST_AT_ONCE: Final = 64
 MAC_BYTES: Final = 6
@@ -26,7 +26,7 @@ MAC_BYTES: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What happens to frames on their way from one host to another. ``jitter`` seconds at most are added to ``delay``: frames overtake."""
+    """Faults of the link from one host to another. At most ``jitter`` seconds are added to ``delay``, so frames may overtake."""
 
     cut: bool = False
     delay: float = 0.0
@@ -35,13 +35,13 @@ class Link:
     duplicate: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no link does."""
+        """Raise ValueError for impossible values."""
         shares, seconds = (self.loss, self.duplicate), (self.delay, self.jitter)
         if not all(0 <= share <= 1 for share in shares) or not all(0 <= each <= 60 for each in seconds):
             raise ValueError(f"loss and duplicate are shares, delay and jitter at most 60 s: {self}")
 
     def delays(self, dice: random.Random) -> tuple[float, ...]:
-        """After how many seconds a frame arrives: never, once or twice."""
+        """Return the delays, in seconds, with which a frame arrives: none if it is lost, two if it is duplicated."""
         if self.cut or (self.loss and dice.random() < self.loss):
             return ()
         copies = 2 if self.duplicate and dice.random() < self.duplicate else 1
@@ -49,12 +49,12 @@ class Link:
 
 
 def mac(host: int) -> str:
-    """The address of a host's network device."""
+    """Return the address of a host's network device."""
     return f"02:00:00:00:00:{host:02x}"
 
 
 def receivers(frame: bytes, source: int, hosts: Mapping[int, object]) -> list[int]:
-    """The hosts that a frame is for: one, or for a broadcast all others."""
+    """Return the receivers of a frame: one host, or for a broadcast all others."""
     if frame[0] & 1:
         return [host for host in hosts if host != source]
     host = frame[MAC_BYTES - 1]
@@ -67,7 +67,7 @@ def receivers(frame: bytes, source: int, hosts: Mapping[int, object]) -> list[in
 
 @dataclass(slots=True)
 class Switch:
-    """Holds the links, and the frames that are on their way."""
+    """Holds the links, and the frames in transit."""
 
     dice: random.Random
     links: dict[tuple[int, int], Link] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Switch:
         return port
 
     def unplug(self, host: int) -> socket.socket | None:
-        """Close the port of a host that has gone; what is on its way there is lost."""
+        """Close the port of a host that has ended; frames in transit to it are lost."""
         port = self.ports.pop(host, None)
         if port is not None:
             port.close()
@@ -121,5 +121,5 @@ class Switch:
             return
         try:
             port.send(frame)
-        except OSError:  # a full queue loses frames, as in any switch; a device that is down too
+        except OSError:  # a full queue loses frames, as in any switch, and so does a device that is down
             return

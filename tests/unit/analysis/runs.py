@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def gpu(index: int = 0, seconds: int = 60, **values: Any) -> GpuSeries:
-    """A GPU with a reading a second; each of ``values`` is a number or a list of them, memory in MiB."""
+    """Return a GPU with one reading per second; each of ``values`` is a number or a list of them, memory in MiB."""
     columns = {Quantity(name): np.resize(np.asarray(value, dtype=float), seconds) for name, value in values.items()}
     if Quantity.MEMORY in columns:
         columns[Quantity.MEMORY] = columns[Quantity.MEMORY] * MIB
@@ -46,7 +46,7 @@ def write_job(
     utilization: Callable[[int, int], float] = lambda _gpu, _second: 0.9,
     metrics: Callable[[int], Mapping[str, float]] = lambda second: {"loss": 1.0 / (second + 1)},
 ) -> Path:
-    """A job's directory with telemetry and metrics.jsonl, as orch writes them."""
+    """Write a job's directory with telemetry and metrics.jsonl, as orch writes them."""
     folder = directory / "telemetry"
     folder.mkdir(parents=True)
     for index in range(gpus):

@@ -1,4 +1,4 @@
-"""Fixtures: a fake orch behind real sockets, and a client for each of its doors."""
+"""Fixtures: a fake orch behind real sockets, and a client for each of its endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes: what they answer, and that the OpenAPI document says so."""
+"""The routes: their answers, and their description in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_the_document_is_whole(document: dict[str, Any]) -> None:
 
 
 def known_to(service: Any, ref: str) -> None:
-    """A matrix of that id, and what was used."""
+    """Give the service a matrix with this id, and a report of usage."""
     service.matrices[ref] = replace(grid(0), id=ref)
     nothing = usage_views.UsageRow(keys={}, jobs=0, gpu_hours=0.0, waiting_gpu_hours=0.0)
     service.used = usage_views.UsageReport(since=0.0, until=1.0, by=("user",), rows=(), total=nothing)
@@ -326,7 +326,7 @@ def test_the_document_names_what_routes_answer(served: ServedFake, client: Clien
     for path, methods in document["paths"].items():
         if "get" not in methods or path.endswith(
             ("/logs", "/digest", "/content")
-        ):  # no JSON, or asked for something more
+        ):  # not JSON, or further parameters are required
             continue
         schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
         name = schema.rpartition("/")[2]
@@ -337,7 +337,7 @@ def test_the_document_names_what_routes_answer(served: ServedFake, client: Clien
         )
         answer = ask(served.endpoint, "GET", path.replace("{ref}", job.id).replace("{other}", job.id))
         assert answer.status == 200
-        TypeAdapter(cls).validate_json(answer.body)  # lists for tuples, and nothing else bent
+        TypeAdapter(cls).validate_json(answer.body)  # lists stand for tuples; nothing else is converted
         checked += 1
     pool.close()
     assert checked >= 8

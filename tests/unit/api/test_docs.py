@@ -1,4 +1,4 @@
-"""docs/api.md says what is so: its example runs, its tables are the code's."""
+"""docs/api.md is correct: its examples run, and its tables match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error says what happened and what to do, and survives the way to the client."""
+"""Every error says what happened and what to do, and reaches the client unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices over HTTP: everyone looks, the owner of the jobs or of the daemon acts."""
+"""Matrices over HTTP: every user can read them; only the owner of the jobs or of the daemon can act on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues over HTTP: everyone looks, the daemon's owner changes."""
+"""Queues over HTTP: every user can read them; only the daemon's owner can change them."""
 
 from __future__ import annotations
 

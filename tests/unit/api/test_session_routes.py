@@ -1,4 +1,4 @@
-"""Sessions beside a rank over the API: both ways, ended from each side, and closed to others and to nonsense."""
+"""Sessions beside a rank over the API: data in both directions, ends from either side, and refused requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(served: ServedFake) -> JobView:
 
 
 def what_comes(stream: SessionStream) -> list[Output | End]:
-    """Wait for the session to say something."""
+    """Wait for messages of the session, and return them."""
     while not (found := stream.receive()):
         ready, _, _ = select.select([stream], [stream] if stream.waiting else [], [], PATIENCE_SECONDS)
         assert ready or stream.waiting
@@ -156,7 +156,7 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_control_messages_are_checked(client: Client, job: JobView) -> None:
-    for number in (0, 19, 64, 10**9):  # SIGSTOP among them: nothing could take a stopped command further
+    for number in (0, 19, 64, 10**9):  # SIGSTOP is among them: nothing could continue a stopped command
         stream = client.session(job.id)
         stream.signal(number)
         with pytest.raises(BadRequestError, match="cannot be sent"):

@@ -1,4 +1,4 @@
-"""Views survive the way through JSON, tolerate what is newer and refuse what is missing."""
+"""Views survive conversion to JSON and back, ignore newer keys and refuse missing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VIEWS = [cls for cls in vars(views).values() if isinstance(cls, type) and issubc
 
 
 def filled(kind: Any) -> Any:
-    """A value of the type, with everything that may be there."""
+    """Return a value of the type, with every optional part present."""
     if isinstance(kind, type) and issubclass(kind, View):
         hints = get_type_hints(kind)
         return kind(**{field.name: filled(hints[field.name]) for field in dataclasses.fields(kind)})
@@ -57,7 +57,7 @@ def test_what_is_no_object_is_a_mismatch_of_versions(junk: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_answer_holds_what_json_lacks(value: float) -> None:
-    """However deep, and in lists, too: an event's body and a balance hold some."""
+    """Values that JSON lacks become null at any depth, also in lists; bodies of events and balances contain some."""
     body = {"a": [value, {"b": [[value]]}], "c": (value,)}
     event = views.EventView(sequence=1, at=value, kind="k", attempt=None, summary="", cause="", body=body)
     assert json.loads(json.dumps(event.to_json(), allow_nan=False))["body"] == {

@@ -1,4 +1,4 @@
-"""`orch bench` with real ranks of gloo, tiny: its files, a model of one's own, and ranks that fail or die."""
+"""`orch bench` with tiny real ranks on gloo: its files, a user's own model, and ranks that fail or die."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_model_of_ones_own_is_compared_and_everything_written(orch: Any, tmp_p
 
 
 def test_a_configuration_that_fails_is_reported_and_the_others_go_on(orch: Any, tmp_path: Path) -> None:
-    """The second rank dies in every run: the first would wait for it for ever."""
+    """The second rank exits in every run, and the first would wait for it for ever."""
     script = tmp_path / "net.py"
     script.write_text(
         "import os, torch.distributed as dist\nfrom torch import nn\n"

@@ -1,4 +1,4 @@
-"""Utilization, power and energy of a run, from readers that may fail or not know."""
+"""Utilization, power and energy of a run, from readers that may fail or lack values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.stack import wait_until
 
 
 class Reader:
-    """Gives the same load every time, and more energy."""
+    """Returns the same load every time, and more energy."""
 
     def __init__(self, *, fails: bool = False, **values: Any) -> None:
         self.fails = fails

@@ -1,4 +1,4 @@
-"""What is measured: cells at a known global batch, checked, in an order that favours none."""
+"""The plan of measurements: checked cells at a known global batch, in an order that favours none."""
 
 from __future__ import annotations
 

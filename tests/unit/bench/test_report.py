@@ -1,4 +1,4 @@
-"""Results and their report: what is a speed-up, what is not, and what is said of it."""
+"""Results and their report: speed-ups, uncertain speed-ups, and the sentences about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals that hold what they promise, also for few runs; outliers that are named and kept."""
+"""Intervals have their nominal coverage, also for few runs; outliers are named and kept."""
 
 from __future__ import annotations
 

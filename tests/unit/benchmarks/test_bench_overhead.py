@@ -1,4 +1,4 @@
-"""What ``orch bench`` adds to a step: loops that differ in nothing else, and intervals over groups of turns."""
+"""The overhead of ``orch bench`` per step: loops that differ in nothing else, and intervals over groups of turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a campaign of disturbances tells of growth, and that it disturbs everything that a job stands on."""
+"""A campaign of disturbances: the growth that it reports, and that it disturbs everything that a job depends on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVERYTHING = {"rank", "keeper", "actor", "fork server", "agent", "daemon", "rayl
 
 
 def test_growth_is_the_usual_slope_per_thousand_recoveries() -> None:
-    files = [100.0, 104.0, 104.5, 150.0, 105.5, 106.0]  # the first round warms up, and one round was caught at work
+    files = [100.0, 104.0, 104.5, 150.0, 105.5, 106.0]  # the first round is a warm-up, and one was sampled during work
     rests = [Rest(100 * number, {"open_files": held, "shm_bytes": 0.0}) for number, held in enumerate(files, 1)]
     assert growth(rests) == {"open_files": 5.0, "shm_bytes": 0.0}
     assert growth(rests[:2]) is None
@@ -91,7 +91,7 @@ def test_recoveries_are_told_by_what_was_done_and_where() -> None:
 
 
 class FewVictims(OneNode):
-    """A place where one thing is found, or not."""
+    """A place with at most one victim."""
 
     def __init__(self, find: Callable[[], Victim | None]) -> None:
         self.stack: Any = SimpleNamespace(daemon_pid=lambda: 0)

@@ -1,4 +1,4 @@
-"""The faults of one form are named rightly and in time, and docs/diagnosis.md shows the newest committed result."""
+"""Faults of one form are identified correctly and in time, and docs/diagnosis.md shows the newest committed result."""
 
 from __future__ import annotations
 

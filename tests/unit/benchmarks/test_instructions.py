@@ -1,4 +1,4 @@
-"""Instruction counts: what is compared with what, and that every hot path still runs."""
+"""Instruction counts: the results that are compared with each other, and that every hot path still runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark beside Slurm: its clients, and a Slurm whose programs are stand-ins."""
+"""The benchmark beside Slurm: its clients, and a Slurm with stand-ins for its programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = {"sinfo": "echo idle", "squeue": "test -e {log}/cancelled || echo 1 2", 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """Stand-ins for Slurm's programs; what they are told lies in the same folder."""
+    """Write stand-ins for Slurm's programs, which log into the same folder."""
     for name in (*COMMANDS, "sinfo"):
         text = {"munged": MUNGED, "slurmctld": DAEMON, "slurmd": DAEMON}.get(name, ANSWER)
         line = LINES.get(name, ":").format(log=tmp_path)
@@ -34,7 +34,7 @@ def programs(tmp_path: Path) -> Path:
 
 
 def pids(text: str) -> list[int]:
-    """The process numbers that a stand-in has written."""
+    """Return the process ids that a stand-in has written."""
     return [int(line) for line in text.splitlines()]
 
 

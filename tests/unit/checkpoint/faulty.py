@@ -1,4 +1,4 @@
-"""A storage between a store and the disk that fails, or dies, at the operation it is told to."""
+"""Storage between a checkpoint repository and the disk that fails, or dies, at a chosen operation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.checkpoint.storage.storage import LocalStorage
 
 
 class PowerCutError(BaseException):
-    """The process is gone: nothing that it would do next happens."""
+    """The process is dead: its later operations have no effect."""
 
 
 class FaultyStorage(LocalStorage):

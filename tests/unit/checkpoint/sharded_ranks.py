@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def build(ranks: int, seed: int, width: int = 7) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model whose rows do not divide by the number of ranks, sharded over all of them."""
+    """Return a model with rows not divisible by ``ranks``, sharded over all of them, and its optimizer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(6, width), torch.nn.Tanh(), torch.nn.Linear(width, 5), torch.nn.Linear(5, 1)
@@ -36,7 +36,7 @@ def build(ranks: int, seed: int, width: int = 7) -> tuple[torch.nn.Module, torch
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """One step with the same data on every rank, so that the number of ranks does not matter."""
+    """Run one step with the same data on every rank, so that the number of ranks does not matter."""
     torch.manual_seed(5)
     optimizer.zero_grad()
     model(torch.randn(16, 6)).square().mean().backward()
@@ -44,13 +44,13 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Sharded state, as torch gives it."""
+    """Return the sharded state, as torch returns it."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "note": "text"}
 
 
 def result(model: torch.nn.Module) -> list[float]:
-    """All weights, whole."""
+    """Return all weights, unsharded."""
     return [x for p in model.parameters() for x in p.full_tensor().flatten().tolist()]  # type: ignore[attr-defined]
 
 
@@ -93,7 +93,7 @@ def main(what: str, ranks: int, rank: int, folder: Path) -> None:
 
 
 def _fork(what: str, ranks: int, rank: int, folder: Path, *, snapshots: bool) -> int:
-    """A rank as a process of its own, with the imports of this one."""
+    """Fork a process for one rank, with the imports of this one."""
     pid = os.fork()
     if pid:
         return pid

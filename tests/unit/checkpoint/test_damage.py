@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a checkpoint is noticed, and the one before is used instead."""
+"""Any damage to the files of a checkpoint is detected, and the one before is used instead."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ STATE = {"weight": torch.arange(20.0), "list": [1, "two", 3.0], "bytes": b"x" * 
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """A directory with checkpoints of steps 1 and 2, of a two-rank job."""
+    """Make a directory with checkpoints of steps 1 and 2 of a two-rank job."""
     root = tmp_path_factory.mktemp("pristine")
     for step in (1, 2):
         for rank in (0, 1):
@@ -102,7 +102,7 @@ def test_leftovers_of_a_network_file_system_are_no_damage(root):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_noticed(root, name):
-    """A sample of each file; test_manifest.py flips every bit of a manifest."""
+    """A sample of each file's bits is flipped; test_manifest.py flips every bit of a manifest."""
     folder = root / "step-000000000002-a1"
     store = CheckpointRepository(root, attempt=2, world_size=2, token="u")
     info = store.list()[0]
@@ -130,7 +130,7 @@ def test_a_sector_that_cannot_be_read_is_damage(root):
 
 @pytest.mark.parametrize("file", ["state.json", "rank-00001.json", "manifest.json"])
 def test_storage_out_of_reach_is_no_damage(root, file):
-    """A share that is away, or a permission, must not quarantine a good checkpoint."""
+    """An unreachable share, or a missing permission, must not quarantine a good checkpoint."""
     storage = FaultyStorage(root, fail_reads=(file, errno.EACCES))
     with pytest.raises(PermissionError):
         CheckpointRepository(storage, attempt=2, world_size=2, token="u").load_latest()

@@ -1,4 +1,4 @@
-"""What saves fail of."""
+"""Kinds of failures of saves."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_an_error_at_any_operation_leaves_a_good_one_and_the_next_save_works(tmp
         raised = None
         try:
             store.save(state(3), step=3)
-        except OSError as problem:  # what fails after the commit is not an error of the save
+        except OSError as problem:  # a failure after the commit is not an error of the save
             raised = problem
         assert raised is None or raised.errno == error
         check(CheckpointRepository(root, attempt=1).load_latest(), 2, 3)
@@ -164,7 +164,7 @@ def test_two_attempts_at_once_leave_only_whole_checkpoints_and_the_older_one_end
     check(reader.load_latest(), 90)
     resumed_from = int(new.stdout.split()[0])
     of_the_old = [info.step for info in infos if info.attempt == 1]
-    if old.returncode:  # otherwise it was done before the other began
+    if old.returncode:  # otherwise the old attempt ended before the new one began
         assert "StaleAttemptError: attempt 2 has taken over" in complaint
         assert max(of_the_old) <= max(resumed_from, 60)
     assert resumed_from in (0, *of_the_old)

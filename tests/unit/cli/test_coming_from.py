@@ -65,7 +65,7 @@ def test_the_command_runs(
 
 
 def shown(name: str) -> list[str]:
-    """The words of the page's command of this name."""
+    """Return the arguments of the page's command of this name."""
     (line,) = [line for line in COMMANDS if line.split()[1] == name]
     return shlex.split(line)[1:]
 
@@ -82,7 +82,7 @@ def test_a_command_runs_beside_a_rank(orch: Orch, served: ServedFake) -> None:
 def test_a_port_is_forwarded_until_the_job_has_ended(orch: Orch, served: ServedFake) -> None:
     job = served.do(lambda service: service.add("digits", state="SUCCEEDED"))
     *words, port = shown("port-forward")
-    done = orch(*words, f"0:{port}")  # another program may have that number here
+    done = orch(*words, f"0:{port}")  # another program may use that port here
     assert done.code == 0, done.err
     assert f"is port {port} of rank 0 of {job.id}" in done.out
     assert f"{job.id} is SUCCEEDED" in done.err

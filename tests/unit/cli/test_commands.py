@@ -1,4 +1,4 @@
-"""Every command that reads or acts: for people, as JSON, and what it says when it cannot."""
+"""Every command that reads or acts: its text for people, its JSON, and its errors."""
 
 from __future__ import annotations
 
@@ -480,7 +480,7 @@ def test_prune(orch: Orch, served: ServedFake) -> None:
     assert [call[1][0] for call in served.do(lambda s: s.calls)] == [0, 43200, 2592000]
 
 
-# -- lines that are wrong
+# -- invalid command lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The fast lane understands a line exactly as typer does, or leaves it to typer."""
+"""The fast parser of arguments reads a line exactly as typer does, or leaves it to typer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def typed() -> Iterator[Any]:
-    """What typer makes of a line: its options, or None where it refuses it or shows help."""
+    """Yield a function that returns typer's options for a line, or None where typer refuses it or shows help."""
     with pytest.MonkeyPatch.context() as patch:
         seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Commands that stay: follow, wait, watch; across restarts, and with what they print on the way."""
+"""Commands that keep running: follow, wait, watch; across restarts, and their output meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Play:
-    """Steps that another thread takes; ``held`` between two waits until a command is waiting."""
+    """Runs steps in another thread, each once a command is waiting."""
 
     def __init__(self, served: ServedFake, steps: tuple[Callable[[], object], ...]) -> None:
         self._served, self._steps = served, steps
@@ -186,7 +186,7 @@ def test_ctrl_c_ends_quietly(orch: Orch, served: ServedFake, job_id: str, monkey
         assert orch(*line) == (130, "", "")
 
 
-# -- the part of a terminal that is drawn again
+# -- views that are redrawn in place
 
 
 def draw(height: int, *views: list[str]) -> str:

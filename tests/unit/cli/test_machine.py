@@ -1,4 +1,4 @@
-"""`up`, `down`, `serve`, `doctor`, `demo`: what reaches the daemon's code, and what comes back."""
+"""`up`, `down`, `serve`, `doctor`, `demo`: their calls of the daemon's code, and their output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EVERY_OPTION = ServeOptions(
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The daemon's functions, taking note of what they are given."""
+    """Replace the daemon's functions; return the record of their arguments."""
     seen: dict[str, Any] = {}
 
     def up(settings: object, options: ServeOptions) -> UpReply:
@@ -187,7 +187,7 @@ def test_down(orch: Orch, served: ServedFake) -> None:
     done = orch("down")
     stopper.join(timeout=PATIENCE_SECONDS)
     assert (done.code, done.out) == (0, "the daemon has stopped\n")
-    assert f"running on without it: {job.id}" in done.err
+    assert f"still running without it: {job.id}" in done.err
     assert served.do(lambda service: service.calls[0][1][0]) is False
     assert orch("down").out == "no daemon is running\n"
     assert orch("down", "--json").json == {"running": [], "stopped": [], "was_running": False}
@@ -247,12 +247,12 @@ listener.close()
 print("deaf", flush=True)
 sys.stdin.readline()
 """
-"""Takes the request to stop and listens no more, as a daemon that closes its store; ends when its input does."""
+"""Accepts the request to stop and closes its socket, as a daemon that closes its store; ends with its input."""
 
 
 @pytest.fixture
 def slow_to_end(home: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that was asked to stop, answers nothing any more, and goes on."""
+    """Run a process that has accepted a request to stop, answers no other request, and keeps running."""
     path = endpoint_from(os.environ).socket_path
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with subprocess.Popen(
@@ -273,7 +273,7 @@ def test_down_returns_when_the_process_has_ended(
     def ends_only_while_it_is_waited_for(process: DaemonProcess, seconds: float) -> None:
         assert slow_to_end.stdout is not None
         assert slow_to_end.stdin is not None
-        slow_to_end.stdout.readline()  # it listens no more
+        slow_to_end.stdout.readline()  # it has closed its socket
         seen.append(slow_to_end.poll())
         threading.Timer(0.3, slow_to_end.stdin.close).start()
         wait(process, seconds)
@@ -310,7 +310,7 @@ serving_lock.sign(lock)
 print("holds", flush=True)
 sys.stdin.readline()
 """
-"""A daemon that another `orch down` has asked to stop: it listens no more and has not ended."""
+"""A daemon that another `orch down` has requested to stop: it does not listen and has not ended."""
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ def test_a_second_down_beside_a_daemon_that_will_not_go(
     monkeypatch.setattr(DaemonProcess, "wait_until_gone", lambda process, _seconds: wait(process, 0.2))
     done = orch("down")
     assert done.code == 4
-    assert f"has not ended 0 s after it was asked to stop (process {ends_deaf.pid})" in done.err
+    assert f"has not ended 0 s after the request to stop (process {ends_deaf.pid})" in done.err
 
 
 def test_doctor(orch: Orch, daemon: dict[str, Any], home: object) -> None:

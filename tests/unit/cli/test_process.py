@@ -1,4 +1,4 @@
-"""`orch` as a whole process: what it loads, how long it takes, and how it ends."""
+"""`orch` as a whole process: the modules that it loads, its output, and its exit codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HEAVY = {
 
 @pytest.fixture(autouse=True)
 def buffered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As people run it: unbuffered, Python loses the rest of a write that a closed pipe cut short, and says nothing."""
+    """Buffer output, as for users: unbuffered, Python silently loses the rest of a write that a closed pipe cut."""
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
 
@@ -101,7 +101,7 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
     ],
 )
 def test_help_and_schema_load_no_other_command_and_not_the_model(line: tuple[str, ...], commands: set[str]) -> None:
-    # Not by `imported`: a module that a command's name leads to is in no list of import times.
+    # `imported` does not suffice: its list of import times lacks modules that are loaded by a command's name.
     code = "import sys; from orchestrator.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
@@ -112,7 +112,7 @@ def test_help_and_schema_load_no_other_command_and_not_the_model(line: tuple[str
 
 @pytest.fixture
 def ctrl_c_is_heard() -> Iterator[None]:
-    """Who runs the tests in the background of a shell script has them ignore SIGINT, and every process that they start."""
+    """Restore SIGINT: tests in the background of a shell script ignore it, as do the processes that they start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -139,7 +139,7 @@ def test_a_reader_that_leaves_is_no_error(served: ServedFake, line: tuple[str, .
         service.write(key, *["x" * 100] * 1000)  # type: ignore[attr-defined]
 
     served.do(fill)
-    # Less than each of them writes: whatever is left would otherwise go into a pipe that nothing reads.
+    # Smaller than the output of each command: a larger pipe would take all of it, although nothing reads it.
     pipe = {"bufsize": 0, "pipesize": 4096}
     process = subprocess.Popen([*ORCH, *line], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **pipe)  # type: ignore[call-overload]
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What users expect of every command: help, names, units, a question before a loss, the job's id in every answer."""
+"""Rules for every command: help, names, units, confirmation before a removal, the job's id in every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs and their events, as short as a test wants to say them."""
+"""Builders of jobs and their events, with defaults for tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ID = JobId("digits-abc234")
 def make_spec(
     *, workers: Any = 2, gpu: float = 1.0, cpu: float = 1.0, memory_bytes: int | None = None, **keys: Any
 ) -> JobSpec:
-    """A spec of ``workers`` ranks (a number, a range, "auto"); ``strategy``, ``nodes``, ``node_labels`` and ``gpu_model`` are those of its resources, the rest its own keys."""
+    """Return a spec of ``workers`` ranks (a number, a range, "auto"); ``strategy``, ``nodes``, ``node_labels`` and ``gpu_model`` are for its resources, the rest for itself."""
     worker = WorkerResources(
         gpu=float(gpu), cpu=float(cpu), memory_bytes=memory_bytes, gpu_model=keys.pop("gpu_model", None)
     )
@@ -47,7 +47,7 @@ def make_spec(
 
 
 def submission(spec: JobSpec | None = None, *, job_id: str = ID, at: float = T0, **fields: Any) -> ev.JobSubmitted:
-    """A submission of ``spec``; its idempotency key is the id unless told."""
+    """Return a submission of ``spec``; its idempotency key is made from the id unless given."""
     spec = spec or make_spec()
     return ev.JobSubmitted(
         **{
@@ -68,19 +68,19 @@ def submission(spec: JobSpec | None = None, *, job_id: str = ID, at: float = T0,
 
 
 def pending(spec: JobSpec | None = None, *, sequence: int = 1, **fields: Any) -> Job:
-    """A job that waits."""
+    """Return a waiting job."""
     return submitted(submission(spec, **fields), sequence)
 
 
 def after(job: Job, *events: ev.Event) -> Job:
-    """The record after ``events``."""
+    """Return the record after ``events``."""
     for event in events:
         job = fold(job, event)
     return job
 
 
 def chain(job: Job, *events: ev.Event) -> list[Change]:
-    """What ``events`` change, one after the other."""
+    """Return the changes that ``events`` make, one after the other."""
     changes = []
     for event in events:
         change = change_of(job, event)
@@ -91,14 +91,14 @@ def chain(job: Job, *events: ev.Event) -> list[Change]:
 
 
 def started(job: Job, *, at: float = T0 + 1, nodes: tuple[str, ...] = (), gang: int | None = None) -> ev.AttemptStarted:
-    """The next attempt of ``job``, on node "a" and in a new gang unless told."""
+    """Return the start of the next attempt of ``job``, by default on node "a" and in a new gang."""
     nodes = nodes or ("a",) * job.num_workers
     gang = job.gang + 1 if gang is None else gang
     return ev.AttemptStarted(job_id=job.id, at=at, attempt=job.attempt_number + 1, gang=gang, nodes=nodes)
 
 
 def seats(job: Job, nodes: Iterable[str]) -> tuple[ev.Seat, ...]:
-    """A seat for every rank."""
+    """Return a seat for every rank."""
     return tuple(
         ev.Seat(rank=r, node_id=n, node_name=n, gpu_ids=(str(r),), gpu_uuids=(f"GPU-{r}",), actor_pid=100 + r)
         for r, n in enumerate(nodes)
@@ -106,26 +106,26 @@ def seats(job: Job, nodes: Iterable[str]) -> tuple[ev.Seat, ...]:
 
 
 def starting(job: Job | None = None, **fields: Any) -> Job:
-    """A job whose gang is placed and whose ranks are not up."""
+    """Return a job with a placed gang and ranks that are not up."""
     job = job or pending()
     job = fold(job, started(job, **fields))
     return fold(job, ev.GangPlaced(job_id=job.id, at=T0 + 2, gang=job.gang, seats=seats(job, job.nodes)))
 
 
 def running(job: Job | None = None, *, at: float = T0 + 3, **fields: Any) -> Job:
-    """A job whose ranks are up."""
+    """Return a job with ranks that are up."""
     job = starting(job, **fields)
     pids = tuple(200 + r for r in range(job.num_workers))
     return fold(job, ev.AttemptRunning(job_id=job.id, at=at, attempt=job.attempt_number, pids=pids))
 
 
 def up(job: Job, *, at: float = T0 + 3, attempt: int = 1) -> ev.AttemptRunning:
-    """Every rank is up, of an attempt that was just ordered; their processes are not told."""
+    """Return the event that every rank of a newly ordered attempt is up, without their process ids."""
     return ev.AttemptRunning(job_id=job.id, at=at, attempt=attempt, pids=())
 
 
 def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
-    """Rank ``rank`` ended, with exit code 1 unless told."""
+    """Return the end of rank ``rank``, with exit code 1 unless given."""
     values: dict[str, Any] = {"exit_code": 1, "signal": None, "at": T0 + 10, **fields}
     if values["signal"] is not None:
         values["exit_code"] = None
@@ -134,7 +134,7 @@ def exited(job: Job, rank: int = 0, **fields: Any) -> ev.RankExited:
 
 
 def cause(code: str, rank: int | None = 0) -> Fact:
-    """A cause with this code."""
+    """Return a cause with this code."""
     known: dict[str, Fact] = {
         "signal": rank_ends.ProcessSignal(rank=rank, signal=9),
         "exception": rank_ends.PythonException(rank=rank, error_type="ValueError"),
@@ -153,51 +153,51 @@ def cause(code: str, rank: int | None = 0) -> Fact:
 
 
 def failure(failure_class: FailureClass = FailureClass.INFRA, *, code: str = "signal", **fields: Any) -> ev.Failure:
-    """A failure of a class; of rank 0 by SIGKILL, unless told."""
+    """Return a failure of a class, by default of rank 0 by SIGKILL."""
     rank = fields.get("rank")
     return ev.Failure(**{"failure_class": failure_class, "cause": cause(code, 0 if rank is None else rank), **fields})
 
 
 def failed(job: Job, *, retry: bool = True, keep_gang: bool = True, **fields: Any) -> ev.AttemptFailed:
-    """The current attempt failed."""
+    """Return the failure of the current attempt."""
     values: dict[str, Any] = {"failure": failure(), "failed_at": T0 + 10, "at": T0 + 10, "not_before": 0.0, **fields}
     return ev.AttemptFailed(job_id=job.id, attempt=job.attempt_number, retry=retry, keep_gang=keep_gang, **values)
 
 
 def stop(job: Job, purpose: StopPurpose, *, at: float = T0 + 20, by: str = "ada") -> ev.StopRequested:
-    """A stop is asked for."""
+    """Return a request to stop."""
     return ev.StopRequested(job_id=job.id, at=at, purpose=purpose, by=ByUser(name=by), deadline=at + 30)
 
 
 def gone(job: Job, *, at: float = T0 + 21) -> ev.AttemptGone:
-    """The current attempt is confirmed gone."""
+    """Return the confirmation that the current attempt is gone."""
     return ev.AttemptGone(job_id=job.id, at=at, attempt=job.attempt_number)
 
 
 def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
-    """The current gang is confirmed gone."""
+    """Return the confirmation that the current gang is gone."""
     return ev.GangReleased(job_id=job.id, at=at, gang=job.gang)
 
 
 def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: Fact | str = "node a died") -> ev.GangLost:
-    """The current gang lost a node; a reason may be a sentence, as earlier versions stored it."""
+    """Return the loss of a node by the current gang; a reason may be a sentence, as earlier versions stored it."""
     return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=fact_from(reason), not_before=not_before)
 
 
 def checkpoint(job: Job, step: int, *, path: str = "", at: float = T0 + 5) -> ev.CheckpointSaved:
-    """A checkpoint of the current attempt; in memory unless ``path`` is told."""
+    """Return a checkpoint of the current attempt, in memory unless ``path`` is given."""
     return ev.CheckpointSaved(job_id=job.id, at=at, attempt=job.attempt_number, step=step, path=path)
 
 
 def finished(job: Job, state: JobState, *, at: float = T0 + 30, **fields: Any) -> ev.JobFinished:
-    """The job ends."""
+    """Return the end of the job."""
     return ev.JobFinished(
         **{"job_id": job.id, "at": at, "state": state, **fields, "reason": fact_from(fields.get("reason", "because"))}
     )
 
 
 def in_state(state: JobState) -> Job:
-    """A job in ``state``, led there by legal events."""
+    """Return a job in ``state``, reached by legal events."""
     waits, runs = pending(), running()
     match state:
         case JobState.PENDING:
@@ -225,15 +225,15 @@ def in_state(state: JobState) -> Job:
 
 
 def node(node_id: str, *, gpus: float = 8, cpus: float = 64, **fields: Any) -> Node:
-    """A node with eight GPUs."""
+    """Return a node with eight GPUs."""
     return Node(**{"id": node_id, "name": node_id, "gpus": gpus, "cpus": cpus, "memory_bytes": 2**38, **fields})
 
 
 def nodes(*found: Node) -> dict[str, Node]:
-    """Nodes by their ids."""
+    """Return nodes by their ids."""
     return {n.id: n for n in found}
 
 
 def changed(job: Job, **fields: Any) -> Job:
-    """The record with stored fields set, for what would take many events to reach."""
+    """Return the record with stored fields set, for values that would take many events to reach."""
     return job_of(dataclasses.replace(record_of(job), **fields))

@@ -1,4 +1,4 @@
-"""Random events, and random histories of one job in which whatever the rules refuse is left out."""
+"""Random events, and random histories of one job without the events that the rules refuse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
 
-# Text as a rank's log may hold it: halves of surrogate pairs, controls and all.
+# Text as in a rank's log, with halves of surrogate pairs and control characters.
 text = st.text(max_size=20)
 lines = st.lists(text, max_size=3).map(tuple)
 times = st.floats(min_value=T0, max_value=T0 + 1e6, allow_nan=False)
@@ -41,7 +41,7 @@ seats = st.builds(
 
 
 def _value_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value that a field of a fact may have."""
+    """Return a strategy for any value that a field of a fact may have."""
     if get_origin(hint) in (Union, types.UnionType):
         return st.one_of(*(st.none() if part is type(None) else _value_of(part) for part in get_args(hint)))
     if get_origin(hint) is tuple:
@@ -55,7 +55,7 @@ def _value_of(hint: Any) -> st.SearchStrategy[Any]:
 
 
 def fact_of(cls: type[Fact]) -> st.SearchStrategy[Fact]:
-    """Any fact of a class."""
+    """Return a strategy for any fact of a class."""
     hints = get_type_hints(cls)
     return st.builds(cls, **{f.name: _value_of(hints[f.name]) for f in dataclasses.fields(cls)})
 
@@ -159,7 +159,7 @@ all_events = st.one_of(submissions, facts)
 
 
 def lived(events: Sequence[ev.Event]) -> Job:
-    """The job that lived through those of ``events`` that the rules allow."""
+    """Return the job after those of ``events`` that the rules allow."""
     job = pending()
     for event in events:
         try:
@@ -169,7 +169,7 @@ def lived(events: Sequence[ev.Event]) -> Job:
     return job
 
 
-# Random events alone rarely get past STARTING: a prefix of a plausible life goes first.
+# Random events alone rarely get past STARTING: a prefix of plausible events comes first.
 _LIFE = [
     FACTS[ev.AttemptStarted].map(lambda e: ev.AttemptStarted(job_id=ID, at=e.at, attempt=1, gang=1, nodes=("a", "a"))),
     FACTS[ev.AttemptRunning].map(lambda e: ev.AttemptRunning(job_id=ID, at=e.at, attempt=1, pids=(1, 2))),

@@ -1,4 +1,4 @@
-"""Records whose values are not what their fields declare."""
+"""Records with values that do not fit the declarations of their fields."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_event_that_is_made_fits(event: ev.Event) -> None:
 @settings(max_examples=200, deadline=None)
 @given(strategies.all_events, st.data())
 def test_an_event_with_any_value_is_named_or_folds(event: ev.Event, data: st.DataObject) -> None:
-    """Whatever passes the check does not fail later for its type."""
+    """A value that passes the check does not fail later for its type."""
     name = data.draw(st.sampled_from([f.name for f in dataclasses.fields(event) if f.name != "job_id"]))
     changed = dataclasses.replace(event, **{name: data.draw(ODD)})
     if not misfits(changed):
@@ -74,7 +74,7 @@ def test_a_stored_event_of_an_earlier_version_is_repaired() -> None:
 
 
 def test_a_stored_job_of_an_earlier_version_is_repaired_and_says_of_what() -> None:
-    """As they were written when a page's values were taken as they came."""
+    """An earlier version stored the values of a page without checking them."""
     job = in_state(JobState.RUNNING)
     row = json.loads(json.dumps(job_to_dict(job)))
     row["checkpoint_at"], row["durable_at"], row["checkpoint_path"] = math.inf, [1], 5
@@ -89,7 +89,7 @@ def test_a_stored_job_of_an_earlier_version_is_repaired_and_says_of_what() -> No
 
 
 def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:
-    """A value of a class that has got a field since has no such attribute."""
+    """A value that was pickled before its class got a field lacks that attribute."""
     event = object.__new__(ev.JobNoted)
     for name, value in {"job_id": ID, "at": T0, "cause": "", "note": Legacy(sentence="m")}.items():
         object.__setattr__(event, name, value)

@@ -1,4 +1,4 @@
-"""The goodput ledger: every second of a GPU is in one phase, phases never shrink, and each phase means what it says."""
+"""The goodput ledger: every second of a GPU is in one phase, phases never shrink, and each phase has its meaning."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_reports_of_an_attempt_that_is_over_change_nothing() -> None:
 def test_a_forgotten_job_stays_in_the_totals_of_its_queue() -> None:
     life = Life(queue="night")
     life.start(0, running_at=0)
-    life.ledger.forget(ID)  # it holds a gang: not yet
+    life.ledger.forget(ID)  # the job holds a gang: it is not forgotten yet
     assert life.phases(1)
     life.succeed(10, released_at=11)
     before = life.ledger.read(T0 + 11)
@@ -240,7 +240,7 @@ def test_marks_are_bounded_and_stay_good_enough() -> None:
 @settings(max_examples=75, deadline=None)
 @given(st.data())
 def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) -> None:
-    """Random histories through the real fold, readings in between, reports out of order; an own stopwatch beside."""
+    """Random histories with readings in between and reports out of order are compared with a separate stopwatch."""
     ledger, job = GoodputLedger(), pending(make_spec())
     now, stopwatch, seen = T0, 0.0, dict[tuple[str, Phase], float]()
     for _ in range(data.draw(st.integers(0, 40))):
@@ -278,7 +278,7 @@ def test_phases_add_up_and_never_shrink_whatever_happens(data: st.DataObject) ->
     st.floats(0, 0.4),
 )
 def test_phases_are_the_gpu_time_held_to_one_percent(attempts: list[tuple[float, bool, bool]], late: float) -> None:
-    """Attempt after attempt, each with reports and some with checkpoints; facts arrive up to 0.4 s late."""
+    """Attempts follow each other, all with reports and some with checkpoints; facts arrive up to 0.4 s late."""
     life = Life()
     at = 0.0
     for seconds, saves, scraped in attempts:

@@ -1,4 +1,4 @@
-"""A value is made once for each spec, equal ones included, and few are kept."""
+"""A value is computed once for each spec, equal specs included, and only few values are kept."""
 
 from __future__ import annotations
 

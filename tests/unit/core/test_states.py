@@ -1,4 +1,4 @@
-"""The transition table: every pair of states is either in it and allowed, or refused with the job's story."""
+"""The transition table: every pair of states is either in it and allowed, or refused with the job's last events."""
 
 from __future__ import annotations
 

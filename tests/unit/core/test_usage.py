@@ -1,4 +1,4 @@
-"""What a job used in a span of time: phases and waiting, from its events."""
+"""The usage of a job in a span of time: phases and waiting, from its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def life() -> list[tuple[Job, ev.Event]]:
-    """Two GPUs: 100 s in the queue, 10 s to start, 20 s of training to step 5, which is saved at 130, then 30 s more."""
+    """Return the records of 2 GPUs: 100 s queued, 10 s to start, 20 s of training to step 5, saved at 130, 30 s more."""
     first = submission(make_spec(workers=2))
     waits = pending(make_spec(workers=2))
     order = started(waits, at=T0 + 100)

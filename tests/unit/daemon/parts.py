@@ -1,4 +1,4 @@
-"""Stand-ins for what the daemon's parts work with: a cluster without nodes of its own, tasks that run at once."""
+"""Stand-ins for the surroundings of the daemon's parts: a cluster with given nodes, tasks that a test runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LOG = structlog.get_logger()
 
 
 class FakeConnection:
-    """A connection to Ray, as long as a test wants it."""
+    """A connection to Ray that a test can end."""
 
     def __init__(self) -> None:
         self.connected = True
 
 
 class FakeRegistry:
-    """The nodes that a test has put into it."""
+    """A registry of the nodes that a test puts into it."""
 
     def __init__(self) -> None:
         self.agents: dict[str, Any] = {}
@@ -80,7 +80,7 @@ class Spawned:
 
 
 class Rounds:
-    """A production loop on a store in memory, running for as long as the block."""
+    """A production loop on a store in memory, running inside the ``async with`` block."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.store = store or MemoryStore()

@@ -1,4 +1,4 @@
-"""Background tasks: whose failure ends the daemon, and what is left of those that do not end."""
+"""Background tasks: failures that end the daemon, and tasks that do not end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's life: in which order it starts and stops, and what a request to stop does to a start."""
+"""The daemon's life: the order of its start and its stop, and a request to stop during the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.daemon.parts import LOG
 
 
 class World:
-    """A daemon whose parts write down what is asked of them; ``connect`` waits for ``connected``."""
+    """A daemon with parts that record their calls; ``connect`` waits for ``connected``."""
 
     def __init__(self, *, holding: bool = False) -> None:
         self.did: list[str] = []
@@ -66,7 +66,7 @@ class World:
 
 
 class RuntimeOf:
-    """The world as the runtime: its ``stop`` is not the request to stop."""
+    """The world in the role of the runtime: its ``stop`` is not the request to stop."""
 
     def __init__(self, world: World) -> None:
         self._world = world

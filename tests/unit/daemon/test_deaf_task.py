@@ -1,4 +1,4 @@
-"""A background task that does not end when it is told to does not keep the daemon from ending."""
+"""A background task that ignores its cancellation does not keep the daemon from ending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop has decided is shown, told and carried out when it is written, and not before."""
+"""Decisions of the loop are shown, reported and carried out once they are stored, and not before."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SlowDisk(MemoryStore):
-    """A store whose writes wait until the test lets them go on."""
+    """A store that delays its writes until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SlowDisk(MemoryStore):
 
 
 class Daemon:
-    """A loop on a slow disk with one queued job, and what it told."""
+    """A loop on a slow disk with one queued job, and its notifications."""
 
     def __init__(self, runtime: Orders | None = None) -> None:
         self.store = SlowDisk()
@@ -81,7 +81,7 @@ async def cancelled_on_a_slow_disk() -> None:
         async with asyncio.timeout(300):
             await daemon.store.asked.wait()
         assert daemon.loop.decided[job.id].state is JobState.CANCELLED
-        assert daemon.loop.jobs[job.id].state is JobState.PENDING  # a power cut now, and the job would be queued
+        assert daemon.loop.jobs[job.id].state is JobState.PENDING  # after a power cut now, the job would be queued
         assert not acknowledged.done()
         assert set(daemon.changed) == {JobState.PENDING}
         assert daemon.ended == []
@@ -102,7 +102,7 @@ def test_nobody_is_told_of_an_end_that_a_power_cut_would_undo() -> None:
 
 
 class Orders:
-    """A runtime that keeps which effects it was given."""
+    """A runtime that records the effects that it is given."""
 
     def __init__(self) -> None:
         self.given: list[Effect | None] = []

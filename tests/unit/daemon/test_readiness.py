@@ -1,4 +1,4 @@
-"""Readiness names the part that gives no turn, and no part that does."""
+"""Readiness names the parts that do not answer, and no part that does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def impatient(parts: Mapping[str, Callable[[], Awaitable[Any]]], known: Callable[[], list[str]] = list) -> Readiness:
-    """A part that is stuck is told at once."""
+    """Return a readiness check that soon reports a stuck part."""
     return Readiness(known, parts, part_seconds=0.5)
 
 

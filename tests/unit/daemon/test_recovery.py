@@ -1,4 +1,4 @@
-"""A restarted daemon hears the history of its jobs that have run, and one unreadable history harms no other."""
+"""A restarted daemon reads the history of its jobs that have run, and one unreadable history affects no other."""
 
 from __future__ import annotations
 

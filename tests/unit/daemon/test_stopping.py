@@ -1,4 +1,4 @@
-"""The daemon's way out."""
+"""The shutdown of the daemon."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_answer_names_jobs_with_a_gang_and_the_stop_follows() -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_second_request_changes_nothing_about_the_first(*, first: bool, at_once: bool) -> None:
-    """A plain `down` after `down --stop-jobs` would have the jobs placed again that are on their way to the queue."""
+    """A plain `down` after `down --stop-jobs` would place the jobs again that are on their way to the queue."""
 
     async def run() -> None:
         rounds, stop = Rounds(), StopRequest()
@@ -90,4 +90,4 @@ def test_draining_ends_when_the_daemon_dies_of_a_fault() -> None:
 
 
 async def answered(_make: object) -> None:
-    """A command that is durable at once."""
+    """Complete at once, as a command that is durable."""

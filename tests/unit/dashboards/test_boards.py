@@ -1,4 +1,4 @@
-"""Boards and rules: generated, complete, and made of nothing that does not exist."""
+"""Dashboards and rules: generated, complete, and without references to things that do not exist."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDED = {record.name for record in rules.RECORDS}
 FROM_PROMETHEUS = {"up", "ALERTS"}
 NAME = re.compile(r"(?<![\w:$\"])(?:[a-z_]+(?:_[a-z_]+)*:[a-z0-9_:]+|orch_[a-z0-9_]+|up|ALERTS)(?![\w:\"])")
 
-# Shown nowhere, each for a reason.
+# Metrics that are shown nowhere, each for a reason.
 NOT_SHOWN: set[str] = set()
 
 
@@ -34,7 +34,7 @@ def names_in(expr: str) -> set[str]:
 
 
 def family(name: str) -> str:
-    """The metric that a histogram's series belong to."""
+    """Return the metric to which a series of a histogram belongs; other names are returned unchanged."""
     base = re.sub(r"_(bucket|count|sum)$", "", name)
     return base if base in METRICS and METRICS[base].type == "histogram" else name
 
@@ -84,7 +84,7 @@ def test_check_fails_on_a_difference(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_sources_take_names_from_the_catalogue_alone() -> None:
-    """A metric's name is written once, in the catalogue; here it is only ever a constant."""
+    """A metric's name is written once, in the catalogue; the sources use its constant."""
     allowed = {"orchestrator", "orchestrator.catalogue", "orchestrator.core.states", "orchestrator.core.diagnosis"}
     for path in Path(build.__file__).parent.glob("*.py"):
         tree = tree_of(path.read_text(encoding="utf-8"))

@@ -13,14 +13,14 @@ from tests.unit.gpu.support import ScriptedReader
 
 @pytest.fixture
 def nvml(tmp_path: Path) -> Iterator[FakeNvml]:
-    """Two healthy GPUs that this process sees."""
+    """Load a fake driver with two healthy GPUs, which this process sees."""
     with FakeNvml.create(tmp_path, gpus=2).loaded() as fake:
         yield fake
 
 
 @pytest.fixture
 def make_reader() -> Iterator[Callable[[str], ScriptedReader]]:
-    """Makes readers whose hanging calls are let go when the test ends."""
+    """Yield a function that makes readers; their hanging calls are released when the test ends."""
     readers: list[ScriptedReader] = []
 
     def make(uuid: str = "GPU-a") -> ScriptedReader:

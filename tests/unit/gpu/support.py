@@ -1,4 +1,4 @@
-"""Helpers of the GPU tests: samples with little typing, a reader driven by hand, waiting with a deadline."""
+"""Helpers of the GPU tests: short constructors of samples, a reader driven by hand, waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sample(uuid: str = "GPU-a", at: float = 100.0, **values: Any) -> Sample:
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_SECONDS) -> Any:
-    """Poll until `condition` gives something true, and return that; fails the test after `timeout` seconds."""
+    """Poll until `condition` returns a true value, and return it; fail the test after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (result := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"
@@ -40,7 +40,7 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_
 
 
 class ScriptedReader:
-    """A GPU whose next answers a test decides: a power value, an error, or no answer until released."""
+    """A GPU with answers that a test sets: a power value, an error, or no answer until released."""
 
     def __init__(self, uuid: str) -> None:
         self.info = gpu_info(uuid)

@@ -1,4 +1,4 @@
-"""`orch replay`: the player with a clock of its own, the keys, and what the command line refuses."""
+"""`orch replay`: the player with a separate clock, the keys, and refused command lines."""
 
 from __future__ import annotations
 

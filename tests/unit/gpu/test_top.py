@@ -1,4 +1,4 @@
-"""`orch top`: what it works out, and the screen itself driven by keys."""
+"""`orch top`: the values that it computes, and the screen itself driven by keys."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def frame(rows: tuple[GpuRow, ...], **changes: Any) -> Frame:
 
 
 class StillSource:
-    """A source whose frame a test sets."""
+    """A source with a frame that a test sets."""
 
     def __init__(self, first: Frame | None) -> None:
         self.frame = first
@@ -234,7 +234,7 @@ def drive(source: Any, script: Any, size: tuple[int, int] = (180, 50)) -> None:
 
 
 def test_a_frame_or_a_highlighted_row_that_comes_when_the_program_ends_is_not_drawn() -> None:
-    """Textual takes the screen away before it stops the timers and has handled every message."""
+    """Textual removes the screen before it stops the timers and has handled every message."""
     source = StillSource(frame((row(0), row(1))))
 
     async def run() -> None:
@@ -252,7 +252,7 @@ def test_a_frame_or_a_highlighted_row_that_comes_when_the_program_ends_is_not_dr
 
 
 def cells(app: TopApp, name: str) -> list[dict[str, str]]:
-    """A table's rows by column, as they stand on the screen without the padding."""
+    """Return a table's rows by column, as shown on the screen without the padding."""
     table = app.query_one(f"#{name}", DataTable)
     keys = [str(key.value) for key in table.columns]
     return [
@@ -442,7 +442,7 @@ def test_counters_become_rates_and_a_new_beginning_is_no_rate() -> None:
 
 
 class ComingAndGoing(TopSource):
-    """A source whose daemon a test starts and stops."""
+    """A source with a daemon that a test starts and stops."""
 
     answer: GpuSummary | Exception = GpuSummary(rows=())
 

@@ -21,7 +21,7 @@ LOADER = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()
 
 @pytest.fixture
 def rank() -> Iterator[int]:
-    """A process with one child, as a rank with a data loader."""
+    """Start a process with one child, as a rank with a data loader; yield its process id."""
     with subprocess.Popen([sys.executable, "-c", LOADER], stdin=subprocess.PIPE) as process:
         yield process.pid
         process.communicate(b"\n")

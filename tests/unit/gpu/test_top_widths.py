@@ -1,4 +1,4 @@
-"""`orch top` at 80, 120 and 160 columns: what identifies a row is whole, and more room shows more."""
+"""`orch top` at 80, 120 and 160 columns: the cells that identify a row are whole, and more width shows more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG_JOB = "pretrain-a-large-7b-k3f9q2"
 
 
 def busy_frame(gpus: int, nodes: int = 1) -> Frame:
-    """Every GPU held, hot, with traffic, one throttled for the longest word and one lost."""
+    """Return a frame with every GPU held, hot, with traffic, one throttled for the longest reason and one lost."""
     rows = [
         row(
             index,
@@ -50,13 +50,13 @@ def busy_frame(gpus: int, nodes: int = 1) -> Frame:
 
 
 def screen(app: TopApp) -> list[str]:
-    """The screen's lines as a terminal shows them."""
+    """Return the screen's lines as a terminal shows them."""
     width = app.size.width
     return ["".join(segment.text for segment in strip)[:width] for strip in app.screen._compositor.render_strips()]
 
 
 def shot(shown: Frame, size: tuple[int, int], keys: tuple[str, ...] = ()) -> list[str]:
-    """What stands on a screen of this size."""
+    """Return the lines on a screen of this size."""
     seen: list[str] = []
 
     async def go() -> None:

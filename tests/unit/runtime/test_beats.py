@@ -1,4 +1,4 @@
-"""Periods that meet: half a second, one and two seconds after any start."""
+"""Periods with common times: timers of half a second, one and two seconds are due together."""
 
 from __future__ import annotations
 

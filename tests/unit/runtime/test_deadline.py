@@ -1,4 +1,4 @@
-"""Deadlines on what is awaited: they end a call that takes too long, and never lose a cancellation."""
+"""Deadlines on awaited calls: they end a call that takes too long, and never lose a cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of a node whose clock is wrong become the daemon's; clocks that agree, and what is no time, stay."""
+"""Times of a node with a wrong clock are converted to the daemon's; other times, and values that are no times, stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocking calls that may never return hold up nothing."""
+"""Blocking calls that may never return do not block anything else."""
 
 from __future__ import annotations
 

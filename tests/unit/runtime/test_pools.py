@@ -1,4 +1,4 @@
-"""Threads by purpose: one purpose that is stuck takes none of another, and is told."""
+"""Threads by purpose: a purpose that is stuck takes no thread of another, and is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/job-yaml.md: every key with its true default, and every example a job."""
+"""docs/job-yaml.md: every key has its true default, and every example is a job."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Entry points: what is forked, what is a plain process, what is refused and which line to write instead."""
+"""Entry points: those that are forked, plain processes, and those that are refused with the line to write instead."""
 
 import os
 import shlex

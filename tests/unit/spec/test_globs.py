@@ -1,4 +1,4 @@
-"""Patterns of .gitignore: as git and pathspec read them, and bounded in what they cost."""
+"""Patterns of .gitignore: as git and pathspec read them, with a bounded cost."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ PATHS = st.lists(st.text(st.sampled_from("ab."), min_size=1, max_size=4), min_si
 
 @given(st.lists(PATTERNS, max_size=4), PATHS, st.booleans())
 def test_a_walk_leaves_out_what_git_does(lines: list[str], parts: list[str], is_dir: bool) -> None:
-    """Directory by directory, as git looks: nothing below one that is left out is asked for."""
+    """The walk goes directory by directory, as git does: nothing below an excluded one is checked."""
     globs = Globs(lines)
     found = [globs.last("/".join(parts[: end + 1]), is_dir=is_dir or end < len(parts) - 1) for end in range(len(parts))]
-    if all(glob is None or not glob.negated for glob in found):  # without a negation both ways of asking are the same
+    if all(glob is None or not glob.negated for glob in found):  # without a negation, both methods agree
         assert any(found) == Globs(line for line in lines if not line.startswith("!")).matches(
             "/".join(parts), is_dir=is_dir
         )
@@ -50,7 +50,7 @@ def test_what_is_matched_is_what_pathspec_matches(lines: list[str], parts: list[
     path = "/".join(parts)
     spec = pathspec.PathSpec.from_lines("gitignore", lines, backend="simple")
     # pathspec lets a negated set match a slash, and "a/**" and "a/**/" name the directory a itself; git does not.
-    # It reads "a/*" as what lies in a alone, without what lies below that, and lets "a/**/" name files; git does neither.
+    # It takes "a/*" for the entries of a alone, not for those below them, and lets "a/**/" name files; git does neither.
     assume(not any(line.endswith(("/*", "/**/")) for line in lines))
     assume(not any("[^" in line or "[!" in line or (is_dir and line.endswith("/**")) for line in lines))
     assert Globs(lines).matches(path, is_dir=is_dir) == spec.match_file(path + "/" * is_dir)
@@ -107,20 +107,20 @@ def test_patterns(line: str, path: str, expected: bool) -> None:
     ],
 )
 def test_which_line_names_the_path_itself(lines: list[str], path: str, is_dir: bool, line: int | None) -> None:
-    """The last one, counted with the comments."""
+    """The last matching line does; the number counts comments."""
     found = Globs(lines).last(path, is_dir=is_dir)
     assert (None if found is None else found.line) == line
 
 
 def test_the_last_pattern_decides() -> None:
-    """A later line takes back what an earlier one named."""
+    """A later line overrides an earlier one."""
     globs = Globs(["*.txt", "!keep.txt"])
     assert globs.matches("a.txt")
     assert not globs.matches("keep.txt")
 
 
 def test_git_agrees(tmp_path: Path) -> None:
-    """The same file, read by git itself."""
+    """git reads the same file with the same result."""
     lines = ["*.bin", "!keep.bin", "/out/**/x", "cache/", "a/*/c", "d?[0-9]", "\\*star"]
     paths = ["w.bin", "keep.bin", "out/x", "out/q/x", "out/q/y", "a/b/c", "a/c", "dz7", "dzz", "*star", "s/keep.bin"]
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
@@ -137,7 +137,7 @@ def test_git_agrees(tmp_path: Path) -> None:
 
 
 def test_the_cost_is_bounded_by_the_lengths() -> None:
-    """Many ``**`` on a deep path: each compares a segment of the path no more than once for each of its own."""
+    """Many ``**`` on a deep path: the number of compared segments is bounded by the product of both lengths."""
     parts = ["a"] * 400
     pattern = "/".join(["**/a"] * 30) + "/b"
     count = 0
@@ -151,12 +151,12 @@ def test_the_cost_is_bounded_by_the_lengths() -> None:
 
 
 def test_wildcards_in_a_segment_do_not_backtrack() -> None:
-    """A name for which a backtracking matcher would need more steps than can ever be made."""
+    """A backtracking matcher would never finish with this name."""
     assert not Globs(["*a" * 60 + "*b"]).matches("a" * 255)
 
 
 def test_limits() -> None:
-    """A list that is too long, or a pattern that is, is refused and not worked through."""
+    """A list or a pattern that is too long is refused without being processed."""
     with pytest.raises(GlobError, match="characters"):
         Globs(["a" * (MAX_PATTERN_CHARACTERS + 1)])
     with pytest.raises(GlobError, match="patterns"):
@@ -165,5 +165,5 @@ def test_limits() -> None:
 
 @given(st.lists(st.text(max_size=30), max_size=5), st.text(min_size=1, max_size=30))
 def test_any_text_is_a_list_of_patterns(lines: list[str], path: str) -> None:
-    """Nothing that a file can hold raises."""
+    """No content of a file raises."""
     Globs(lines).matches(path)

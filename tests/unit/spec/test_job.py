@@ -1,4 +1,4 @@
-"""job.yaml to values: defaults, every key, and what each error says and where."""
+"""Conversion of job.yaml to values: defaults, every key, and the text and place of each error."""
 
 import json
 import pickle
@@ -185,7 +185,7 @@ def test_every_key_survives_the_store() -> None:
 
 
 def test_settings_that_were_accepted_once_stay_readable() -> None:
-    """Of a stored job: a setting may be one that only an earlier version knew."""
+    """A stored job may have a setting that only an earlier version had."""
     trainer = {"batch_size": "8", "gone": {"a": [1, None]}}
     spec = from_dict({"name": "digits", "entrypoint": "python train.py", "trainer": trainer})
     assert spec.trainer == trainer
@@ -260,7 +260,7 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("env: {RANK: '0'}", "env.RANK", 3, 7, "orch sets this variable itself", "remove it"),
     ("env: {ORCH_HOME: /x}", "env.ORCH_HOME", 3, 7, "orch sets this variable itself", "remove it"),
     ("env: [A=1]", "env", 3, 6, "expected a mapping, got a list", "{NAME: value}"),
-    ("secrets: [A, A]", "secrets[1]", 3, 14, "stands twice in the list", "remove one"),
+    ("secrets: [A, A]", "secrets[1]", 3, 14, "occurs twice in the list", "remove one"),
     ("secrets: A", "secrets", 3, 10, "expected a list", "write [A]"),
     ("secrets: [WORLD_SIZE]", "secrets[0]", 3, 11, "orch sets this variable itself", ""),
     ("env: {A: x}\nsecrets: [A]", "secrets[0]", 4, 11, "A stands in env too", "remove it from one"),
@@ -371,7 +371,14 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("health: {progress: {pattern: step}}", "health.progress.pattern", 3, 30, "no group for the step", r"step (\d+)"),
     ("health: {progress: 'step 1'}", "health.progress", 3, 20, "expected a mapping with pattern", "progress: {pattern"),
     ("health: {on_hang: kill}", "health.on_hang", 3, 19, "one of restart, notify", ""),
-    ("health: {heartbeat_timeout: never}", "health.heartbeat_timeout", 3, 29, "not a duration", "`auto` also go"),
+    (
+        "health: {heartbeat_timeout: never}",
+        "health.heartbeat_timeout",
+        3,
+        29,
+        "not a duration",
+        "`auto` are also accepted",
+    ),
     ("checkpoint: {keep: 0}", "checkpoint.keep", 3, 20, "from 1", ""),
     (
         "checkpoint: {score_order: min}",
@@ -389,15 +396,22 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("checkpoint: {interval: 0}", "checkpoint.interval", 3, 24, "expected a whole number from 1", "`auto`"),
     ("checkpoint: {interval: 10ms}", "checkpoint.interval", 3, 24, "expected at least 1s", "`auto`"),
     ("checkpoint: {storage_path: ckpt}", "checkpoint.storage_path", 3, 28, "is relative", "beginning with /"),
-    ("checkpoint: {storage_path: gs://b/x}", "checkpoint.storage_path", 3, 28, "no storage that orch can use", "s3://"),
+    (
+        "checkpoint: {storage_path: gs://b/x}",
+        "checkpoint.storage_path",
+        3,
+        28,
+        "not a storage that orch can use",
+        "s3://",
+    ),
     ("checkpoint: {storage_path: s3://}", "checkpoint.storage_path", 3, 28, "names no bucket", "s3://bucket"),
-    ("checkpoint: {storage_path: file:///data}", "checkpoint.storage_path", 3, 28, "no storage", "write /data"),
+    ("checkpoint: {storage_path: file:///data}", "checkpoint.storage_path", 3, 28, "not a storage", "write /data"),
     ("checkpoint: {storage_path: s3://b/../x}", "checkpoint.storage_path", 3, 28, "names no bucket", "s3://bucket"),
     ("checkpoint: {keep_best: 2}", "checkpoint.keep_best", 3, 25, "the best is not said", "score_attribute"),
     ("checkpoint: {storage_path: ~/ckpt}", "checkpoint.storage_path", 3, 28, "is not expanded", "the whole path"),
     ("checkpoint: {watch: ../x}", "checkpoint.watch", 3, 21, "leads out of working_dir", "remove the `..`"),
     ("telemetry: {rate: 0}", "telemetry.rate", 3, 19, "from 0.01 to 1000", ""),
-    ("trackers: [wandb, wandb]", "trackers[1]", 3, 19, "stands twice", "remove one"),
+    ("trackers: [wandb, wandb]", "trackers[1]", 3, 19, "occurs twice", "remove one"),
     ("trackers: [wanbd]", "trackers[0]", 3, 12, "one of wandb", "did you mean wandb?"),
     ("matrix: {include: [{a: yes}]}", "matrix.include[0].a", 3, 24, "different things to different readers", "true"),
     ("matrix: {include: [{a: 010}]}", "matrix.include[0].a", 3, 24, "different things to different readers", "digits"),
@@ -430,7 +444,7 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("matrix: {parameters: {a-b: [1]}}", "matrix.parameters.a-b", 3, 23, "not a parameter's name", ""),
     (
         "matrix: {parameters: {a: [1, 2]}, exclude: [{b: 1}]}",
-        *("matrix.exclude[0]", 3, 45, 'excludes by "b", which is no parameter', "parameters: a"),
+        *("matrix.exclude[0]", 3, 45, 'excludes by "b", which is not a parameter', "parameters: a"),
     ),
     (
         f"matrix: {{parameters: {{a: {list(range(200))}, b: {list(range(200))}}}}}",

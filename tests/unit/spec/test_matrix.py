@@ -1,4 +1,4 @@
-"""Many jobs from one file: the combinations, where values may stand, and that a value stays one word."""
+"""Many jobs from one file: the combinations, the places for values, and that a value stays one word."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_shell_syntax_of_the_file_itself_is_refused_as_ever() -> None:
     [
         ("{}", "matrix", "without parameters"),
         ("{parameters: {lr: []}}", "matrix.parameters.lr", "no values"),
-        ("{parameters: {lr: [1, 1.0]}}", "matrix.parameters.lr[1]", "1.0 stands twice"),
-        ("{parameters: {lr: [1]}, exclude: [{x: 1}]}", "matrix.exclude[0]", "which is no parameter"),
+        ("{parameters: {lr: [1, 1.0]}}", "matrix.parameters.lr[1]", "1.0 occurs twice"),
+        ("{parameters: {lr: [1]}, exclude: [{x: 1}]}", "matrix.exclude[0]", "which is not a parameter"),
         ("{parameters: {lr: [1]}, exclude: [{lr: 2}]}", "matrix.exclude[0]", "lr is never 2 (its values are 1)"),
         ("{parameters: {lr: [1]}, exclude: [{lr: true}]}", "matrix.exclude[0]", "lr is never true"),
         ("{parameters: {lr: [1]}, exclude: [{lr: 1}]}", "matrix.exclude", "no combination is left"),
         ("{parameters: {lr: [1]}, exclude: [{}]}", "matrix.exclude[0]", "excludes every combination"),
         ("{parameters: {lr: [1]}, include: [{lr: 1}]}", "matrix.include[0]", "is there already"),
-        ("{parameters: {lr: [1]}, include: [{lr: 2, b: 3}]}", "matrix.include[0]", '"b" is no parameter'),
+        ("{parameters: {lr: [1]}, include: [{lr: 2, b: 3}]}", "matrix.include[0]", '"b" is not a parameter'),
         ("{parameters: {lr: [1], b: [1]}, include: [{lr: 2}]}", "matrix.include[0]", "has no value for b"),
         ("{parameters: {lr: [1]}, strategy: random}", "matrix.strategy", "one of grid"),
         (f"{{parameters: {{lr: {list(range(MAX_MATRIX_JOBS))}}}, include: [{{lr: -1}}]}}", "matrix.parameters", "1001 combinations, more than 1000"),
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_placeholders() -> None:
         "matrix: {parameters: {lr: [1], unused: [1]}}\n"
     )
     assert problems_of(text) == [
-        ("entrypoint", '"lrr" is no parameter of the matrix (did you mean ${matrix.lr}?)'),
+        ("entrypoint", '"lrr" is not a parameter of the matrix (did you mean ${matrix.lr}?)'),
         ("working_dir", "working_dir is the same for all jobs of a matrix (use it in entrypoint, env, name, or another key)"),
         ("matrix", "unused is used nowhere, so it would change nothing (write ${matrix.unused} in entrypoint, env, name or another key)"),
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def test_an_error_that_several_combinations_have_is_told_once() -> None:
 
 def test_a_placeholder_without_a_matrix_is_an_error() -> None:
     ((path, message),) = problems_of("name: a\nentrypoint: python t.py\nenv: {A: '${matrix.lr}'}\n")
-    assert (path, message) == ("env.A", '"lr" is no parameter of the matrix (parameters: none)')
+    assert (path, message) == ("env.A", '"lr" is not a parameter of the matrix (parameters: none)')
 
 
 @pytest.mark.parametrize(

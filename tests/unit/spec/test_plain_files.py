@@ -1,4 +1,4 @@
-"""Regular files only, and only as much of them as was asked for."""
+"""Only regular files are read, and only up to the requested size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.spec.plain_files import NotPlainFileError, open_plain, read_pl
 
 
 def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
-    """Up to the limit, and not beyond."""
+    """A file is read up to the limit, and not beyond."""
     (tmp_path / "file").write_bytes(b"x" * 100)
     assert read_plain(tmp_path / "file", 100) == b"x" * 100
     with pytest.raises(NotPlainFileError, match="more than 99 bytes"):
@@ -20,7 +20,7 @@ def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A FIFO without a writer would wait for ever; a device has no end."""
+    """A FIFO without a writer would block for ever; a device has no end."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "directory").mkdir()
     (tmp_path / "target").write_text("elsewhere")
@@ -37,7 +37,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_link_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
-    """To a regular file, and to nothing else."""
+    """A link is followed to a regular file, and to nothing else."""
     (tmp_path / "target").write_text("here")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to(tmp_path / "target")

@@ -43,7 +43,7 @@ from orchestrator.spec.units import format_duration
 
 VALIDATOR = jsonschema.Draft202012Validator(job_schema())
 
-# NUL and lone surrogates cannot stand in a file at all.
+# A file cannot contain NUL and lone surrogates.
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 words = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=12)
 names = st.from_regex(r"[a-z](?:[-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True)
@@ -204,14 +204,14 @@ def test_what_the_parser_takes_the_schema_takes(spec: JobSpec) -> None:
 
 
 class Quoting(yaml.SafeDumper):
-    """Writes every text in quotation marks: PyYAML leaves them off `1e3`, which YAML 1.2 and we take for a number."""
+    """Dumper that quotes every text: PyYAML does not quote `1e3`, which YAML 1.2 and orch read as a number."""
 
 
 Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def value_or_error(kind: type[Exception], call: Callable[[], Any]) -> Any:
-    """The call's value, or its error when it is of the kind; any other error passes."""
+    """Return the call's value, or its error if it is of this kind; any other error propagates."""
     try:
         return call()
     except kind as error:
@@ -219,7 +219,7 @@ def value_or_error(kind: type[Exception], call: Callable[[], Any]) -> Any:
 
 
 def keys_and_values() -> st.SearchStrategy[str]:
-    """Lines that look like a job file, true in parts."""
+    """Return a strategy for lines that look like a job file and are valid in parts."""
     keys = st.sampled_from(
         [
             "name",

@@ -1,4 +1,4 @@
-"""The table of queues: every error at once."""
+"""The table of queues: all errors are reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema for editors: valid, complete, and of one mind with the parser about good and bad files."""
+"""The JSON Schema for editors: valid, complete, and in agreement with the parser about good and bad files."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The keys of a search in job.yaml: its first trials, later ones, and what is refused."""
+"""The keys of a search in job.yaml: its first trials, later ones, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durations and memory: what is taken, what is refused, and that writing and reading are inverse."""
+"""Durations and memory: accepted texts, refused texts, and that writing and reading are inverse."""
 
 from datetime import timedelta
 

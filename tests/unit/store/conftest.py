@@ -21,20 +21,20 @@ T = TypeVar("T")
 
 @pytest.fixture
 def run() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """Runs a coroutine on the test's loop."""
+    """Yield a function that runs a coroutine on the test's loop."""
     with asyncio.Runner() as runner:
         yield runner.run
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the test's store lies."""
+    """Return the path of the test's store."""
     return tmp_path / "orch.db"
 
 
 @pytest.fixture
 def open_store(path: Path) -> Iterator[Callable[..., SqliteStore]]:
-    """Opens the store at ``path``; what the test leaves open is closed."""
+    """Yield a function that opens the store at ``path``; stores that the test leaves open are closed."""
     opened: list[SqliteStore] = []
 
     def opening(where: Path = path, **options: Any) -> SqliteStore:
@@ -49,13 +49,13 @@ def open_store(path: Path) -> Iterator[Callable[..., SqliteStore]]:
 
 @pytest.fixture
 def sqlite_store(open_store: Callable[..., SqliteStore]) -> SqliteStore:
-    """A fresh SQLite store."""
+    """Return a new SQLite store."""
     return open_store()
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest) -> Store:
-    """A fresh store of either kind."""
+    """Return a new store of either kind."""
     if request.param == "memory":
         return MemoryStore()
     found: SqliteStore = request.getfixturevalue("sqlite_store")

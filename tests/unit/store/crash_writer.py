@@ -1,7 +1,7 @@
-"""A process whose children write to a store until they are killed; driven by test_crash.
+"""A process with children that write to a store until they are killed; driven by test_crash.
 
-For each line on stdin (the path of a store) it forks a child, tells its pid, and tells when it is dead. The child tells
-of everything that was acknowledged to it, on the same pipe, the moment it knows.
+For each line on stdin (the path of a store) it forks a child, prints its pid, and reports when it is dead. The child
+prints everything that was acknowledged to it, on the same pipe, as soon as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tell(text: str) -> None:
 
 
 async def lead(store: SqliteStore, lane: str) -> None:
-    """Submit jobs for ever, lead each through its start, and note a thing on three of them at once."""
+    """Submit jobs for ever, lead each through its start, and write a note on three of them at once."""
     for turn in range(10**6):
         jobs: list[Job] = []
         for n in range(3):

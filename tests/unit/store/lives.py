@@ -1,4 +1,4 @@
-"""Jobs led through a store by legal events."""
+"""Helpers that lead jobs through a store by legal events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def add(store: Store, job_id: str, *, at: float = T0, spec: Any = None, **fields: Any) -> Job:
-    """A job that waits."""
+    """Submit a job, which waits."""
     spec = spec or make_spec(name=job_id.rsplit("-", 1)[0])
     job, new = await store.submit(submission(spec, job_id=job_id, at=at, **fields))
     assert new
@@ -29,7 +29,7 @@ async def add(store: Store, job_id: str, *, at: float = T0, spec: Any = None, **
 
 
 async def write(store: Store, events: Sequence[ev.Event]) -> list[Job]:
-    """Fold events onto their jobs as they are stored, and write what changes; the record of every job named."""
+    """Fold events onto their stored jobs, and write the changes; return the record of every job named."""
     jobs: dict[JobId, Job] = {}
     changes = []
     for event in events:
@@ -42,7 +42,7 @@ async def write(store: Store, events: Sequence[ev.Event]) -> list[Job]:
 
 
 async def run_it(store: Store, job: Job) -> Job:
-    """Its ranks are up."""
+    """Start the job, and bring its ranks up."""
     begun = started(job)
     (job,) = await write(
         store, [begun, ev.AttemptRunning(job_id=job.id, at=T0 + 3, attempt=begun.attempt, pids=(1, 2))]
@@ -51,7 +51,7 @@ async def run_it(store: Store, job: Job) -> Job:
 
 
 async def end(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
-    """It succeeded."""
+    """Run the job, and let it succeed."""
     job = await run_it(store, job)
     zeros = [exited(job, rank, exit_code=0) for rank in range(job.num_workers)]
     won = ev.AttemptSucceeded(job_id=job.id, at=T0 + 11, attempt=job.attempt_number)
@@ -61,16 +61,16 @@ async def end(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
 
 
 async def cancel(store: Store, job: Job, *, at: float = T0 + 30) -> Job:
-    """It was cancelled while it waited."""
+    """Cancel the job while it waits."""
     (job,) = await write(store, [finished(job, JobState.CANCELLED, at=at)])
     return job
 
 
 def notes_of(job: Job) -> tuple[str, ...]:
-    """What is noted on the job, in words."""
+    """Return the job's notes as sentences."""
     return tuple(map(sentence, job.notes))
 
 
 def note(job: Job, message: str, *, at: float = T0 + 40) -> ev.JobNoted:
-    """Something that changes no state."""
+    """Return an event that changes no state."""
     return ev.JobNoted(job_id=job.id, at=at, note=fact_from(message))

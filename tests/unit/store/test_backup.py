@@ -1,4 +1,4 @@
-"""Backups: written while the store works, checked, and put back only where nothing lies."""
+"""Backups: written while the store works, checked, and restored only where there is no store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def backup(sqlite_store: SqliteStore, run: Run, tmp_path: Path) -> Path:
-    """A backup of a store with a job that runs and one that ended."""
+    """Return a backup of a store with a job that runs and one that ended."""
     run(run_it(sqlite_store, run(add(sqlite_store, ID))))
     run(end(sqlite_store, run(add(sqlite_store, "b-2"))))
     target = tmp_path / "copy.db"
@@ -110,7 +110,7 @@ def test_a_backup_of_an_older_version_is_restored_and_brought_up_to_date(
 
 
 class TestRefused:
-    """What is not restored, and changes nothing."""
+    """Backups that are not restored, and change nothing."""
 
     def test_onto_a_store(self, backup: Path, sqlite_store: SqliteStore, path: Path) -> None:
         sqlite_store.close()

@@ -1,4 +1,4 @@
-"""What every store promises: one suite, run against the one in SQLite and the one in memory."""
+"""The contract of every store: one suite, run against the SQLite store and the one in memory."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class TestSubmit:
 
     def test_an_id_that_is_taken_is_refused(self, store: Store, run: Run) -> None:
         run(store.submit(submission()))
-        with pytest.raises(JobExistsError, match="draw another"):
+        with pytest.raises(JobExistsError, match="generate another"):
             run(store.submit(submission(idempotency_key="other")))
         assert [j.submission.idempotency_key for j in run(store.load_live())] == [f"key-{ID}"]
 
@@ -252,7 +252,7 @@ class TestAppend:
         zeros = [exited(job, rank, exit_code=0) for rank in range(job.num_workers)]
         won = ev.AttemptSucceeded(job_id=ID, at=T0 + 11, attempt=1)
         changes = chain(job, *zeros, won, released(job), finished(job, JobState.SUCCEEDED, exit_code=0))
-        for _ in range(2):  # a caller that was cancelled asks again
+        for _ in range(2):  # a caller that was cancelled repeats the call
             run(store.append(changes))
         assert run(store.job(ID)) == changes[-1].after
         assert [e.number for e in run(store.events(ID))] == list(range(1, changes[-1].after.version + 1))
@@ -303,7 +303,7 @@ class TestAppend:
 
 
 class TestRead:
-    """Questions about what is stored."""
+    """Queries of the stored jobs and events."""
 
     def test_live_jobs_come_in_order_of_arrival_without_those_that_ended(self, store: Store, run: Run) -> None:
         jobs = [run(add(store, f"job-{n}")) for n in range(4)]
@@ -402,7 +402,7 @@ class TestRead:
 
 
 class TestTotals:
-    """Jobs that ended, for good."""
+    """Counts of ended jobs, which are kept for good."""
 
     def test_they_are_counted_by_queue_state_and_class(self, store: Store, run: Run) -> None:
         run(end(store, run(add(store, "a-1"))))
@@ -425,7 +425,7 @@ class TestTotals:
 
 
 class TestPrune:
-    """What is old is forgotten; what lives is not."""
+    """Old jobs are removed; live ones are not."""
 
     def test_only_jobs_that_ended_before_the_time_go(self, store: Store, run: Run) -> None:
         old, edge, young = (run(add(store, f"job-{n}")) for n in range(3))
@@ -490,7 +490,7 @@ def test_a_closed_store_takes_and_tells_nothing(store: Store, run: Run) -> None:
 
 
 class TestNotices:
-    """What web hooks are to be told is written with the transition, and stays until it was told."""
+    """Notices for web hooks are written with the transition, and stay until they are delivered."""
 
     def test_a_transition_writes_its_notices_and_nothing_else_does(self, store: Store, run: Run) -> None:
         hooks = (NotifySpec(url="http://a/x", on=("PENDING", "FAILED")), NotifySpec(url="http://b/y"))
@@ -515,7 +515,7 @@ class TestNotices:
 
 
 class TestPlaces:
-    """What is held against nodes and GPUs outlives the daemon."""
+    """Records about nodes and GPUs outlive the daemon."""
 
     def test_it_is_kept_replaced_and_forgotten(self, store: Store, run: Run) -> None:
         assert run(store.places()) == []

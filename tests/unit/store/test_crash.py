@@ -1,4 +1,4 @@
-"""``kill -9`` of a process that writes, at any moment: what was acknowledged is there, and nothing is half there."""
+"""``kill -9`` of a writing process at any moment: acknowledged changes are stored, and none is stored in part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS_PER_STORE = 10
 
 @pytest.fixture
 def writer() -> Iterator[subprocess.Popen[str]]:
-    """The process whose children write."""
+    """Start the process with the writing children; end it after the test."""
     command = [sys.executable, "-m", "tests.unit.store.crash_writer"]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -41,7 +41,7 @@ def writer() -> Iterator[subprocess.Popen[str]]:
 
 
 def kill_one(writer: subprocess.Popen[str], path: Path, after_lines: int, pause: float) -> list[str]:
-    """Everything that a child told before it was killed, ``pause`` seconds after its ``after_lines``-th line."""
+    """Return what a child printed before it was killed, ``pause`` seconds after its ``after_lines``-th line."""
     assert writer.stdin is not None
     assert writer.stdout is not None
     writer.stdin.write(f"{path}\n")
@@ -63,7 +63,7 @@ def kill_one(writer: subprocess.Popen[str], path: Path, after_lines: int, pause:
 
 
 def check(path: Path, told: list[str]) -> None:
-    """What was told is there, and every group of notes is whole or absent."""
+    """Check that acknowledged changes are stored, and that every group of notes is whole or absent."""
     assert not [line for line in told if line.startswith("error")]
     with closing(connect(path)) as connection:
         versions: dict[str, int] = dict(connection.execute("SELECT id, version FROM jobs").fetchall())
@@ -91,7 +91,7 @@ def test_what_was_acknowledged_survives_any_kill(
         if turn % ROUNDS_PER_STORE == 0:
             path.parent.mkdir()
             told = []
-        # Every third is killed while it opens or makes the store, the others while they write.
+        # Every third child is killed while it opens or makes the store, the others while they write.
         lines = 0 if turn % 3 == 0 else dice.randrange(1, 60)
         told += kill_one(writer, path, lines, dice.random() * (0.03 if lines == 0 else 0.004))
         acknowledged += len(told)

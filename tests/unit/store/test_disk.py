@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"reserve_bytes": MIB, "min_free_bytes": MIB}
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 12 MiB."""
+    """Mount a file system of 12 MiB; yield its directory."""
     where = tmp_path / "disk"
     where.mkdir()
     mounted = subprocess.run(
@@ -47,14 +47,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small_store(small_disk: Path) -> Iterator[SqliteStore]:
-    """A store on the small disk, with a reserve of 1 MiB."""
+    """Open a store on the small disk, with a reserve of 1 MiB."""
     store = SqliteStore.open(small_disk / "orch.db", reserve=small_disk / "reserve", **OPTIONS)
     yield store
     store.close()
 
 
 def fill(directory: Path) -> Path:
-    """Leave not one byte free."""
+    """Fill the disk to the last byte; return the filler."""
     filler = directory / "filler"
     with filler.open("ab", buffering=0) as file:
         for size in (65536, 4096, 512, 1):
@@ -123,7 +123,7 @@ def test_a_job_that_keeps_writing_does_not_take_the_reserve(
 ) -> None:
     job = run(add(small_store, ID))
     fill(small_disk)
-    # A process of its own, as a job is: a thread would be let in at every one of the store's system calls.
+    # A separate process, as a job is: a thread would get a turn at every one of the store's system calls.
     greedy = subprocess.Popen([sys.executable, "-c", _GREEDY, str(small_disk / "filler")], stdout=subprocess.PIPE)
     try:
         assert greedy.stdout is not None
@@ -155,7 +155,7 @@ def test_when_the_reserve_is_spent_the_refusal_says_so_and_keeps_what_was_told(
 def test_in_one_group_new_jobs_wait_and_running_ones_go_on(
     small_store: SqliteStore, small_disk: Path, run: Run
 ) -> None:
-    # The threshold is passed and the disk fills before the commit: what the full disk itself must sort out.
+    # The check of free space passes and the disk fills before the commit: the error of the full disk must be handled.
     import asyncio
 
     job = run(add(small_store, ID))
@@ -231,7 +231,7 @@ def test_one_daemon_after_another_goes_on_writing_on_a_full_disk(tmp_path: Path,
         run(add(store, ID))
         store.close()
         for number in range(6):
-            disks.fill(disk)  # all that the one before has let go of
+            disks.fill(disk)  # takes everything that the process before has released
             done = warm.run(_GENERATION, str(disk), end, str(number), modules=warm.STORE)
             assert done.returncode == (9 if end == "kill" else 0), (number, done.stderr)
         (disk / "ballast").unlink()
@@ -249,7 +249,7 @@ def test_what_is_held_on_a_disk_that_is_nearly_full_has_a_bound(
     job = run(add(small_store, ID))
     filler = fill(small_disk)
     notes(small_store, run, job, 3)
-    os.truncate(filler, filler.stat().st_size - 3 * MIB // 2)  # too little for the reserve and the least that is free
+    os.truncate(filler, filler.stat().st_size - 3 * MIB // 2)  # too little for the reserve and ``min_free_bytes``
     notes(small_store, run, job, 40)
     assert small_store.disk().free_bytes > 0, "each commit took as much again"
 

@@ -1,4 +1,4 @@
-"""A store of the last version with flat fields: one job for each shape that its fields took. It opens, and its jobs go on."""
+"""A store of the last version with flat fields: one job for each shape of its fields. It opens, and its jobs continue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Any]
 
 DUMP = Path(__file__).with_name("flat_records.sql")
-# Of each job: its phase, the effect that its record requires, and the first event that follows from it after a day.
+# For each job: its phase, the effect that its record requires, and the first event that follows from it after a day.
 EXPECTED = {
     "queued": ("Pending", None, None),
     "starting": ("Starting", "Ensure", "attempt_failed"),
@@ -66,12 +66,12 @@ EXPECTED = {
 }
 # Values that a phase does not have are dropped when a record is read; nothing reads them.
 DROPPED = {"exits", "keep_gang", "not_before", "pids", "retry", "succeeded"}
-ADDED = {"prerequisites"}  # since then; empty
+ADDED = {"prerequisites"}  # added since then; empty
 
 
 @pytest.fixture
 def flat_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore:
-    """The store, opened by this version."""
+    """Open the store with this version."""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(DUMP.read_text())
     path.chmod(0o600)
@@ -79,7 +79,7 @@ def flat_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStor
 
 
 def jobs(store: SqliteStore, run: Run) -> dict[str, Job]:
-    """Every job by its name."""
+    """Return every job by its name."""
     return {job.name: job for job in run(store.jobs(JobFilter()))}
 
 
@@ -99,7 +99,7 @@ def test_each_job_is_read_as_its_phase_and_goes_on(flat_store: SqliteStore, run:
 
 
 def as_before(value: Any) -> Any:
-    """A value with sentences where there are facts today, as the version that wrote the store had them."""
+    """Return a value with sentences in place of facts, as the version that wrote the store had it."""
     if isinstance(value, list):
         return [as_before(item) for item in value]
     if not isinstance(value, dict):

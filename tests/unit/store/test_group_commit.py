@@ -1,4 +1,4 @@
-"""Group commit: who waits together is committed together, answered after the commit, and judged alone."""
+"""Group commit: calls that wait together are committed together, answered after the commit, and refused separately."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Keeps the store's writer waiting, so that what is asked meanwhile forms one group."""
+    """Blocks the store's writer, so that calls that arrive meanwhile form one group."""
 
     def __init__(self, path: Path) -> None:
         self._connection = connect(path)
@@ -37,7 +37,7 @@ class Held:
 
 
 async def grouped(store: SqliteStore, path: Path, *calls: Any) -> list[Any]:
-    """The answers to ``calls``, which all wait in the queue before the first of them can be committed."""
+    """Return the answers to ``calls``, which all wait in the queue before the first of them can be committed."""
     held = Held(path)
     tasks = [asyncio.create_task(call) for call in calls]
     await asyncio.sleep(0)  # each task runs up to its place in the queue
@@ -121,7 +121,7 @@ def test_a_group_that_cannot_be_committed_is_refused_and_the_next_is_not(
     job = run(add(sqlite_store, ID))
     sqlite_store._writer._connection.execute("PRAGMA busy_timeout = 10")
     held = Held(path)
-    with pytest.raises(StoreError, match=r"database is locked.*ask again") as caught:
+    with pytest.raises(StoreError, match=r"database is locked.*try again") as caught:
         run(write(sqlite_store, [note(job, "never")]))
     assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     held.let_go()

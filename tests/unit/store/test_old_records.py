@@ -1,6 +1,6 @@
-"""Stores that earlier versions wrote open, and their jobs go on.
+"""Stores that earlier versions wrote open, and their jobs continue.
 
-``old_store.sql`` is of schema 4, whose records list every attempt. ``released_store.sql`` is of version 0.1.0: a job in each state,
+``old_store.sql`` has schema 4, where records list every attempt. ``released_store.sql`` is of version 0.1.0: a job in each state,
 and one with every key of job.yaml and every part of a record.
 """
 
@@ -39,7 +39,7 @@ RELEASED = Path(__file__).with_name("released_store.sql")
 
 @pytest.fixture
 def old_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore:
-    """The old store, opened by this version: a job in its 26th attempt, one in its second, one that ended in its 15th."""
+    """Open the old store with this version: a job in its 26th attempt, one in its second, one that ended in its 15th."""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(DUMP.read_text())
     path.chmod(0o600)
@@ -47,7 +47,7 @@ def old_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore
 
 
 def job(store: SqliteStore, run: Run, name: str) -> Job:
-    """The job of a name."""
+    """Return the job of a name."""
     found: Job = run(store.find(name)).job
     return found
 
@@ -91,7 +91,7 @@ def test_what_ended_before_there_was_an_account_of_tidying_is_tidied(old_store: 
 
 @pytest.fixture
 def released_store(path: Path, open_store: Callable[..., SqliteStore]) -> SqliteStore:
-    """The store of version 0.1.0, opened by this version."""
+    """Open the store of version 0.1.0 with this version."""
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(RELEASED.read_text())
     path.chmod(0o600)

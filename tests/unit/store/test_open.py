@@ -1,4 +1,4 @@
-"""Opening a store: made, brought up to date, refused as it lies."""
+"""Opening a store: it is made, migrated, or refused without a change."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MIGRATIONS = known_migrations()
 
 
 def bytes_under(directory: Path) -> dict[str, bytes]:
-    """Every file but the lock, which says who tried last, and the index of a log, which SQLite makes anew."""
+    """Return all files but the lock, which names the last opener, and the index of a log, which SQLite rebuilds."""
     return {p.name: p.read_bytes() for p in directory.iterdir() if not p.name.endswith((".lock", "-shm"))}
 
 
 def refused(path: Path, error: type[Exception], message: str, **options: Any) -> None:
-    """Opening is refused with ``message``, and every file is what it was."""
+    """Check that opening is refused with ``message``, and that every file is unchanged."""
     before = bytes_under(path.parent)
     with pytest.raises(error, match=message):
         SqliteStore.open(path, reserve=None, **options)
@@ -83,7 +83,7 @@ def test_a_directory_with_odd_letters_will_do(open_store: Open, run: Run, tmp_pa
 
 
 class TestMigrations:
-    """Numbered steps; migrated equals fresh."""
+    """Migrations are numbered, and a migrated store equals a new one."""
 
     def test_they_are_numbered_without_a_gap(self) -> None:
         assert [m.number for m in MIGRATIONS] == list(range(1, len(MIGRATIONS) + 1))
@@ -256,7 +256,7 @@ class TestRefused:
 
 
 class TestHeld:
-    """One process at a time."""
+    """One process at a time has the store open."""
 
     def test_a_second_opening_is_refused_with_the_holders_pid(self, sqlite_store: SqliteStore, path: Path) -> None:
         with pytest.raises(StoreInUseError, match=f"process {os.getpid()}: stop that daemon") as caught:

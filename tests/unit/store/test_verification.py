@@ -1,4 +1,4 @@
-"""Verification finds what is not as it should be: each kind of tampering, by name."""
+"""Verification finds the faults of a store: each kind of tampering, by name."""
 
 from __future__ import annotations
 

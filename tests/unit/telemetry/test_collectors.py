@@ -1,4 +1,4 @@
-"""The daemon's metrics: exactly the catalogue, honest about what is not known, and bounded whatever the number of jobs."""
+"""The daemon's metrics: exactly the catalogue, without unknown values, and bounded whatever the number of jobs."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_names_that_a_script_reports_are_capped() -> None:
 
 
 class Counted(list[JobSeries]):
-    """Jobs that count how often they are gone through."""
+    """A list of jobs that counts its iterations."""
 
     passes = 0
 
@@ -226,7 +226,7 @@ class Counted(list[JobSeries]):
 
 
 def test_what_a_scrape_of_ten_thousand_jobs_gives_and_costs_is_bounded() -> None:
-    """50 run, 100 ended just now, the rest waits or ended long ago: series and work follow the first two."""
+    """50 run, 100 ended just now, the rest waits or ended long ago: series and work depend on the first two."""
     few = [full_job(f"run-{i:06}") for i in range(50)]
     few += [full_job(f"new-{i:06}", live=False, ended_at=NOW - 10) for i in range(100)]
     jobs = Counted(few)

@@ -1,4 +1,4 @@
-"""Boards out of the wheel: to files, and to a small real HTTP server that behaves as Grafana's API does."""
+"""Dashboards of the wheel: written to files, and sent to a small real HTTP server that behaves like Grafana's API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "glsa_for_tests"
 
 
 class FakeGrafana(ThreadingHTTPServer):
-    """Keeps folders and boards, wants a token, and can be told to refuse."""
+    """A server that keeps folders and boards, requires a token, and can be set to refuse."""
 
     daemon_threads = True
 
@@ -182,7 +182,7 @@ def test_a_documentation_address_that_is_none_is_refused(
 ) -> None:
     code, _, err = orch("export", str(tmp_path / "new"), "--docs-url", url)
     assert code == 2
-    assert "is no address" in err
+    assert "is not an address" in err
     assert not (tmp_path / "new").exists()
 
 
@@ -281,8 +281,8 @@ def test_other_refusals(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("127.0.0.1:3000", "no address of a Grafana"),
-        ("file:///etc/passwd", "no address"),
+        ("127.0.0.1:3000", "not an address of a Grafana"),
+        ("file:///etc/passwd", "not an address"),
         ("http://a:b@c", "holds a password"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The local Prometheus: what is written passes the real tools, stays below its folder, and says what is missing."""
+"""The local Prometheus: its files pass the real tools and stay below its folder, and missing programs are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logging: one form per audience, bound context, foreign records included, and never the end of the program."""
+"""Logging: one form per audience, bound context, foreign records included, and no error that ends the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the training side share."""
+"""Fixtures for tests of the training side."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from orchestrator.train.script.progress import ProgressPage
 
 @pytest.fixture
 def page(tmp_path):
-    """A progress page of the test's own."""
+    """Yield a progress page for one test."""
     page = ProgressPage.create(tmp_path / "page")
     yield page
     page.close()

@@ -1,4 +1,4 @@
-"""Fixtures: the page on a service in memory, and a browser that keeps cookies and says what browsers say."""
+"""Fixtures: the page on a service in memory, and a browser that keeps cookies and sends the headers of browsers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 
 class Browser:
-    """Asks the application as a browser does. ``cookie`` is what the last answer set."""
+    """Calls the application as a browser does. ``cookie`` is the one that the last answer set."""
 
     def __init__(self, service: FakeService, sign_in: SignIn) -> None:
         self.service = service

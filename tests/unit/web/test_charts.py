@@ -1,4 +1,4 @@
-"""Charts as they are drawn: scales, lines with breaks, bands, parts by address; and how often records are read for them."""
+"""Charts: scales, lines with breaks, bands, parts by address; and how often records are read for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every answer carries, and what is refused whoever asks."""
+"""The headers of every answer, and the requests that are refused for every user."""
 
 from __future__ import annotations
 

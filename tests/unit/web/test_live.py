@@ -1,4 +1,4 @@
-"""Streams: one rendering for all viewers, nothing while no browser looks, whole parts, an end with the daemon."""
+"""Streams: one rendering for all viewers, none while no browser is connected, whole parts, an end with the daemon."""
 
 from __future__ import annotations
 

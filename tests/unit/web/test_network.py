@@ -1,4 +1,4 @@
-"""The page beyond this machine: TLS, sign-in with the token and its limits, and what a proxy in front may say."""
+"""The page beyond this machine: TLS, sign-in with the token and its limits, and names of the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKEN = "the-daemon-s-token"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A certificate for localhost that it signs itself, and its key."""
+    """Make a self-signed certificate for localhost, and its key; return their paths."""
     directory = tmp_path_factory.mktemp("tls")
     cert, key = directory / "cert.pem", directory / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

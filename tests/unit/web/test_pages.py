@@ -1,4 +1,4 @@
-"""What the pages show, and what can be done there."""
+"""The content of the pages, and the actions on them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ALLOWED = {
 
 
 class Tags(HTMLParser):
-    """Every tag with its attributes."""
+    """Collects every tag with its attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where the page listens, and what of it outlives a daemon."""
+"""The address of the page, and its data that outlives a daemon."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One module for each tracker's library; ``port.py`` says what each can do."""
+"""One module for each tracker's library; ``port.py`` defines their common interface."""

@@ -1,4 +1,4 @@
-"""MLflow: a run for each job, found again by its tag; in a SQLite file, or wherever MLFLOW_TRACKING_URI says."""
+"""MLflow: a run for each job, found again by its tag; in a SQLite file, or at MLFLOW_TRACKING_URI."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _ENDS: Final = {"SUCCEEDED": "FINISHED", "CANCELLED": "KILLED"}
 
 
 class MlflowRun:
-    """Writes through the client alone, so that nothing depends on a run that is active in this process."""
+    """Writes through the client alone, so that nothing depends on an active run of this process."""
 
     def __init__(self, facts: RunFacts) -> None:
         folder = facts.folder / "mlflow"
         folder.mkdir(parents=True, exist_ok=True)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder}/mlflow.db"
-        # Without a place of its own the registry is looked for behind the same address, which may have none.
+        # Without a URI of its own the registry is searched at the tracking URI, which may have none.
         registry = None if os.environ.get("MLFLOW_REGISTRY_URI") or not uri.startswith("sqlite:") else folder.as_uri()
         self._client = MlflowClient(tracking_uri=uri, registry_uri=registry)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite:") else None
@@ -64,12 +64,12 @@ class MlflowRun:
         return run
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """The points whose time and step the run's history does not have."""
+        """Return the points whose time and step are not in the run's history."""
         known: dict[str, set[tuple[int, int]]] = {}
         found = []
         for point in points:
             name = next(iter(point.values), None)
-            # A point is written in one request; a file store writes it name by name, the last one last.
+            # A point is written in one request; a file store writes its names in order, so the last is checked.
             name = list(point.values)[-1] if name is not None else None
             if name is None:
                 continue
@@ -90,7 +90,7 @@ class MlflowRun:
             self._client.log_batch(self._run, metrics=metrics[start : start + MOST_AT_ONCE])
 
     def kept(self) -> int | None:
-        """All that were written."""
+        """Return None: every written point is kept."""
         return None
 
     def close(self, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""What a tracker's library is asked for."""
+"""Interface of a tracker's library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """The run that a job is: ``job_id`` is its id there, ``folder`` where local trackers keep their files."""
+    """Facts about a job's run: ``job_id`` is also the run's id, ``folder`` the directory of local trackers' files."""
 
     job_id: str
     name: str = ""
@@ -28,19 +28,19 @@ class TrackerRun(Protocol):
     """One run of one job. Each call may block, and may raise anything."""
 
     where: str
-    """Where the run can be looked at, in a few words."""
+    """Short text for people about how to look at the run."""
 
     facts: Mapping[str, str]
     """The same for programs."""
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """Those of the points, written by a process that was killed meanwhile, that the tracker does not have."""
+        """Return the points that the tracker does not have; a process that was killed may have written some."""
 
     def write(self, points: Sequence[Point]) -> None:
-        """Give points to the tracker."""
+        """Write points to the tracker."""
 
     def kept(self) -> int | None:
-        """The number of the newest point that is safe with the tracker; None for all that were written."""
+        """Return the number of the newest point that the tracker has kept; None for all written ones."""
 
     def close(self, outcome: str) -> None:
-        """End the run: the job has ended, in this state."""
+        """End the run; ``outcome`` is the state in which the job has ended."""

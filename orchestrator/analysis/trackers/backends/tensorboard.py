@@ -1,6 +1,6 @@
-"""TensorBoard: one event file for each job, that later attempts and daemons go on with.
+"""TensorBoard: one event file for each job, which later attempts and daemons continue.
 
-What a killed process wrote last is cut off before the same points are written again, so that none is there twice.
+The last points of a killed process are cut off before they are written again, so that none is in the file twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EventFileRun:
             self._records.write(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
 
     def _known(self) -> tuple[int, int]:
-        """The length up to which the file is whole, and the number of the newest point in it."""
+        """Return the length up to which the file is complete, and the number of the newest point in it."""
         try:
             body = json.loads((self._folder / LENGTH).read_bytes())
             return int(body["bytes"]), int(body["number"])
@@ -48,14 +48,14 @@ class EventFileRun:
             return 0, -1
 
     def _cut(self, length: int, number: int) -> None:
-        # Of a file that was removed nothing is left: what follows is written all the same.
+        # A file that was removed is empty now: the points that follow are written all the same.
         length = min(length, os.fstat(self._file.fileno()).st_size)
         self._file.truncate(length)
         self._file.seek(length)
         self._written = number
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """The points behind the newest that the file has."""
+        """Return the points after the newest one in the file."""
         return [point for point in points if point.number > self._written]
 
     def write(self, points: Sequence[Point]) -> None:
@@ -71,10 +71,10 @@ class EventFileRun:
         draft.replace(self._folder / LENGTH)
 
     def kept(self) -> int | None:
-        """All that were written."""
+        """Return None: every written point is kept."""
         return None
 
     def close(self, outcome: str) -> None:
-        """Close the file; TensorBoard knows no end of a run."""
+        """Close the file; TensorBoard has no end of a run."""
         del outcome
         self._file.close()

@@ -1,4 +1,4 @@
-"""Trackio: its local store, in ``FOLDER/trackio`` or where TRACKIO_DIR says. Each point has an id, which is stored once."""
+"""Trackio: its local store, in ``FOLDER/trackio`` or TRACKIO_DIR. Each point has an id, which is stored once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TrackioRun:
-    """Writes to the store itself: ``trackio.log`` has no times of its own, and no way to know what was kept."""
+    """Writes to the store itself: ``trackio.log`` accepts no times, and does not report what was kept."""
 
     def __init__(self, facts: RunFacts) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(facts.folder / "trackio"))
@@ -31,7 +31,7 @@ class TrackioRun:
         self.where = f"orch trackio {facts.job_id} (project {self._project} in {os.environ['TRACKIO_DIR']})"
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """All of them: the store passes over ids that it has."""
+        """Return all of them: the store skips ids that it has."""
         return points
 
     def write(self, points: Sequence[Point]) -> None:
@@ -49,9 +49,9 @@ class TrackioRun:
         )
 
     def kept(self) -> int | None:
-        """All that were written."""
+        """Return None: every written point is kept."""
         return None
 
     def close(self, outcome: str) -> None:
-        """Trackio knows no end of a run."""
+        """Do nothing: Trackio has no end of a run."""
         del outcome

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST: Final = "https://api.wandb.ai"
 DELIVERED_SECONDS: Final = 60.0
-"""After so long what an online run was given counts as delivered."""
+"""Time after which the points that an online run has received count as delivered."""
 
 
 def mode_of(environ: dict[str, str] | os._Environ[str]) -> str:
-    """The mode that the job names; else online where there is a key, and offline without one."""
+    """Return the mode that the job names; else online where there is a key, and offline without one."""
     named = environ.get("WANDB_MODE", "")
     if named:
         return named
@@ -64,7 +64,7 @@ class WandbRun:
         )
         self._run.define_metric("*", step_metric="step")
         self._online = mode == "online"
-        # A run that the server resumes says which step comes next.
+        # For a run that the server resumes, it gives the next step.
         self._before = self._run.step - 1 if self._online else max(before, default=-1)
         self._file = WandbFile(self._root / f"{self._folder_name()}" / f"run-{self._id}.wandb")
         self._sent: list[tuple[float, int]] = []
@@ -76,7 +76,7 @@ class WandbRun:
         return str(os.path.basename(os.path.dirname(self._run.dir)))  # noqa: PTH119, PTH120 - a name out of a text
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """The points behind the newest that the server, or a file of this run, has."""
+        """Return the points after the newest one that the server, or a file of this run, has."""
         return [point for point in points if point.number > self._before]
 
     def write(self, points: Sequence[Point]) -> None:
@@ -87,7 +87,7 @@ class WandbRun:
             self._sent.append((time.monotonic(), points[-1].number))
 
     def kept(self) -> int | None:
-        """The newest point in the file of an offline run; of an online one, what was given a minute ago."""
+        """Return the newest point in the file of an offline run; for an online one, the newest written a minute ago."""
         if not self._online:
             return max(self._before, self._file.read_on())
         now = time.monotonic()

@@ -1,6 +1,6 @@
 """Reads which steps a ``.wandb`` file has: a log in LevelDB's format of wandb's own records.
 
-wandb keeps what it was given in memory for some seconds. This file says what a kill can no longer take away.
+wandb keeps points in memory for some seconds. The points in this file survive a kill.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 class WandbFile:
-    """One file, read on from where the last reading ended."""
+    """One file; each reading continues where the last one ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class WandbFile:
         self.newest = -1
 
     def read_on(self) -> int:
-        """The highest step of a whole record so far; -1 for none."""
+        """Return the highest step of a complete record so far; -1 for none."""
         try:
             with self._path.open("rb") as file:
                 if file.read(len(IDENTITY)) != IDENTITY:
@@ -49,7 +49,7 @@ class WandbFile:
 
 
 def _records(data: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """Whole records, each with the place in the file behind it; none from one that is cut off or damaged on."""
+    """Yield complete records, each with the offset after it; stop at one that is cut off or damaged."""
     at = 0
     parts: list[bytes] = []
     while True:

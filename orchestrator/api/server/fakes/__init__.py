@@ -1,1 +1,1 @@
-"""Parts of the service in memory that `testing.py` puts together. Nothing here is imported by the daemon."""
+"""Parts of the in-memory service that `testing.py` combines. The daemon imports none of them."""

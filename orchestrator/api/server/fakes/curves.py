@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that knows what was recorded; see ``testing.py``."""
+"""The part of the in-memory service that serves recorded curves; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FakeCurves:
-    """What a test put there: curves by job, one history of all GPUs, and rows of GPUs."""
+    """Serves what a test has set: curves by job, one history of all GPUs, and rows of GPUs."""
 
     def __init__(self) -> None:
         self.recorded: dict[str, CurvesView] = {}

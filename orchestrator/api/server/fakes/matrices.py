@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that knows matrices and use; see ``testing.py``."""
+"""The part of the in-memory service that serves matrices and usage; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FakeMatrices:
-    """Matrices are what was set; an action on one is noted."""
+    """Serves the matrices that a test has set, and records actions on them."""
 
     calls: list[tuple[str, Any]]
     used: UsageReport

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that knows nodes; see ``testing.py``."""
+"""The part of the in-memory service that serves nodes; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FakeNodes:
-    """Nodes by name, in the state that they were put in."""
+    """Serves nodes by name, in the state that was last set."""
 
     calls: list[tuple[str, Any]]
     _nodes: dict[str, NodeView]

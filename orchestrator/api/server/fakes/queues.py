@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that knows queues; see ``testing.py``."""
+"""The part of the in-memory service that serves queues; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FakeQueues:
-    """Waiting jobs by priority, then arrival; queues are what was set."""
+    """Orders waiting jobs by priority, then arrival; serves the queues that a test has set."""
 
     _jobs: dict[JobId, JobView]
     calls: list[tuple[str, Any]]

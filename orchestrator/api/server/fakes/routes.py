@@ -1,4 +1,4 @@
-"""The control application for one fake after another: making it takes a tenth of a second, most of it in Pydantic."""
+"""Control application reused by one fake after another: making one takes 0.1 s, most of it in Pydantic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Standin:
-    """Has the attributes of what it stands for at the moment."""
+    """Proxy with the attributes of ``stands_for``."""
 
     stands_for: Any = None
 
@@ -30,7 +30,7 @@ class Routes:
         self.app: FastAPI = control_routes(service, cast("asyncio.Event", self.closing), service)
 
     def release(self) -> None:
-        """Let another fake have them. No request may be running."""
+        """Make the routes available to another fake. No request may be running."""
         _FREE.append(self)
 
 
@@ -38,7 +38,7 @@ _FREE: Final[list[Routes]] = []
 
 
 def lend(service: object, closing: asyncio.Event) -> Routes:
-    """Return routes that no other fake has, until ``release``."""
+    """Return routes that no other fake uses until ``release``."""
     routes = _FREE.pop() if _FREE else Routes()
     routes.service.stands_for, routes.closing.stands_for = service, closing
     return routes

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - SessionChannel documents the methods
-"""A session that answers with what it is sent: for tests of the routes, the client and the command line."""
+"""A session that echoes its input: for tests of the routes, the client and the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAIL = b"fail\n"
 
 
 class FakeSession:
-    """Echoes input; a signal, a size and the end of input become output, too. It ends with code 0 at the end of its input."""
+    """Echoes input; writes a new size to standard error; ends with code 0 at the end of input, or by a signal."""
 
     def __init__(self) -> None:
         self._out: asyncio.Queue[SessionOutput] = asyncio.Queue(8)

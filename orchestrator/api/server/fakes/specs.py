@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that reports what jobs run, and makes links to a page; see ``testing.py``."""
+"""The part of the in-memory service that serves specs and files of jobs and links to a page; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PAGE = "http://127.0.0.1:8270/"
 
 
 class FakeSpecs(FakeUploads):
-    """Every job runs ``train.py``; two of them differ in their name alone."""
+    """Serves specs in which every job runs ``train.py``; two jobs differ only in their names."""
 
     _jobs: dict[JobId, JobView]
 
     @cached_property
     def files_of(self) -> dict[JobId, FileReader]:
-        """What jobs left; a test puts it here."""
+        """Files of jobs; a test sets them."""
         return {}
 
     async def spec(self, job_id: JobId) -> SpecView:

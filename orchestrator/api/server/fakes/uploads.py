@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - JobService documents the methods
-"""The part of the service in memory that keeps pieces of uploads; see ``testing.py``."""
+"""The part of the in-memory service that keeps pieces of uploads; see ``testing.py``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class FakeUploads:
-    """Keeps every piece; a test reads what came."""
+    """Keeps every piece, for a test to read."""
 
     @cached_property
     def pieces(self) -> dict[str, bytes]:
-        """What was sent, by its digest."""
+        """Uploaded pieces by digest."""
         return {}
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:  # noqa: ARG002
@@ -29,7 +29,7 @@ class FakeUploads:
         self.pieces[digest] = data
 
     def with_files(self, request: SubmitRequest, caller: Caller) -> SubmitRequest:
-        """The request, unless its files are on another machine."""
+        """Return the request. Raises WorkdirNeededError if its files are on another machine."""
         if caller.is_elsewhere and not request.upload:
             raise WorkdirNeededError("working_dir . is on the submitter's machine")
         return request

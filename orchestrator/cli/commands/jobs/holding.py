@@ -30,7 +30,7 @@ def hold(
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Keep queued jobs from starting until `orch release`; they claim nothing meanwhile. A MATRIX: all of its queued jobs.
+    """Keep queued jobs from starting until `orch release`; they claim no resources meanwhile. A MATRIX: all of its queued jobs.
 
     Options choose among queued jobs.
     """

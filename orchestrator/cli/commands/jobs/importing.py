@@ -33,7 +33,7 @@ def import_job(
 ) -> int:
     """Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch, or for a Slurm script.
 
-    Nothing is run or submitted. What could not be carried over is named on standard error.
+    Nothing is run or submitted. Options that could not be translated are listed on standard error.
     """
     from orchestrator.spec.importing.command import job_text
     from orchestrator.spec.job import parse_job
@@ -93,7 +93,9 @@ def _script_text(path: str) -> str:
     except OSError as error:
         raise BadRequestError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > MAX_SCRIPT_BYTES or b"\0" in data:
-        raise BadRequestError(f"{path} is no shell script", hint="give a script for sbatch, or the launch line itself")
+        raise BadRequestError(
+            f"{path} is not a shell script", hint="give a script for sbatch, or the launch line itself"
+        )
     return data.decode("utf-8", "replace")
 
 

@@ -1,6 +1,6 @@
-"""The jobs that a command acts on, and the result of a command on several.
+"""Selects the jobs that a command acts on, and runs the command on each.
 
-Jobs are named one by one, or chosen by user, state, label and name. Chosen jobs are listed and must be confirmed first.
+Jobs are named one by one, or selected by user, state, label and name. Selected jobs are listed and must be confirmed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ WAIT = Verb("wait", LIVE_STATES, " for")
 
 
 class Selection(NamedTuple):
-    """The typed choice of jobs, and whether to ask for confirmation."""
+    """The typed selection of jobs, and the options for confirmation, a dry run and JSON."""
 
     refs: tuple[str, ...]
     choice: Choice
@@ -94,7 +94,7 @@ def selection(
     dry_run: bool = False,
     json: bool = False,
 ) -> Selection:
-    """Return the selection of one command line. Raises BadRequestError where it both names and chooses jobs, or neither."""
+    """Return the selection of a command line. Raises BadRequestError if it both names and chooses jobs, or neither."""
     choice = Choice(user=user, states=tuple(state or ()), labels=tuple(label or ()), name=name)
     if jobs and not choice.is_empty:
         raise BadRequestError(
@@ -109,7 +109,7 @@ def selection(
 
 
 def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) -> list[str] | None:
-    """Return references of the confirmed jobs; None after a dry run. Raises RefusedError for a no."""
+    """Return references of the confirmed jobs; None after a dry run. Raises RefusedError if not confirmed."""
     if found.refs:
         if not found.dry_run:
             return list(found.refs)
@@ -132,7 +132,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
 
 
 def _named(session: Session, client: Client, ref: str, states: tuple[str, ...]) -> list[JobView]:
-    """Return the job that a reference means; for a matrix those of its jobs that the command applies to."""
+    """Return the job of a reference; for a matrix, those of its jobs that the command applies to."""
     matrix = client.find_matrix(ref)
     if matrix is not None:
         return [client.job(job.job_id) for job in matrix.jobs if job.state in states]
@@ -173,9 +173,9 @@ def _some(ids: Sequence[str]) -> str:
 def act_on_each(
     session: Session, found: Selection, verb: Verb, act: Callable[[Client, str], ActionReply]
 ) -> tuple[int, list[str]]:
-    """Act on every chosen job, also when one is refused; return the exit code, and the ids that were acted on.
+    """Act on every selected job, even if one is refused; return the exit code and the ids that were acted on.
 
-    If it failed for all, the exit code is the first error's; if it succeeded for some, EXIT_PARTLY.
+    The exit code is the first error's if the action failed for all jobs, EXIT_PARTLY if it failed for some.
     """
     refs = meant(session, found, verb)
     if refs is None:
@@ -211,7 +211,7 @@ def _try_each(
             report_error(error, session.console, as_json=as_json)
             errors.append(error)
             if isinstance(error, DaemonUnreachableError | DeadlineError):
-                break  # every other job would wait as long for the same answer
+                break  # the request for every other job would time out, too
     return replies, errors
 
 

@@ -1,1 +1,1 @@
-"""Commands that keep the record: copies of it, and the way back."""
+"""Commands that back up and restore the store."""

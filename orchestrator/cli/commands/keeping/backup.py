@@ -1,6 +1,6 @@
-"""`orch backup` and `orch restore`: a copy of the record while the daemon works, and the way back.
+"""`orch backup` and `orch restore`: copy the store while the daemon runs, and restore a copy.
 
-They work on the files of the home, not through the daemon: a backup is there when the daemon is not.
+They work on the files of ORCH_HOME, not through the daemon: a backup must be usable without it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def backup(
     ] = False,
     json: Json = False,
 ) -> int:
-    """Copy the record of all jobs to a file, while the daemon works; exit code 1 when a backup is damaged.
+    """Copy the store to a file while the daemon runs; exit code 1 when a backup is damaged.
 
-    The record is what was accepted and what happened. Logs, checkpoints and archives of working directories (jobs/ and blobs/ below ORCH_HOME) are copied by any tool for files.
+    The store has every accepted job and its events. Copy logs, checkpoints and archives of working directories (jobs/ and blobs/ below ORCH_HOME) with any file copy tool.
     """
     if check and keep:
         raise BadRequestError("--check writes nothing that could be kept", hint="leave --keep out")
@@ -46,7 +46,7 @@ def backup(
         if json:
             print_json(session, {"backup": str(path), "problems": problems})
         else:
-            for line in problems or [f"{path} is whole"]:
+            for line in problems or [f"{path} is intact"]:
                 session.console.print(line)
         return EXIT_JOB_FAILED if problems else EXIT_OK
     if json:
@@ -60,9 +60,9 @@ def restore(
     source: Annotated[str, typer.Argument(metavar="FILE", help="A backup that `orch backup` wrote.")],
     json: Json = False,
 ) -> int:
-    """Put a backup in the place of the record of ORCH_HOME, where no record lies and no daemon runs.
+    """Restore the store of ORCH_HOME from a backup; there must be no store, and no running daemon.
 
-    It is checked first: one that is damaged, or that a newer orch wrote, changes nothing.
+    The backup is checked first: one that is damaged, or that a newer orch wrote, changes nothing.
     """
     from orchestrator.store import backup as backups
     from orchestrator.store.errors import BackupExistsError
@@ -70,7 +70,7 @@ def restore(
     session = Session()
     path, store = _path(source), _store(session)
     if not path.is_file():
-        raise NotFoundError(f"{path} is no file", hint="name a file that `orch backup` wrote")
+        raise NotFoundError(f"{path} is not a file", hint="name a file that `orch backup` wrote")
 
     def put_back() -> None:
         store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def restore(
 
 
 def _path(text: str) -> Path:
-    """As the shell means it."""
+    """Return the absolute path, with ``~`` expanded."""
     from pathlib import Path
 
     return Path(text).expanduser().absolute()
@@ -107,7 +107,7 @@ def _store(session: Session) -> Path:
 
 
 def _refusing(work: Callable[[], object]) -> object:
-    """What the work gives; what the store refuses, refused."""
+    """Return the result of ``work``. Raises RefusedError for errors of the store and of the operating system."""
     from orchestrator.store.errors import StoreError
 
     try:
@@ -122,12 +122,12 @@ def _problems(path: Path) -> list[str]:
     from orchestrator.store.backup import check_backup
 
     if not path.is_file():
-        raise NotFoundError(f"{path} is no file", hint="name a file that `orch backup` wrote")
+        raise NotFoundError(f"{path} is not a file", hint="name a file that `orch backup` wrote")
     return check_backup(path)
 
 
 def _written(session: Session, target: Path, keep: int) -> Path | list[str]:
-    """Where the backup is; what is wrong with it where it cannot be trusted."""
+    """Write a backup and return its path; return its problems if it is damaged."""
     import contextlib
     import time
 

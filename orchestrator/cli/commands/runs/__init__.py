@@ -1,1 +1,1 @@
-"""What finished and running jobs, and files of them, tell: report, compare, estimate."""
+"""Commands that analyse finished and running jobs, and their files: report, compare, estimate."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_ADVISED = 64
-"""Ranks that the advisor tries at most."""
+"""Most ranks that the advisor tries."""
 
 
 def advise_job(
@@ -48,7 +48,7 @@ def advise_job(
 
 @contextmanager
 def logs_kept_on_failure() -> Iterator[Path]:
-    """Yield a directory for the ranks' output; it stays after a BenchError that names a file in it, if a rank printed anything."""
+    """Yield a directory for the ranks' output; keep it after a BenchError that names it, if a rank printed anything."""
     from orchestrator.bench.errors import BenchError
 
     logs = Path(tempfile.mkdtemp(prefix="orch-advise-"))
@@ -65,9 +65,9 @@ def logs_kept_on_failure() -> Iterator[Path]:
 
 
 def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
-    """Ask the advisor for a job with num_workers: auto, and write its answer as `--set` would: it is then part of the job.
+    """Run the advisor for a job with num_workers: auto, and return its answer as `--set` overrides of the job.
 
-    Raises BadRequestError for a job that it says nothing about, BenchError where the script cannot be timed.
+    Raises BadRequestError for a job that it cannot advise, BenchError if the script cannot be timed.
     """
     from orchestrator.bench.advisor.script_advice import run_script_advisor, script_sentence
 
@@ -107,7 +107,7 @@ def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence
 
 
 def advice_value(found: ScriptAdvice) -> str:
-    """The advice as a value of `resources.auto.advice`."""
+    """Return the advice as a value of `resources.auto.advice`."""
     shown = found.shown
     pairs = {
         "ranks": str(found.choice.cell.ranks),
@@ -132,7 +132,7 @@ def _spec(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def _before_advice(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read a job that is about to be advised: without GPUs, num_workers: auto is an error until there is advice."""
+    """Read a job before it is advised: without GPUs, num_workers: auto is an error until there is advice."""
     workers = _spec(file, (*overrides, "resources.resources_per_worker.gpu=1")).resources.num_workers
     undecided = ("resources.auto.advice={ranks: 1}",) if workers == "auto" else ()
     return _spec(file, (*overrides, *undecided))

@@ -1,4 +1,4 @@
-"""What `orch bench` does beside its comparison: the training suite, and the sweep of NCCL's settings."""
+"""Other measurements of `orch bench`: the training suite, and the sweep of NCCL's settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_training_suite(session: Session, request: BenchRequest, name: str, *, sw
 
 
 def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) -> int:
-    """Try the settings on all GPUs of this machine. Raises BenchError where there are too few, or none that NCCL drives."""
+    """Try the settings on all GPUs of this machine. Raises BenchError if too few, or none, work with NCCL."""
     from orchestrator.bench.nccl.machine import sweep_machine
     from orchestrator.bench.nccl.sweep import sweep_json, sweep_lines
 

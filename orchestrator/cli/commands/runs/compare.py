@@ -29,9 +29,7 @@ def compare(
     ] = "auto",
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fail-if", metavar="COND", help='Exit code 1 where this holds: "memory>+5%". Several are possible.'
-        ),
+        typer.Option("--fail-if", metavar="COND", help='Exit code 1 if this holds: "memory>+5%". Repeatable.'),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", metavar="DIR", help="Where the files go; default compare-NAME-NAME.")

@@ -1,4 +1,4 @@
-"""`orch estimate`: how long jobs will still run, with intervals, and how good such estimates were so far."""
+"""`orch estimate`: the time left of jobs, with intervals, and the accuracy of earlier estimates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def estimate(
 ) -> int:
     """Show how long jobs will still run, with a 95 % interval, their GPUs' memory, and how good estimates were.
 
-    Measured are the steps that a job reports, or that `health.progress` finds in its log; a total of steps must be known.
+    Uses the steps that a job reports, or that `health.progress` finds in its log; the total number of steps must be known.
     """
     from orchestrator.cli.render.estimate_table import as_json, estimate_lines
 

@@ -38,7 +38,7 @@ def get(
 ) -> int:
     """Download outputs and checkpoints of a job; an interrupted download resumes where it ended.
 
-    Each file's SHA-256 is compared with the daemon's. Exit code 6: some files could not be had.
+    Each file's SHA-256 is compared with the daemon's. Exit code 6: some files could not be downloaded.
     """
     session = Session(quiet=quiet)
     client = session.client()

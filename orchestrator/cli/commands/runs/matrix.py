@@ -43,7 +43,9 @@ def matrix(
     ] = None,
     repeats: Annotated[
         list[str] | None,
-        typer.Option("--repeats", metavar="PARAMETER", help="It repeats runs of one configuration, as `seed` does."),
+        typer.Option(
+            "--repeats", metavar="PARAMETER", help="A parameter that repeats runs of one configuration, as `seed` does."
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
@@ -68,7 +70,7 @@ def matrix(
 
 
 def _list(session: Session, *, as_json: bool) -> int:
-    """Every matrix that has a job in the record, the newest first."""
+    """Print every matrix that has a job in the store, the newest first."""
     from orchestrator.cli.render.matrix_table import list_lines, listed
 
     groups: dict[str, list[JobView]] = {}
@@ -92,7 +94,7 @@ def _write(
     unknown = [name for name in repeats if name not in view.parameters]
     if unknown:
         raise BadRequestError(
-            f"--repeats {unknown[0]} is no parameter of {view.id}", hint=f"one of {', '.join(view.parameters)}"
+            f"--repeats {unknown[0]} is not a parameter of {view.id}", hint=f"one of {', '.join(view.parameters)}"
         )
     score = None
     if view.score_attribute is not None:
@@ -115,7 +117,7 @@ def _write(
 
 
 def _search(view: MatrixView) -> SearchResult | None:
-    """The trials of a search; None for a grid."""
+    """Return the trials of a search; None for a grid."""
     from orchestrator.analysis.matrices.search_results import SearchResult
     from orchestrator.analysis.matrices.trials import TrialResult
 
@@ -137,7 +139,7 @@ def _search(view: MatrixView) -> SearchResult | None:
 
 
 def _runs(session: Session, view: MatrixView) -> list[MatrixRun]:
-    """Every job of the matrix, reruns included, with what it recorded."""
+    """Return every job of the matrix, reruns included, with its recorded run."""
     from orchestrator.analysis.matrices.summary import MatrixRun
     from orchestrator.cli.commands.runs.sources import find_run
 

@@ -1,4 +1,4 @@
-"""The daemon's jobs that have ended, as a trace."""
+"""Makes a trace for the simulator from the daemon's ended jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def trace_of(jobs: Iterable[JobView]) -> list[TraceJob]:
-    """Jobs that have run on GPUs; each took the time from its first start to its end."""
+    """Return the ended jobs that ran on GPUs, by submission; each lasts from its first start to its end."""
     found = []
     for job in jobs:
         gpus = float((job.resources.get("resources_per_worker") or {}).get("gpu") or 0)

@@ -25,7 +25,7 @@ class FoundRecording:
 
 
 def find_recording(session: Session, ref: str) -> FoundRecording:
-    """Read what the argument names. Raises OrchError with one sentence for a missing or invalid recording."""
+    """Read the recording that the argument names. Raises OrchError for a missing or invalid one."""
     path = Path(ref)
     try:
         path = path if path.exists() else job_directory(session, ref)
@@ -33,7 +33,7 @@ def find_recording(session: Session, ref: str) -> FoundRecording:
         raise NotFoundError(f"{ref[:100]!r} is neither a file nor a job: {error}") from error
     found = _read(path)
     if not found.recording.samples:
-        cut = ": its end is cut off, and nothing before it is whole" if found.recording.repaired else ""
+        cut = ": its end is cut off, and no sample before it is complete" if found.recording.repaired else ""
         raise BadRequestError(
             f"{found.recording.source} holds no samples{cut}",
             hint="`orch record` makes a recording; `telemetry: {record: true}` in job.yaml records a job's GPUs",

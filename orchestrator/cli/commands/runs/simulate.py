@@ -54,10 +54,15 @@ def simulate(
     load: Annotated[
         float,
         typer.Option(
-            "--load", metavar="X", min=0.01, max=10.0, callback=finite, help="GPU time they ask for, per GPU time."
+            "--load",
+            metavar="X",
+            min=0.01,
+            max=10.0,
+            callback=finite,
+            help="GPU time that the jobs request, as a share of the cluster's.",
         ),
     ] = 0.9,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of the synthetic jobs.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the synthetic jobs.")] = 0,
     checkpoints: Annotated[
         str, typer.Option("--checkpoints", metavar="TIME", help="Time between two checkpoints of a job.")
     ] = "30m",
@@ -69,9 +74,9 @@ def simulate(
 ) -> int:
     """Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness.
 
-    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m, orch-moves with ORCH_CONSOLIDATE=yes. fifo: by arrival, nothing overtakes.
-    shortest and smallest know durations and order the queue by them. las and tiresias go by attained service, srtf by remaining time,
-    and have what no scheduler has: preemption free, GPUs without nodes.
+    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m, orch-moves with ORCH_CONSOLIDATE=yes. fifo starts jobs in the order of arrival.
+    shortest and smallest order the queue by the known durations. las and tiresias order by attained service, srtf by remaining time;
+    for these three, preemption costs nothing and GPUs belong to no node.
     """
     from orchestrator.analysis.simulation.comparison import compare as play
     from orchestrator.analysis.simulation.comparison import parse_nodes, parse_policies
@@ -168,7 +173,7 @@ def _plot(results: list[Result], path: Path) -> None:
     try:
         write_picture(results, path)
     except PlotError as error:
-        raise BadRequestError(str(error), hint="or leave --plot away") from error
+        raise BadRequestError(str(error), hint="or omit --plot") from error
     except OSError as error:
         raise BadRequestError(
             f"{path} cannot be written: {error.strerror or error}", hint="name another file"

@@ -17,7 +17,7 @@ MOST_NAMED = 5
 
 
 def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
-    """Return the runs that these arguments mean, with unique names. Raises OrchError for a missing or unreadable one."""
+    """Return the runs that the arguments name, with unique names. Raises OrchError for a missing or unreadable one."""
     runs = [find_run(session, ref) for ref in refs]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
@@ -28,7 +28,7 @@ def find_runs(session: Session, refs: Sequence[str]) -> list[Run]:
 
 
 def find_run(session: Session, ref: str) -> Run:
-    """Return the run that one argument means: a file or directory that exists, else a job."""
+    """Return the run that the argument names: a file or directory that exists, else a job."""
     from orchestrator.analysis.reading.sources import SourceError, read_run
 
     path = Path(ref)
@@ -45,7 +45,7 @@ def find_run(session: Session, ref: str) -> Run:
 
 
 def job_directory(session: Session, ref: str) -> Path:
-    """Return where a job's files are on this machine: from the daemon, or in ORCH_HOME where none runs."""
+    """Return the directory of a job on this machine: from the daemon or, if none runs, in ORCH_HOME."""
     if "/" in ref or ref.endswith((".json", ".csv", ".jsonl")):
         raise NotFoundError(f"{ref} does not exist", hint="give a recording's file, a job's directory, or a job")
     try:
@@ -74,6 +74,6 @@ def _in_home(session: Session, ref: str) -> Path:
             f"{ref} is the beginning of {len(found)} jobs: {named}", hint="give more letters of the id"
         )
     raise NotFoundError(
-        f"there is no file {ref}, and no daemon runs that knows a job {ref}",
+        f"there is no file {ref}, and no running daemon has a job {ref}",
         hint="`orch up` starts one; or name a file",
     )

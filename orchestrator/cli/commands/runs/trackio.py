@@ -18,7 +18,7 @@ def show_trackio(
     job: Job,
     url: Annotated[bool, typer.Option("--url", help="Print the address alone, and open no browser.")] = False,
 ) -> int:
-    """Serve Trackio's dashboard of a job that has `trackers: [trackio]`, until Ctrl-C; on this machine's files."""
+    """Serve Trackio's dashboard for a job with `trackers: [trackio]` from this machine's files, until Ctrl-C."""
     session = Session()
     view = session.client().job(job)
     found = next((tracker for tracker in view.trackers if tracker.name == "trackio"), None)
@@ -32,7 +32,7 @@ def show_trackio(
         )
     if TRACKERS["trackio"].missing():
         raise RefusedError("trackio is not installed here", hint=install_line("trackio"))
-    os.environ["TRACKIO_DIR"] = folder  # read when it is imported
+    os.environ["TRACKIO_DIR"] = folder  # read when trackio is imported
     return _serve(session, project, browser=not url)
 
 
@@ -44,7 +44,7 @@ def _serve(session: Session, project: str, *, browser: bool) -> int:
 
     import trackio
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the address as a sentence, twice
+    with contextlib.redirect_stdout(io.StringIO()):  # trackio prints the address in a sentence, twice
         server, _, _, address = trackio.show(project, open_browser=False, block_thread=False)
     session.console.print(address)
     session.console.out.flush()

@@ -1,4 +1,4 @@
-"""`orch usage`: what users, queues and labels have used, and what it cost."""
+"""`orch usage`: usage and cost by users, queues and labels."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ def usage(
         str, typer.Option("--by", metavar="WHAT", help="user, queue, label:KEY, or several: user,queue.")
     ] = "user",
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="From then on: 30d, or 2026-11-01; `all` for everything.")
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Use from this time on: 30d, or 2026-11-01; `all` for everything."
+        ),
     ] = "7d",
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Up to then, as with --since; default: now.")
+        str | None, typer.Option("--until", metavar="TIME", help="Use up to this time, as with --since; default: now.")
     ] = None,
     price: Annotated[
         float | None,
         typer.Option(
-            "--price", metavar="P", min=0.0, callback=finite, help="Of a GPU hour; default ORCH_GPU_HOUR_PRICE."
+            "--price", metavar="P", min=0.0, callback=finite, help="Price of a GPU hour; default ORCH_GPU_HOUR_PRICE."
         ),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Write comma-separated values, every phase in a column.")] = False,
@@ -34,7 +37,7 @@ def usage(
 ) -> int:
     """Show GPU hours by phase, GPU hours waited for, energy and cost, from the daemon's record.
 
-    Jobs that `orch prune` has removed do not count any more.
+    Jobs that `orch prune` has removed are no longer counted.
     """
     from orchestrator.cli.commands.runs.usage_view import show_usage
     from orchestrator.cli.render.units import parse_time

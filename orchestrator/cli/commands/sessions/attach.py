@@ -18,8 +18,8 @@ def attach(
 ) -> int:
     """Attach this terminal to a running rank: its debugger at a breakpoint, or all of an interactive job.
 
-    Output of the rank is shown too. Keys go to its debugger while it is at a breakpoint, to an interactive job always.
-    The exit code is the rank's. ~. at the beginning of a line detaches; the rank runs on.
+    Output of the rank is shown too. Keys are sent to its debugger while it is at a breakpoint, and always to an interactive job.
+    The exit code is the rank's. ~. at the beginning of a line detaches; the rank keeps running.
     """
     from orchestrator.cli.sessions.attaching import attach_to
 

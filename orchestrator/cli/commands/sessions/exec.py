@@ -16,7 +16,7 @@ CONTEXT_SETTINGS = {"exec": {"allow_interspersed_args": True}}
 def exec_beside(
     job: Job,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="The command; none: a shell.")
+        list[str] | None, typer.Argument(metavar="[-- CMD...]", help="The command; without it, a shell.")
     ] = None,
     *,
     rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="Beside this rank.")] = 0,
@@ -25,13 +25,13 @@ def exec_beside(
         typer.Option(
             "--terminal/--no-terminal",
             "-t/-T",
-            help="Give the command a terminal. Default: when both ends of this one are.",
+            help="Give the command a terminal. Default: when standard input and output are terminals.",
         ),
     ] = None,
 ) -> int:
     """Run a command beside a running rank: in its directory, with its environment and GPUs, on its node.
 
-    The exit code is the command's; 128 and the signal's number when a signal ended it. It ends with the rank, and when this command ends.
+    The exit code is the command's; 128 plus the signal's number when a signal ended it. It ends with the rank, and when this command ends.
     Enter ~. leaves a session on a terminal.
     """
     from orchestrator.cli.sessions import terminal as sessions

@@ -1,4 +1,4 @@
-"""`orch login`: use a daemon of another machine from here on."""
+"""`orch login`: send later commands to a daemon on another machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,21 @@ def login(
         str | None, typer.Argument(metavar="ADDRESS", help="http://host:port of the daemon (`orch up --listen`).")
     ] = None,
     token_file: Annotated[
-        str, typer.Option("--token-file", metavar="FILE", help="A file with the daemon's token; else it is asked for.")
+        str,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="A file with the daemon's token; without it, the command prompts for the token.",
+        ),
     ] = "",
     forget: Annotated[
         bool, typer.Option("--forget", help="Remove address and token, and use this machine's daemon again.")
     ] = False,
     json: Json = False,
 ) -> int:
-    """Send every command to a daemon on another machine, with its token; without ADDRESS, say where they go.
+    """Send every command to a daemon on another machine, with its token; without ADDRESS, print the current address.
 
-    Address and token are tried first, and kept in ORCH_HOME for you alone. ORCH_ADDRESS and ORCH_TOKEN go before them.
+    The address and the token are checked first, then stored in ORCH_HOME, readable by you alone. ORCH_ADDRESS and ORCH_TOKEN take precedence.
     """
     session = Session()
     if forget:
@@ -54,7 +59,7 @@ def login(
 
 def _warn(session: Session) -> None:
     if session.environ.get("ORCH_ADDRESS"):
-        session.console.note(f"ORCH_ADDRESS={session.environ['ORCH_ADDRESS']} goes before it")
+        session.console.note(f"ORCH_ADDRESS={session.environ['ORCH_ADDRESS']} takes precedence")
 
 
 def _where(session: Session, *, json: bool) -> int:
@@ -80,7 +85,7 @@ def _forget(session: Session, *, json: bool) -> int:
 
 
 def _token(session: Session, token_file: str) -> str:
-    """From the file, the environment, standard input, or the keyboard. Raises BadRequestError, RefusedError."""
+    """Read the token: file, environment, standard input, or keyboard. Raises BadRequestError, RefusedError."""
     if token_file:
         from orchestrator.api.launch import read_token
 

@@ -1,4 +1,4 @@
-"""`orch port-forward`: a port of a running job's node, here."""
+"""`orch port-forward`: forward local ports to the node of a running job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def port_forward(
     job: Job,
     ports: Annotated[
         list[str],
-        typer.Argument(metavar="[LOCAL:]PORT...", help="A port of the job; LOCAL: another number here, 0: any."),
+        typer.Argument(metavar="[LOCAL:]PORT...", help="A port of the job; LOCAL: its number here, 0 for a free one."),
     ],
     *,
     rank: Annotated[int, typer.Option("--rank", metavar="N", min=0, help="On the node of this rank.")] = 0,
     address: Annotated[
-        str, typer.Option("--address", metavar="ADDRESS", help="The address of this machine that is listened on.")
+        str, typer.Option("--address", metavar="ADDRESS", help="The address of this machine to listen on.")
     ] = "127.0.0.1",
 ) -> int:
     """Make ports of a running job reachable here, such as TensorBoard's (6006) or Jupyter's (8888).
@@ -45,11 +45,11 @@ def port_forward(
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """The port here and that of the job. Raises BadRequestError."""
+    """Return the local port and that of the job. Raises BadRequestError."""
     local, colon, remote = text.rpartition(":")
     numbers = (local if colon else remote, remote)
     if not all(number.isascii() and number.isdecimal() and int(number) <= 65535 for number in numbers) or not int(
         remote
     ):
-        raise BadRequestError(f"{text!r} is no port", hint="write 6006, or 8080:6006 for another port here")
+        raise BadRequestError(f"{text!r} is not a port", hint="write 6006, or 8080:6006 for another port here")
     return int(numbers[0]), int(remote)

@@ -1,4 +1,4 @@
-"""Memory errors that a GPU counts: how many have come since the attempt began, and lately. Pure."""
+"""Counts a GPU's memory errors since the attempt began, and those of the newest ten minutes. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_ERRORS: Final = MemoryErrors()
 
 
 class ErrorWindow:
-    """Of one GPU. A counter that goes back was set to 0, and begins anew."""
+    """Memory errors of one GPU. A counter that decreases was reset; the decrease adds nothing."""
 
     def __init__(self) -> None:
         self._uncorrected = _Count()
@@ -34,7 +34,7 @@ class ErrorWindow:
         self._lately: deque[tuple[float, int]] = deque()
 
     def add(self, clock: float, gpu: GpuSeen) -> None:
-        """Take in the counters."""
+        """Add the GPU's counters."""
         self._uncorrected.add(gpu.uncorrected)
         self._remapped.add(gpu.remapped)
         more = self._corrected.add(gpu.corrected)
@@ -44,7 +44,7 @@ class ErrorWindow:
             self._lately.popleft()
 
     def errors(self) -> MemoryErrors:
-        """What has come."""
+        """Return the errors counted so far."""
         return MemoryErrors(
             uncorrected=self._uncorrected.since,
             corrected=sum(more for _, more in self._lately),
@@ -58,7 +58,7 @@ class _Count:
         self.since = 0
 
     def add(self, count: int | None) -> int:
-        """How many more these are than the last time; 0 for the first."""
+        """Add a count; return its increase since the last one, 0 for the first."""
         if count is None:
             return 0
         more = 0 if self._newest is None else max(0, count - self._newest)

@@ -1,4 +1,4 @@
-"""A figure with its standard error, from samples with outliers: a difference is weighed by its probability under chance. Pure."""
+"""Figures with their standard errors, from samples with outliers; differences are expressed in standard errors. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 TRIMMED: Final = 0.2
 """This share of the samples is left out at each end: a save or an evaluation in the window changes no figure."""
 FEW: Final = 3.0
-"""The true spread of n samples may be larger than measured: by this, over n."""
+"""The true spread of n samples may be larger than measured, by the share ``FEW`` / n."""
 LEAST_ERROR: Final = 1e-3
-"""Of the value: no clock and no window is more exact than this."""
+"""Least error, as a share of the value: no clock and no window is more exact than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ def share(hits: int, looks: int) -> Estimate:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """The sample's standard deviation. That of ``statistics`` is exact, in fractions, and takes a hundred times as long."""
+    """Return the sample's standard deviation. ``statistics`` computes it in fractions and takes a hundred times as long."""
     return math.dist(values, [fmean(values)] * len(values)) / math.sqrt(len(values) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How far one is above the others' typical value, and by how many standard errors."""
+    """A value, the others' typical one (``usual``), and the difference in standard errors (``deviations``)."""
 
     value: float
     usual: float
@@ -58,12 +58,12 @@ class Difference:
 
 
 def typical(estimates: Sequence[Estimate]) -> float:
-    """The median of the values."""
+    """Return the median of the values."""
     return median([one.value for one in estimates])
 
 
 def above(one: Estimate, others: Sequence[Estimate]) -> Difference:
-    """Compare one with the others' median. A smaller spread than theirs is taken for luck: theirs is used."""
+    """Compare one with the others' median. Where its error is smaller than theirs, the median of theirs is used."""
     usual, spread = typical(others), median([other.error for other in others])
     error = math.hypot(max(one.error, spread), 1.25 * spread / math.sqrt(len(others)))
     return Difference(value=one.value, usual=usual, deviations=(one.value - usual) / error if error else 0.0)

@@ -30,7 +30,7 @@ class GrowthWindow:
         self._slots: deque[tuple[int, float]] = deque(maxlen=slots + 2)
 
     def add(self, clock: float, used: float) -> None:
-        """Add a value; ``clock`` counts witnessed seconds."""
+        """Add a value; ``clock`` counts observed seconds."""
         slot = int(clock // self._seconds)
         if self._slots and self._slots[-1][0] == slot:
             self._slots[-1] = (slot, max(used, self._slots[-1][1]))

@@ -1,7 +1,7 @@
-"""A loss over its newest values: whether it still changes, and whether it has jumped. Pure.
+"""Determines from a loss's newest values whether it still changes, and whether it has jumped. Pure.
 
-What is usual is the median of the window and its robust deviation, so that single bad batches change nothing; while the
-newest values are far above it, they are not taken into it.
+The usual value is the median of the window, with its robust deviation, so that single bad batches change nothing;
+newest values far above it are not added to the window.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from orchestrator.core.facts.findings import LossJumped
 MAD_TO_DEVIATION: Final = 1.4826
 """The median absolute deviation of a normal distribution, times this, is its standard deviation."""
 HIGH: Final = 0.9
-"""Every one of the newest values is above this quantile of the window."""
+"""After a jump, every one of the newest values is above this quantile of the window."""
 MOST_BEFORE: Final = 2
-"""A loss that was half as high before, for more than so many times as many values, goes to and fro, and has not jumped."""
+"""A loss varies, and has not jumped, where more than this many spans of values in the window reached half of the jump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossFigures:
     """A loss: its newest value, and for how many steps and seconds it has not changed.
 
-    ``usual_steps`` is the longest time without a change before, None while it has not changed three times. ``jump`` is how far
-    its newest values are above the ``usual`` one, over what counts as a jump; None while too little is known.
+    ``usual_steps`` is the longest earlier run of steps without a change, None before three changes. ``jump`` is the
+    newest values' excess over the ``usual`` one, divided by the least excess of a jump; None while too little is known.
     """
 
     metric: str
@@ -43,7 +43,7 @@ class LossFigures:
 
 
 class LossWindow:
-    """Of one metric; begins with its first value."""
+    """Newest values of one metric; begins with its first value."""
 
     def __init__(self, metric: str, value: float, step: int, at: float) -> None:
         self._metric, self._value, self._step, self._at = metric, value, step, at
@@ -55,7 +55,7 @@ class LossWindow:
         self._note(value)
 
     def add(self, value: float, step: int, at: float) -> None:
-        """Take in what is reported at ``step``."""
+        """Add the value reported at ``step``."""
         if value == self._value:
             return
         self._longest = max(self._longest, step - self._step) if self._changes else 0
@@ -64,7 +64,7 @@ class LossWindow:
         self._note(value)
 
     def figures(self, step: int, now: float) -> LossFigures:
-        """What is known at ``step``."""
+        """Return the figures at ``step``."""
         jump, usual, newest = self._jumped
         return LossFigures(
             metric=self._metric,
@@ -91,7 +91,7 @@ class LossWindow:
             self._held.clear()
 
     def _jump(self) -> tuple[float | None, float, float]:
-        """How far the newest values are above the usual ones, over what counts as a jump; the usual one; the newest one."""
+        """Return the newest value's excess over the usual one in units of the least jump, the usual value, the newest."""
         if len(self._usual) < d.LEAST_LOSSES or len(self._newest) < d.JUMPED_VALUES:
             return None, 0.0, 0.0
         ordered = sorted(self._usual)

@@ -30,7 +30,7 @@ class RankFigures:
 
 
 def in_lockstep(ranks: Sequence[RankFigures]) -> bool:
-    """Whether the steps of all ranks take the same time: then they meet in a collective at every one. So it is taken to be where none reports steps."""
+    """Whether the steps of all ranks take the same time: then they meet in a collective at every step. True where no rank reports steps."""
     steps = [rank.step.value for rank in ranks]
     return not steps or max(steps) <= d.LOCKSTEP * min(steps)
 
@@ -52,7 +52,7 @@ class RankWindow:
         self._steps = 0
 
     def add(self, clock: float, seen: RankSeen) -> None:
-        """Add the rank's report, where it has made steps since."""
+        """Add the rank's report, where it has made steps since the last one."""
         made, self._steps = seen.steps - self._steps, seen.steps
         if made <= 0 or not seen.step_seconds:
             return

@@ -1,4 +1,4 @@
-"""What the checkpoints of a job meet on their storage: how long a write takes, and usually took, and what waits for it. Pure."""
+"""Figures of a job's checkpoint writes: how long they take and usually took, and how long saves wait for storage. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_WRITES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStorage:
-    """Of one rank: the write that takes longest, the newest or the one that goes on (``busy``), and a usual one where that is known."""
+    """One rank: seconds of its newest write, or of the one in progress (``busy``) if that is longer, and of a usual one if known."""
 
     rank: int
     seconds: float
@@ -28,7 +28,7 @@ class RankStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageFigures:
-    """``needed_bytes`` is what the ranks' newest writes were together, ``free_bytes`` the least that a rank's storage has left.
+    """``needed_bytes`` is the sum of the ranks' newest writes, ``free_bytes`` the smallest free space of a rank's storage.
 
     ``waiting`` is the share of the newest time in which saves waited for storage.
     """
@@ -43,7 +43,7 @@ NO_STORAGE: Final = StorageFigures()
 
 
 class StorageWindow:
-    """Of one attempt."""
+    """Writes of one attempt."""
 
     def __init__(self) -> None:
         self._writes: dict[int, deque[float]] = {}
@@ -51,7 +51,7 @@ class StorageWindow:
         self._waited: deque[tuple[float, float]] = deque()
 
     def add(self, clock: float, seen: JobSeen) -> StorageFigures:
-        """Take in what is seen; what it says."""
+        """Add an observation; return the figures with it."""
         if not seen.running:
             return NO_STORAGE
         ranks = tuple(self._rank(one) for one in seen.storage)

@@ -1,7 +1,7 @@
 """Figures of a job's observations over windows of time: means and medians for each rank and GPU, never one sample.
 
 Ranks and GPUs are compared only while every rank trains and steps are made: a first step that compiles, an evaluation
-or a save on one rank is no difference between them. Pure: the caller passes the clock, which counts witnessed time.
+or a save on one rank is no difference between them. Pure: the caller passes the clock, which counts observed time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTLE_SECONDS: Final = 10.0
 class GpuFigures:
     """A GPU over the window: means of ratios, medians of the rest. ``throttle`` are the shares of samples by reason.
 
-    ``growth`` is that of its memory. ``clock_offset_seconds`` is the smallest one: what a late report adds to it is left out.
+    ``growth`` is that of its memory. ``clock_offset_seconds`` is the one nearest to 0: late reports increase it.
     """
 
     newest: GpuSeen

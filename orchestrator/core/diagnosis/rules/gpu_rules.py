@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import GpuSeen
 
 HARMLESS: Final = frozenset({"clock_setting", "sync_boost"})
-"""A user has set the clocks, for one GPU or for a group."""
+"""Throttle reasons of clocks that a user has set, for one GPU or for a group."""
 POWER_CAP: Final = "power_cap"
 HEAVIER: Final = 1.15
 """A GPU that draws this much more power than its neighbours does more work: its clock is no evidence."""
@@ -65,7 +65,7 @@ def _reported(gpu: GpuSeen) -> Iterator[Suspicion]:
 
 
 def _memory_errors(gpu: GpuFigures) -> Iterator[Suspicion]:
-    """Errors that the memory could not correct since the attempt began, and those that it could."""
+    """Return suspicions from uncorrected memory errors since the attempt began, and from corrected ones and remaps."""
     newest, errors = gpu.newest, gpu.errors
     subject = {
         "rank": newest.rank,
@@ -82,7 +82,7 @@ def _memory_errors(gpu: GpuFigures) -> Iterator[Suspicion]:
 
 
 def _taken(gpu: GpuSeen) -> Iterator[Suspicion]:
-    """Memory that no process accounts for, where the driver reports what each of the job's own uses."""
+    """Return a suspicion of unaccounted memory, where the driver reports the use of each of the jobs' processes."""
     used, own, total = gpu.memory_bytes, gpu.own_memory_bytes, gpu.memory_total_bytes
     if used is None or own is None or not total:
         return
@@ -229,7 +229,7 @@ def _growing(gpu: GpuFigures) -> Iterator[Suspicion]:
 
 
 def _skewed(gpus: Sequence[GpuFigures]) -> Iterator[Suspicion]:
-    """Return one for each node: its GPUs share a clock, and the earliest report is the most exact."""
+    """Return one suspicion for each node: its GPUs share a clock, and the smallest offset is the most exact."""
     offsets: dict[str, float] = {}
     for gpu in gpus:
         offset, node = gpu.clock_offset_seconds, gpu.newest.node

@@ -31,7 +31,7 @@ def process_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _awaited(job: JobFigures) -> Iterator[Suspicion]:
-    """Find a rank for which the others, in one process group with it, stand in locks: it works more than they do, or waits for something else."""
+    """Find a rank for which the others, in one process group with it, wait in locks: it works more than they do, or waits for something else."""
     ranks = [_Rank(one.newest.rank, one.busy, one.locked) for one in job.processes if one.busy and one.locked]
     if job.gpus or len(ranks) < 2 or len(ranks) < job.newest.num_ranks:
         return
@@ -60,7 +60,7 @@ def _working(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
 
 
 def _waiting(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
-    """Every other rank stands in locks for much more of the time, so what this one waits for is none of them."""
+    """Find a rank that waits in locks for much less of the time than every other rank: it waits for none of them."""
     least = min(ranks, key=lambda one: one.locked.value)
     others = [one.locked for one in ranks if one is not least]
     nearest = min(others, key=lambda one: one.value)
@@ -78,7 +78,7 @@ def _waiting(ranks: Sequence[_Rank]) -> Iterator[Suspicion]:
 
 
 def _certain(deviations: float) -> float:
-    """Return the highest figure that a difference of so many standard errors can have."""
+    """Return the highest figure that a difference of ``deviations`` standard errors can have."""
     return 1.0 + (d.DEFINITIONS[f.RankAwaited].opens_at - 1.0) * deviations / d.CERTAIN_DEVIATIONS
 
 
@@ -127,7 +127,7 @@ def _growing(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _filling(job: JobFigures, one: ProcessFigures, node_pace: float) -> _Filling | None:
-    """Whether a rank's memory fills, by its own limit or by what its node has left for all growing ranks."""
+    """Return the growth of a rank's memory that soon reaches its limit, or its node's for all growing ranks."""
     for growth, horizon, used in (
         (one.fast_growth, d.FAST_HORIZON_SECONDS, d.FAST_USED),
         (one.growth, d.GROWTH_HORIZON_SECONDS, 0.0),
@@ -141,7 +141,7 @@ def _filling(job: JobFigures, one: ProcessFigures, node_pace: float) -> _Filling
 
 
 def _end(limit: int | None, available: int | None, growth: Growth, node_pace: float) -> tuple[float, float]:
-    """Return when the memory is used up, in seconds, and how much that is."""
+    """Return the seconds until the memory is used up, and how many bytes are used then."""
     ends = []
     if limit is not None:
         ends.append((max(0.0, limit - growth.used) / growth.per_second, float(limit)))

@@ -31,7 +31,7 @@ LEAST_SECONDS: Final = 0.0002
 """Resolution of the steps' clock."""
 RESTARTS: Final = 3.0
 TRAINING_LOSSES: Final = frozenset({"loss", "train_loss", "train/loss", "training_loss", "loss/train"})
-"""A validation loss is the same from one evaluation to the next."""
+"""Names of losses that change at every step; a validation loss is the same from one evaluation to the next."""
 
 
 def rank_suspicions(job: JobFigures) -> Iterator[Suspicion]:
@@ -108,7 +108,7 @@ def _slow(job: JobFigures, ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slower:
-    """``figure`` is the factor, or less where chance may explain it."""
+    """Excess time of a rank or a node. ``figure`` is the factor, or less where chance may explain it."""
 
     seconds: float
     usual_seconds: float
@@ -137,7 +137,7 @@ def _slower(step: float, own: Estimate | None, others: Sequence[Estimate]) -> _S
 
 
 def _slow_nodes(ranks: Sequence[RankFigures]) -> Iterator[Suspicion]:
-    """Return nodes whose every rank, at least two, is slower than the ranks of the others."""
+    """Return the slowest node if all its ranks, at least two, are slower than the other nodes' typical rank."""
     known = {rank.rank: rank.own or rank.step for rank in ranks}
     nodes: dict[str, list[Estimate]] = {}
     for rank in ranks:

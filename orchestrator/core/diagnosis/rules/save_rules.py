@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def saves_suspicions(job: JobFigures) -> Iterator[Suspicion]:
-    """Everything that the figures of saves may mean."""
+    """Return the suspicions from the figures of saves."""
     saves = job.newest.saves
     full = _full(saves, job.storage)
     if full is not None:
@@ -36,7 +36,7 @@ def saves_suspicions(job: JobFigures) -> Iterator[Suspicion]:
 
 
 def _full(saves: SavesSeen, storage: StorageFigures) -> Suspicion | None:
-    """A save has failed for want of room, or the next one has none."""
+    """Return the suspicion that a save failed for lack of space, or that the next one lacks it; None if unknown."""
     failed = bool(saves.failures) and saves.cause in d.STORAGE_FULL
     known = storage.free_bytes is not None and storage.needed_bytes > 0
     if not failed and not known:
@@ -52,7 +52,7 @@ def _full(saves: SavesSeen, storage: StorageFigures) -> Suspicion | None:
 
 
 def _slow_storage(job: JobFigures) -> Suspicion | None:
-    """The rank whose write takes longest for what it may take; without a rank where most of them do, or training waits."""
+    """Return the suspicion of slow storage; with the slowest rank if only its write is slow and training waits less."""
     storage = job.storage
     found = [(_over(one), one) for one in storage.ranks]
     waiting = storage.waiting / d.WAITING_SHARE
@@ -74,7 +74,7 @@ def _slow_storage(job: JobFigures) -> Suspicion | None:
 
 
 def _over(one: RankStorage) -> float:
-    """How long the write takes, over what it may take. Writes that take long each time are paced, and harm only where training waits."""
+    """Return the write's time over what it may take. Writes that take long each time are paced, and harm only where training waits."""
     if one.usual_seconds is None:
         return one.seconds / d.FIRST_WRITE_SECONDS if one.busy else 0.0
     return one.seconds / max(d.LEAST_WRITE_SECONDS, d.USUAL_WRITES * one.usual_seconds)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """``figure`` is larger for worse; ``core/diagnosis/definitions.py`` defines where the finding opens."""
+    """Possible finding with its ``figure``, larger for worse; ``definitions.py`` defines where the finding opens."""
 
     finding: Finding
     figure: float

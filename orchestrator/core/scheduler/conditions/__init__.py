@@ -1,1 +1,1 @@
-"""What jobs wait for beside room: other jobs, a start time, a place in their matrix. ``release.py`` is the entry point of decisions."""
+"""Conditions of jobs besides free resources: other jobs, a start time, a matrix's limit. Begin with ``release.py``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBack:
-    """Why jobs may not start yet, and when the first of them may."""
+    """Reasons why jobs may not start yet, and the time at which the first of them may."""
 
     waiting: Mapping[JobId, Fact] = field(default_factory=dict)
     wake_at: float | None = None
@@ -55,7 +55,7 @@ def held_back(jobs: Iterable[Job], blocked: Container[JobId], now: float) -> Hel
 
 
 def begins_at(job: Job) -> float:
-    """Return the earliest start of its first attempt by its job.yaml; 0 for at once, and once it has started."""
+    """Return the earliest start of the job's first attempt by its job.yaml; 0 for at once, and once it has started."""
     start_at = job.spec.start_at
     waits = start_at is not None and job.state is JobState.PENDING and not job.attempts
     return start_at.timestamp() if waits and start_at is not None else 0.0
@@ -81,7 +81,7 @@ def _over_limit(limited: list[Job], used: Counter[str]) -> dict[JobId, Fact]:
 
 
 def fail_fast(jobs: Iterable[Job], failed: Mapping[str, JobId], now: float) -> list[ev.Event]:
-    """Return the events that end the other jobs of matrices of which a job has just failed: ``failed`` has it by matrix id."""
+    """Return the events that end the other jobs of the matrices in ``failed``, which has each one's failed job."""
     found: list[ev.Event] = []
     for job in jobs:
         cell = job.submission.matrix

@@ -1,7 +1,8 @@
-"""The jobs that wait for more than room, kept from decision to decision. Pure.
+"""The jobs that wait for more than free resources, kept from decision to decision. Pure.
 
-What a job depends on is looked at again when that changes, its start time when it comes; of a matrix that runs so many jobs at a time,
-only the jobs that have a place are offered. ``held_back`` (held.py) and ``hindrance`` (prerequisites.py) say the same of all jobs anew.
+A job's prerequisites are checked again when one of them changes, and its start time when it comes. Of a matrix with
+``max_concurrent``, only the jobs that have a place are offered. ``held_back`` (held.py) and ``hindrance``
+(prerequisites.py) compute the same for all jobs from scratch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ _Place = tuple[bool, int, int]
 
 @dataclass(slots=True)
 class _Limit:
-    """A matrix with ``max_concurrent``: how many of its jobs run, and those that wait for that alone, in order; ``open`` may start."""
+    """A matrix with ``max_concurrent``, which is ``most``.
+
+    ``used`` counts its jobs that run; ``ready`` has those that wait for a place alone, in order, of which ``open`` may
+    start.
+    """
 
     most: int
     used: int = 0
@@ -39,9 +44,10 @@ class _Limit:
 
 @dataclass(slots=True)
 class Release:
-    """What a look at the conditions finds: jobs that end because of one, jobs that may be considered, and when to look again.
+    """Result of a look at the conditions: jobs that must end, jobs that may be considered, and when to look again.
 
-    ``met`` wait for room alone from now on; ``released`` do as long as their matrix has a place for them.
+    Jobs in ``met`` wait for free resources alone from now on; those in ``released`` do as long as their matrix has a
+    place for them.
     """
 
     failing: list[tuple[Job, PrerequisiteUnmet | PrerequisiteGone]] = field(default_factory=list)
@@ -51,9 +57,9 @@ class Release:
 
 
 class Conditions:
-    """The jobs that wait for more than room, by what they wait for: a look costs what has changed, and the places that are free.
+    """Jobs that wait for more than free resources, by what they wait for. A look examines changes and free places only.
 
-    ``held_back`` and ``hindrance`` say the same of all jobs at once.
+    ``held_back`` and ``hindrance`` compute the same for all jobs at once.
     """
 
     def __init__(self) -> None:
@@ -69,14 +75,14 @@ class Conditions:
         return iter(self._jobs)
 
     def add(self, job: Job) -> None:
-        """A job waits for more than room."""
+        """Add a job that waits for more than free resources."""
         self._jobs[job.id] = job
         self._new[job.id] = None
         for needed in prerequisites(job):
             self._dependents.setdefault(needed.job_id, {})[job.id] = None
 
     def remove(self, job_id: JobId) -> None:
-        """A job is no longer as it was when it was added."""
+        """Remove a job, by the record with which it was added; do nothing if it was not."""
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
@@ -95,18 +101,18 @@ class Conditions:
             self._forget(job)
 
     def changed(self, job_id: JobId) -> None:
-        """The record of a job is another: look anew at those that depend on it."""
+        """Mark the jobs that depend on a changed job, so that they are checked again."""
         for dependent in self._dependents.get(job_id, ()):
             self._new[dependent] = None
 
     def count(self, job: Job, sign: int) -> None:
-        """A job begins (1) or ceases (-1) to count for its matrix's limit."""
+        """Count a job towards its matrix's limit (1), or no longer (-1)."""
         if (limit := self._limit(job)) is not None:
             limit.used += sign
             self._forget(job)
 
     def look(self, live: Mapping[JobId, Job], ended: Mapping[JobId, JobState | None], now: float) -> Release:
-        """Which jobs may be considered now. Those that fail are found again until their records say so."""
+        """Return the jobs that may be considered now. Those that fail are returned again until their records say so."""
         found = Release()
         while self._times and (self._times[0][0] <= now or self._times[0][1] not in self._timed):
             job_id = heappop(self._times)[1]
@@ -123,7 +129,7 @@ class Conditions:
         return found
 
     def reason(self, job_id: JobId) -> Fact | None:
-        """Why a job may not start, as of the last look; None where it may."""
+        """Return why a job may not start, as of the last ``look``; None if it may."""
         job = self._jobs.get(job_id)
         if job is None or job_id in self._new:
             return None

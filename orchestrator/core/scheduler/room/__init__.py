@@ -1,1 +1,1 @@
-"""What is free on the nodes, and which jobs hold the rest, kept up to date by each change. Begin with ``vacancy.py``."""
+"""Free resources of the nodes, and the jobs that hold the rest, updated with each change. Begin with ``vacancy.py``."""

@@ -1,4 +1,4 @@
-"""Nodes that take nothing new, and why: named to jobs that would have room there. Pure."""
+"""Nodes that accept no new ranks, and why, named to jobs that would otherwise fit there. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 MOST_NAMED: Final = 16
-"""More nodes are not named to a job."""
+"""Maximum number of nodes named to a job."""
 
 
 def closed_nodes(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Return the nodes that take nothing new for another reason than a reservation, which has a reason of its own."""
+    """Return the nodes that accept no new ranks, except for a reservation, which is reported as a reason of its own."""
     return tuple(node for node in nodes if not node.schedulable and closure_of(node, ()) is not None)
 
 
 def closure_of(node: Node, jobs: Iterable[Job]) -> Closure | None:
-    """Return why a node takes nothing new; None where it does. ``jobs`` are those of which some may be moving away."""
+    """Return why a node accepts no new ranks; None if it does. Some of ``jobs`` may be leaving it because it drains."""
     if not node.alive:
         return Closure.DOWN
     if not node.reachable:
@@ -34,7 +34,7 @@ def closure_of(node: Node, jobs: Iterable[Job]) -> Closure | None:
 
 
 def closed_for(closed: Iterable[Node], jobs: Iterable[Job], suits: Callable[[Node], bool]) -> tuple[NodeClosed, ...]:
-    """Return the nodes that would suit a job if they took something new."""
+    """Return the nodes that would suit a job if they accepted new ranks."""
     found: list[NodeClosed] = []
     for node in closed:
         state = closure_of(node, jobs)

@@ -1,4 +1,4 @@
-"""The jobs that hold gangs, counted by what decides whether any of them may be stopped for another. Pure."""
+"""The jobs that hold gangs, indexed by what decides whether any of them may be stopped for another. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def places_of(job: Job) -> tuple[str, ...]:
 
 
 class Holding(Collection["Job"]):
-    """Jobs by id, those among them that stop for others, that move, that are elastic, that have a ``max_duration``, and how many there are of each queue and priority."""
+    """Jobs by id, and those of them that stop for others, that move, that are elastic or that have a ``max_duration``.
+
+    ``ranks`` counts the jobs of each queue and priority.
+    """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self.by_id: dict[JobId, Job] = {}
@@ -58,7 +61,7 @@ class Holding(Collection["Job"]):
         return len(self.by_id)
 
     def clocks(self) -> Iterator[tuple[Job, Clock]]:
-        """Return each job with what tells how long it may still run, which is found once for a record."""
+        """Yield each job with its clock, which is computed once for a record."""
         known = self._clocks
         for job_id, job in self.by_id.items():
             clock = known.get(job_id)

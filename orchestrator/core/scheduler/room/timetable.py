@@ -1,7 +1,8 @@
-"""Nodes that are reserved for their maintenance: what may start there before, and what stops when the time has come. Pure.
+"""Reservations of nodes for maintenance: gangs that may start before one, and gangs that stop when it begins. Pure.
 
-While a reservation lasts nothing runs on its node. Before it, a gang is placed there only if it is expected to end in time: by its ``max_duration``,
-or by what is known of such jobs (durations.py). A job of which nothing is known is not expected to end.
+While a reservation lasts, nothing runs on its node. Before it, a gang is placed there only if it is expected to end in
+time, by its ``max_duration`` or by what is known of such jobs (durations.py). A job of which nothing is known is not
+expected to end.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Timetable(Mapping[str, "Node"]):
-    """Nodes as they are ``at`` a time, where some are or will be reserved; ``plain`` without their reservations."""
+    """Nodes, some of them with reservations, as they are at a time; ``plain`` has them without their reservations."""
 
     def __init__(self, nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> None:
         self.plain = nodes
@@ -77,13 +78,16 @@ class Timetable(Mapping[str, "Node"]):
         return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
 
     def alike(self, job: Job) -> bool:
-        """Whether all jobs of the user that are equal otherwise are expected to need the same: no run times of like jobs are known."""
+        """Whether all otherwise equal jobs of the job's user are expected to need the same time.
+
+        That is so if no run times of like jobs of the user are known.
+        """
         if self._alike is None:
             self._alike = frozenset(who.user for who in self._run_times.likes())
         return job.submission.user not in self._alike
 
     def ends(self) -> list[float]:
-        """Return when nodes that are still open are open again."""
+        """Return when the coming reservations of nodes that are not reserved now end, in order."""
         later = (r for i, reservations in self._reserved.items() if i not in self._open for r in reservations)
         return sorted({one.end for one in later if one.end > self._at})
 
@@ -98,7 +102,7 @@ def _open(node: Node, at: float) -> NodeReservation | None:
 
 
 def nodes_at(nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> Mapping[str, Node]:
-    """Return the nodes at a time: as they are where none is reserved."""
+    """Return the nodes as they are at a time; ``nodes`` itself if none has a reservation."""
     if any(node.reservations for node in nodes.values()):
         return Timetable(nodes, at, run_times)
     return nodes

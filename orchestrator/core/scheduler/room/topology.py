@@ -1,7 +1,8 @@
-"""Which nodes are near one another, by their labels ``topology.NAME``, and the places of a gang in as few groups as possible. Pure.
+"""Groups of nodes that are near one another, by labels ``topology.NAME``. Places gangs in as few groups as possible.
 
-Nodes with the same value of such a label are a group: a rack, a switch, a zone. Where nodes have several of these labels, the one with the fewest
-values is the widest level, and the groups of the others divide its groups. A node without a label of a level is a group of its own.
+Nodes with the same value of such a label are a group: a rack, a switch, a zone. Where nodes have several of these
+labels, the one with the fewest values is the widest level, and the groups of the others divide its groups. A node
+without a label of a level is a group of its own. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Topology(NamedTuple):
 
 
 FLAT: Final = Topology()
-"""No node is nearer to another than to a third."""
+"""The topology without groups: all nodes are equally near to one another."""
 
 
 def topology_of(nodes: Iterable[Node]) -> Topology:
@@ -51,9 +52,10 @@ def topology_of(nodes: Iterable[Node]) -> Topology:
 
 
 def gather(ranks: int, room: Mapping[str, int], topology: Topology, *, spread: bool, level: int = 0) -> tuple[str, ...]:
-    """Return the places of ``ranks`` ranks, which ``room`` has, in as few groups as possible; with ``spread`` each on another node.
+    """Return the nodes for ``ranks`` ranks in as few groups as possible; with ``spread`` each rank on another node.
 
-    Groups that are needed whole are the roomiest; the last one is the tightest that holds the rest.
+    ``room`` is how many ranks fit on each node. Groups that are needed whole are the roomiest; the last one is the
+    tightest that holds the rest.
     """
     inner: dict[Group, dict[str, int]] = {}
     for node_id, count in room.items():
@@ -84,7 +86,7 @@ def gather(ranks: int, room: Mapping[str, int], topology: Topology, *, spread: b
 
 
 def _on_nodes(ranks: int, room: Mapping[str, int], *, spread: bool) -> tuple[str, ...]:
-    """The places on the nodes of one group: on the tightest that holds all, else on the roomiest."""
+    """Return the nodes for ranks in one group: the tightest node that holds all of them, else the roomiest ones."""
     roomiest = sorted(room, key=lambda node_id: (-room[node_id], node_id))
     if spread:
         return tuple(roomiest[:ranks])

@@ -1,6 +1,7 @@
-"""What is free on the nodes, with an index by shape of rank: a change costs what it touches, and finding a place a few look-ups. Pure.
+"""Free resources of the nodes, with an index by shape of rank, so that finding a place takes a few look-ups. Pure.
 
-A round may change it as it likes: ``begin`` notes what each node had, ``restore`` gives it back. So no decision copies all nodes.
+A change updates only what depends on its node. A round may change anything: ``begin`` keeps the former values of
+changed nodes, and ``restore`` puts them back. So no decision copies all nodes.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
 MOST_INDEXES: Final = 64
-"""Shapes that an index is kept of; the one that was asked for longest ago goes."""
+"""Maximum number of shapes with an index; the one that was requested longest ago is dropped."""
 _BLOCK: Final = 32
 
 
 class Slots:
-    """How many ranks of one shape fit on each node: by node, and the nodes by that number. Nodes without room are left out."""
+    """Numbers of ranks of one shape that fit, by node, and nodes by that number. Nodes without room are left out."""
 
     __slots__ = ("_by_count", "_counts", "dirty", "of", "total")
 
@@ -33,7 +34,7 @@ class Slots:
         self._by_count: dict[int, list[str]] = {}
 
     def put(self, node_id: str, count: int) -> None:
-        """Set how many fit on a node."""
+        """Set how many ranks fit on a node."""
         before = self.of.get(node_id, 0)
         if before == count:
             return
@@ -55,11 +56,11 @@ class Slots:
 
     @property
     def most(self) -> int:
-        """Return the most that fit on one node."""
+        """Return the most ranks that fit on one node."""
         return self._counts[-1] if self._counts else 0
 
     def tightest(self, ranks: int) -> str | None:
-        """Return the node that holds so many and has the least room; of equals the first by id."""
+        """Return the node with the least room that holds ``ranks``, of equals the first by id; None without one."""
         at = bisect_left(self._counts, ranks)
         return self._by_count[self._counts[at]][0] if at < len(self._counts) else None
 
@@ -105,12 +106,12 @@ class Vacancy(Mapping[str, Free]):
         self._touch(node_id)
 
     def drop(self, node_id: str) -> None:
-        """Leave a node out."""
+        """Remove a node."""
         if self._free.pop(node_id, None) is not None:
             self._touch(node_id)
 
     def changing(self, node_id: str) -> Free:
-        """Return what is free on a node, to be changed at once."""
+        """Return what is free on a node, for the caller to change at once."""
         left = self._free[node_id]
         if self._saved and node_id not in self._saved[-1]:
             self._saved[-1][node_id] = left.copy()
@@ -118,7 +119,7 @@ class Vacancy(Mapping[str, Free]):
         return left
 
     def begin(self) -> None:
-        """Note from now on what is changed."""
+        """Keep the former values of what is changed from now on."""
         self._saved.append({})
 
     def restore(self) -> None:
@@ -128,7 +129,7 @@ class Vacancy(Mapping[str, Free]):
             self._touch(node_id)
 
     def slots(self, shape: Hashable, count: Callable[[str, Free], int]) -> Slots:
-        """Return how many ranks of a shape fit; ``count`` says how many do on one node."""
+        """Return how many ranks of a shape fit; ``count`` returns how many do on one node."""
         index = self._indexes.pop(shape, None)
         if index is None:
             index = Slots()
@@ -143,7 +144,7 @@ class Vacancy(Mapping[str, Free]):
         return index
 
     def sums(self) -> tuple[float, float, float]:
-        """Return what is free in all: GPUs with those that are shared, whole GPUs, CPUs."""
+        """Return the sums over the nodes of free GPUs, shared ones included, of free whole GPUs, and of free CPUs."""
         for number in self._stale:
             there = [self._free[i] for i in self._blocks[number] if i in self._free]
             shared = [left for left in there if left.idle_gpus > 0 or left.shares]

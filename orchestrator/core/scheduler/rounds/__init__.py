@@ -1,1 +1,1 @@
-"""One round of placing: what it looks at, and the jobs of it that find too little free. Begin with ``round.py``."""
+"""One round of placing: its input, and the jobs for which it finds too little free. Begin with ``round.py``."""

@@ -1,4 +1,4 @@
-"""What a decision says: events, effects, when to ask again, and why jobs wait."""
+"""Result of a decision: events, effects, when to ask again, and why jobs wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Commands:
-    """Events to write, effects that the records want, when to ask again, and why jobs wait."""
+    """Events to write, effects that the records require, when to ask again, and why jobs wait."""
 
     events: list[ev.Event] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)

@@ -1,14 +1,18 @@
 """Consolidation: running jobs move to other nodes so that the first job that finds too little free fits. Pure.
 
-It is off unless ``Sharing.consolidate`` is set. It is for a job that would fit if the free GPUs lay together. Jobs move only to what is free now, so that
-none of them waits: each leaves its nodes, and continues where the decision that stops it has placed it. A move needs the same consent as a preemption:
-``preemptible``, ``min_runtime``, four stops in an hour; a job that was stopped for another moves only once it has saved since. No job of the queue moves that is of higher priority.
+It is off unless ``Sharing.consolidate`` is set. It serves a job that would fit if the free GPUs were on the same nodes.
+Jobs move only to what is free now, so that none of them waits: each leaves its nodes, and continues where the decision
+that stops it has placed it. A move has the same conditions as a preemption: ``preemptible``, ``min_runtime``, at most
+four stops in an hour; a job that was stopped for another moves only once it has saved since. Jobs of the waiting job's
+queue with a higher priority do not move.
 
-What the jobs lose together, GPU time since their newest checkpoint on storage and what their last start took, must be less than what the waiting one gains: its
-GPUs, for the time that it would wait otherwise (backfill.py; where that is not known, for as long again as it has waited). A checkpoint that is due within a minute is waited for.
+What the jobs lose together, GPU time since their newest checkpoint on storage and the time of their last start, must be
+less than what the waiting job gains: its GPUs, for the time that it would wait otherwise (backfill.py; if that is not
+known, for as long again as it has waited). A move waits for a checkpoint that is due within a minute.
 
-Nodes are cleared one after the other, until the job fits: each time the one where jobs that have a place elsewhere lose the least until the waiting job gets another
-rank in (all ranks, where it needs one node for them). In the end jobs stay whose move is not needed, the dearest first.
+Nodes are cleared one after the other, until the job fits. Each time it is the node where jobs that have a place
+elsewhere lose the least until another rank of the waiting job fits (all ranks, if it needs one node for them). At the
+end, moves that are not needed are dropped, the costliest first.
 """
 
 from __future__ import annotations
@@ -50,9 +54,9 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.service.saves import Saves
 
 MOST_NODES: Final = 64
-"""So many nodes are looked at in turn, those where jobs lose the least."""
+"""Maximum number of nodes examined in a turn, those where jobs lose the least."""
 SOONEST: Final = 10.0
-"""What would cost too much is not weighed again before."""
+"""Minimum seconds until moves that would cost too much are considered again."""
 
 Loss = tuple[float, float, int]
 
@@ -67,7 +71,10 @@ class Move(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Jobs that move, what they lose and the waiting one gains, in GPU seconds; or why none does. ``wait_until``: a checkpoint is waited for."""
+    """Jobs that move, and the GPU seconds that these lose and the waiting job gains; or why none moves.
+
+    ``wait_until``: the moves wait for a checkpoint that is due then.
+    """
 
     moves: tuple[Move, ...] = ()
     gained: float = 0.0
@@ -86,7 +93,7 @@ class Plan(NamedTuple):
         return bool(self.moves) and self.refusal is None
 
     def events(self, head: Job, nodes: Mapping[str, Node], now: float) -> list[Event]:
-        """Return the events that stop the jobs, with where they continue."""
+        """Return the events that stop the jobs, each with the nodes on which it continues."""
         found: list[Event] = []
         for move in self.moves if self.under_way and self.wait_until is None else ():
             by = ByConsolidation(
@@ -118,7 +125,10 @@ def moving_for(job: Job, holding: Holding) -> tuple[Job, ...]:
 
 
 def consolidate(head: Job, round_: Round, now: float) -> Plan | None:
-    """Return which jobs move for one that does not fit, or why none does; None where what is free would not be enough, or will be anyway."""
+    """Return which jobs move for one that does not fit, or why none does.
+
+    None if too little is free on all nodes together, or if enough will be free anyway.
+    """
     holding, nodes = round_.holding, round_.nodes
     staying = [job for job in holding if not ends_anyway(job)]
     if any(map(share_unknown, staying)) or rank_size(head)[1] <= 0:
@@ -148,7 +158,7 @@ def consolidate(head: Job, round_: Round, now: float) -> Plan | None:
     if plan.lost >= gained:
         soon = now + max(
             SOONEST, (plan.lost - gained) / gpus
-        )  # a waiting job gains no faster than its GPUs and the time
+        )  # the gain grows by no more than the waiting job's GPUs per second
         return plan._replace(refusal=MoveRefusal.TOO_DEAR, ask_again_at=soon)
     saving = [at for move in moves if (at := worth_waiting(move.job, now, round_.saves)) is not None]
     return plan._replace(wait_until=min(saving, default=None), ask_again_at=min(saving, default=None))
@@ -170,7 +180,7 @@ def _has_saved(job: Job, saves: Saves, now: float) -> bool:
 
 
 class _Search:
-    """Clears nodes. ``open`` is what is free now, beside what is taken for moves; ``after`` what is free once all of them are made."""
+    """Clears nodes. ``_open`` is what is free now, less what moves take; ``_after`` is what is free after all moves."""
 
     def __init__(self, head: Job, able: Sequence[Job], free: Vacancy, round_: Round, now: float) -> None:
         self._head = head
@@ -205,7 +215,7 @@ class _Search:
         return capacity(self._head, self._after, self._nodes)
 
     def _least(self, node_id: str, gone: Collection[str]) -> float:
-        """The GPU seconds that the cheapest jobs lose that hold as much there as a rank needs."""
+        """Return the GPU seconds that the cheapest jobs on a node lose until it has the GPUs of ``_step`` ranks."""
         gpus, lost = self._after[node_id].gpus, 0.0
         for job in self._on[node_id]:
             if gpus >= rank_size(self._head)[1] * self._step:
@@ -229,7 +239,7 @@ class _Search:
                 vacancy.restore()
 
     def _clear(self, node_id: str, gone: Collection[str]) -> list[Move]:
-        """Move jobs away from a node, the cheapest first, until the waiting job has more room; nothing where it gets none."""
+        """Move jobs off a node, cheapest first, until the waiting job has more room; return none if it gets none."""
         wanted = max(self._step, self._room() + 1)
         nothing = self._open.changing(node_id)  # no job moves to a node that is being cleared
         nothing.cpus, nothing.idle_gpus, nothing.memory_bytes = 0.0, 0, 0

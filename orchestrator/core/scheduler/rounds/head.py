@@ -1,4 +1,4 @@
-"""The jobs of a round that find too little free: who stops for them, and what runs until they can start. Pure."""
+"""The jobs of a round that find too little free, those that stop for them, and those that run meanwhile. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOR_A_JOB: Final = (ByPreemption, ByTimeSharing, ByIdleReclaim, ByShrinking, ByConsolidation)
 """Requesters of stops that make room for a job."""
 MOST_SHORT: Final = 32
-"""So many jobs that found too little are considered for time sharing in a round."""
+"""Maximum number of jobs that found too little free and are considered for time sharing in a round."""
 
 _NOT_ASKED: Final = Plan()
 
@@ -37,11 +37,12 @@ _NOT_ASKED: Final = Plan()
 class Head:
     """The first job of a round that finds too little free (``job``), and others behind it.
 
-    What is free is kept for a job that does not fit, but not at once from its equals, the jobs of its queue and priority: what is kept
-    for a large gang stands idle until as many others have ended, and this costs small jobs more than the large one gains. It claims what is free
-    from these too where others stop for it already, where it is known by when the first job starts (``has_bounded_start``), and once it has waited
-    for ``ageing`` and no other lane comes before it, or for much longer (``claims_all``): as long as jobs of other users come first by their shares,
-    claimed GPUs would only stand idle. From all others it is kept at once.
+    Free resources are kept for a job that does not fit: at once from all jobs but its equals, the jobs of its queue and
+    priority. What is kept from equals for a large gang stands idle until as many others have ended, and this costs
+    small jobs more than the large one gains. The job claims free resources from its equals too if others stop for it
+    already, if it is known by when the first job starts (``has_bounded_start``), and once it has waited for ``ageing``
+    and no other lane comes before it, or for much longer (``claims_all``): as long as jobs of other users come first by
+    their shares, claimed GPUs would only stand idle.
     """
 
     def __init__(self, round_: Round, now: float) -> None:
@@ -59,7 +60,7 @@ class Head:
         self._bounded = False
 
     def falls_short(self, job: Job) -> None:
-        """A job finds too little free."""
+        """Record a job that finds too little free."""
         round_ = self._round
         if self.job is None:
             self.job = job
@@ -74,7 +75,7 @@ class Head:
             self._passed_by.append(job)
 
     def claims(self, job: Job) -> bool:
-        """Whether what is free is kept from all others for a job that does not fit."""
+        """Whether free resources are kept from all other jobs for one that does not fit."""
         sharing = self._round.shares.sharing
         if self._bounded or job.id in self._served or is_returning(job) or claims_all(job, sharing, self._now):
             return True
@@ -86,7 +87,10 @@ class Head:
         return not isinstance(queue, WaitingOrder) or queue.first_of_all(job)
 
     def kept_from(self, job: Job | None) -> Sequence[Job]:
-        """Jobs that do not fit yet, and that a job may not delay because it is not their equal; None: no job may from now on."""
+        """Return the jobs that do not fit yet, and that ``job`` may not delay because it is not their equal.
+
+        With None, no job may delay them from now on.
+        """
         first = self._passed_by[0] if self._passed_by else None
         if first is None or (job is not None and self._round.shares.tree.are_equals(first, job)):
             return ()
@@ -95,14 +99,14 @@ class Head:
         return passed_by
 
     def room(self) -> Room:
-        """Who stops for the first one."""
+        """Return the jobs that must stop for the first waiting job."""
         if self.job is None:
             return Room()
         reclaim = Reclaim(self.job, self._round.shares, self._round.waiting)
         return make_room(self.job, self._round.holding, self._round.nodes, self._now, reclaim, saves=self._round.saves)
 
     def shrinks(self) -> tuple[Sequence[Job], Sequence[tuple[Job, int]]]:
-        """The jobs that are shrinking for the first one, and those that shrink now, with the ranks that each is left."""
+        """Return the jobs that are shrinking for the first one, and those that shrink now with the ranks they keep."""
         head, round_ = self.job, self._round
         if head is None or not round_.holding.elastic:
             return (), ()
@@ -112,25 +116,28 @@ class Head:
         return (), shrink(head, round_.holding, round_.nodes, self._now, rule)
 
     def idle(self) -> Reclaimed | None:
-        """The jobs that give idle GPUs to the first one; None where no job's are idle."""
+        """Return the jobs that give idle GPUs to the first one; None if no job has idle ones."""
         head, round_ = self.job, self._round
         if head is None or not round_.idle:
             return None
         return reclaim_idle(head, round_.holding, round_.idle, round_.nodes, self._now, round_.shares.sharing)
 
     def moving(self) -> tuple[Job, ...]:
-        """The jobs that are leaving their nodes for the first one."""
+        """Return the jobs that are leaving their nodes for the first one."""
         return () if self.job is None else moving_for(self.job, self._round.holding)
 
     def moves(self) -> Plan | None:
-        """The jobs that move for the first one, or why none does; None where that would be of no use, or is off."""
+        """Return the jobs that move for the first one, or why none does; None if moves are of no use, or off."""
         if self._plan is _NOT_ASKED:
             on = self.job is not None and self._round.shares.sharing.consolidate
             self._plan = consolidate(self.job, self._round, self._now) if on and self.job is not None else None
         return self._plan
 
     def stops(self) -> tuple[Job | None, Room, Fact | None]:
-        """Who stops, for which job, and why: for the first one, else for one that is expected to need less time."""
+        """Return the job for which others stop, these, and why.
+
+        It is the first job that finds too little free, else one that is expected to need less time than they do.
+        """
         head = self.job
         room = self.room()
         if head is None or room.stop or room.stopping or not self._shared:
@@ -143,18 +150,21 @@ class Head:
         return job, shared._replace(ask_again_at=min(due, default=None)), by
 
     def placed(self, job: Job, where: tuple[str, ...]) -> None:
-        """The round placed a job."""
+        """Record that the round placed a job."""
         if self._backfill is not None:
             self._backfill.placed(job, where)
 
     def backfilled(self, job: Job) -> tuple[str, ...] | None:
-        """Where another job goes that ends before this one can start; None where none may, or before there is one."""
+        """Return the nodes for another job that ends before the first one can start.
+
+        None if no nodes may be used, or if there is no first job yet.
+        """
         if self._backfill is None or self.job is None:
             return None
         return self._backfill.place(job, self._now, self._reservation)
 
     def ask_again_at(self) -> float | None:
-        """When another job may end before this one can start, though nothing else changes."""
+        """Return when another job may end before this one can start, even if nothing else changes."""
         return None if self._backfill is None else self._backfill.ask_again_at
 
     def _reservation(self, free: Vacancy) -> Reservation | None:
@@ -170,7 +180,7 @@ class Head:
 
 
 def _served(holding: Holding) -> set[str]:
-    """The jobs for which others are stopping, shrinking or moving."""
+    """Return the ids of the jobs for which others are stopping, shrinking or moving."""
     leaving = (*holding.stopping.values(), *holding.moving.values(), *holding.elastic.values())
     by = (job.stop.by for job in leaving if job.stop is not None)
     return {one.job for one in by if isinstance(one, FOR_A_JOB)}

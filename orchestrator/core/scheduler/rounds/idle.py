@@ -1,9 +1,10 @@
-"""Idle reclaim: a running job whose GPUs have all been idle for long gives way to the first job that finds too little free. Pure.
+"""Idle reclaim: a running job with GPUs that have all been idle for long gives way to one that does not fit. Pure.
 
-It is off unless ``Sharing.reclaim_idle`` or the job's own ``reclaim_idle`` is set. What is idle, the diagnosis says (findings ``job_idle`` and
-``gpus_unused``). No more jobs are stopped than are needed, those that have been idle for the longest first; an elastic job continues on its fewest
-ranks where that is enough. ``preemptible``, ``min_runtime`` and the bound on preemptions in an hour hold as for any preemption. A stopped job starts again
-no sooner than after as long as it may be idle, or it would take back what it has given.
+It is off unless ``Sharing.reclaim_idle`` or the job's own ``reclaim_idle`` is set. The diagnosis finds what is idle
+(findings ``job_idle`` and ``gpus_unused``). No more jobs are stopped than are needed, those that have been idle for the
+longest first; an elastic job continues on its fewest ranks if that is enough. ``preemptible``, ``min_runtime`` and the
+bound on preemptions in an hour hold as for any preemption. A stopped job starts again no sooner than after as long as
+it may be idle, so that it does not take back what it has given.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Reclaimed(NamedTuple):
-    """The idle jobs that stop, or the one that continues on its fewest ranks, by these events, and when to ask again."""
+    """The idle jobs that stop, or the one that continues on its fewest ranks, the events, and when to ask again."""
 
     jobs: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
@@ -38,7 +39,7 @@ class Reclaimed(NamedTuple):
 
 
 def idle_limit(job: Job, sharing: Sharing) -> float | None:
-    """Return how long the job's GPUs may be idle while others wait; None: for ever."""
+    """Return how many seconds the job's GPUs may be idle while others wait; None: forever."""
     own = job.spec.reclaim_idle
     return sharing.reclaim_idle if own is None else own.total_seconds()
 
@@ -46,7 +47,7 @@ def idle_limit(job: Job, sharing: Sharing) -> float | None:
 def reclaim_idle(
     head: Job, holding: Holding, idle: Mapping[JobId, float], nodes: Mapping[str, Node], now: float, sharing: Sharing
 ) -> Reclaimed:
-    """Who gives way to a job that does not fit; ``idle`` says since when the GPUs of jobs are idle."""
+    """Return the jobs that give way to ``head``, which does not fit; ``idle`` is since when jobs' GPUs are idle."""
     due: list[tuple[float, int, Job]] = []
     later: list[float] = []
     for job_id, since in idle.items():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_room_for(ahead: Head, now: float, commands: Commands) -> None:
-    """Have others make room for the job, once nothing else changes."""
+    """Stop, shrink or move others for the first job that does not fit; called once nothing else changes."""
     job = ahead.job
     if job is None:
         return

@@ -1,4 +1,4 @@
-"""What a round of placing looks at. Pure."""
+"""Input of a round of placing. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round of placing: the jobs that wait for a gang, in order, those that hold one, and what is free beside these.
+    """Input of one round: the jobs that wait for a gang, in order, those that hold one, and what these leave free.
 
-    ``shares`` count what holding jobs have, and follow what the round places; ``waiting`` are the queues of waiting jobs.
-    ``free`` is what is left when the round is over, ``loose`` the same without what it claims: given where jobs may be
-    among those that wait that have a ``max_duration``. ``brief``: reasons are wanted only of the first jobs that wait, so
-    the round ends when no GPU is left. ``fits_ever`` says whether a gang of a kind could fit if nothing else ran. ``run_times`` are
-    those of jobs that have ended. ``saves`` says when running jobs save, ``idle`` since when all GPUs of running jobs are idle. ``closed`` are nodes that take nothing new.
+    ``shares`` count the gangs that jobs hold, and those that the round places; ``waiting`` are the queues of waiting
+    jobs. The round takes what it places and claims from ``free``, and only what it places from ``loose``, which is
+    given if waiting jobs may have a ``max_duration``. ``brief``: reasons are needed only for the first jobs that wait,
+    so the round ends when no GPU is left. ``fits_ever`` returns whether a gang of a kind could fit if nothing else ran.
+    ``run_times`` are those of jobs that have ended. ``saves`` has the times at which running jobs save, ``idle`` since
+    when all GPUs of running jobs are idle, and ``closed`` the nodes that accept no new ranks.
     """
 
     queue: Iterable[Job]

@@ -1,7 +1,8 @@
-"""Elastic jobs that continue on fewer ranks so that a job fits which waits. Nothing is preempted where that is enough. Pure.
+"""Shrinks elastic jobs so that a waiting job fits. Nothing is preempted if that is enough. Pure.
 
-What an elastic job has beyond its ``min`` is what no job needed when it got it. So it gives that back to a job of its queue that is of no lower
-priority, or for which it would be preempted anyway: at a checkpoint, and not more often than it grows (elastic.py). It gives as few ranks as are needed.
+An elastic job got its ranks beyond its ``min`` from resources that no job needed. So it gives them back to a job of its
+queue that is of no lower priority, or for which it would be preempted anyway: at a checkpoint, and not more often than
+it grows (elastic.py). It gives as few ranks as are needed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def shrinking_for(job: Job, holding: Holding) -> tuple[Job, ...]:
 def shrink(
     job: Job, holding: Holding, nodes: Mapping[str, Node], now: float, rule: Reclaim
 ) -> tuple[tuple[Job, int], ...]:
-    """Return the jobs that shrink for one that does not fit, with the ranks that each is left; nothing where that is not enough."""
+    """Return the jobs that shrink for one that does not fit, with their remaining ranks; nothing if that fails."""
     able = [other for other in holding.elastic.values() if may_shrink(other, now) and rule.shrinks(other)]
     if not able:
         return ()
@@ -49,7 +50,7 @@ def shrink(
 
 
 def _fewest(job: Job, able: Sequence[Job], free: Vacancy, nodes: Mapping[str, Node]) -> tuple[tuple[Job, int], ...]:
-    """They are placed before the job, as the round after their stop does it."""
+    """Return the jobs that shrink. They are placed before the job, as in the round after their stop."""
     chosen: list[tuple[Job, int]] = []
     for other in able:
         give_back(other, other.nodes, known_shares(other), free)

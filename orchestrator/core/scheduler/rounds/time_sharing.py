@@ -1,11 +1,13 @@
-"""Time sharing: a running job stops for a waiting one that is expected to need less time. Off unless ``Sharing.time_sharing`` is set. Pure.
+"""Time sharing: a running job stops for a waiting one that is expected to need less time. Pure.
 
-It is least attained service with preemption, bounded by what a stop costs: a job stops only while it would repeat no more than
-``Sharing.time_sharing`` seconds, so most often just after it has saved, and a tenth of the time that the other has waited. It must
-have saved in its present attempt, so that each attempt gets on. It must be on a higher level (levels.py), in the same queue,
-of no higher priority, and of the same user or of one with a larger share; ``preemptible``, ``min_runtime`` and the bound on
-preemptions in an hour hold as for any preemption. One job is served at a time. For a job that has waited for so long that it
-claims what is free (``claims_all``), neither levels nor shares count, and until it is served no other is: what runs then has soon saved.
+It is off unless ``Sharing.time_sharing`` is set. It is least attained service with preemption, bounded by what a stop
+costs: a job stops only while it would repeat no more than ``Sharing.time_sharing`` seconds plus a tenth of the time
+that the other has waited, so most often just after it has saved. It must have saved in its present attempt, so that
+each attempt makes progress. It must be on a higher level (levels.py), in the same queue, of no higher priority, and of
+the same user or of one with a larger share; ``preemptible``, ``min_runtime`` and the bound on preemptions in an hour
+hold as for any preemption. One job is served at a time. For a job that has waited for so long that it claims what is
+free (``claims_all``), neither levels nor shares count, and no other job is served before it: what runs then has soon
+saved.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.shares import Shares
 
 REPEATED_SHARE: Final = 0.1
-"""The longer a job has waited, the more may be repeated for it: this part of the time."""
+"""Fraction of a job's waiting time that each job stopped for it may repeat, beyond ``time_sharing``."""
 MOST_STOPPED: Final = 128
 """A gang that needs more jobs to stop gets no room by time sharing."""
 
@@ -62,9 +64,9 @@ class _Able(NamedTuple):
 
 
 def share_time(short: Sequence[Job], round_: Round, now: float, *, claimed: bool = False) -> tuple[Job | None, Room]:
-    """Return the first of some waiting jobs for which others stop, and these; else when to ask again.
+    """Return the first waiting job of ``short`` for which others stop, and these; else None, and when to ask again.
 
-    ``claimed``: what is free in the round lacks what jobs that do not fit have claimed.
+    ``claimed``: jobs that do not fit have claimed resources, which the round no longer counts as free.
     """
     if not short or round_.holding.stopping:
         return None, Room()
@@ -99,7 +101,7 @@ def _unclaimed(round_: Round) -> Vacancy:
 
 
 def _claim_before(job: Job, short: Sequence[Job], free: Vacancy, round_: Round) -> None:
-    """Claim for the jobs before this one what it may not take: it is not their equal."""
+    """Claim what the job may not take, for those before it that are not its equals."""
     for other in short:
         if other is job:
             return
@@ -108,7 +110,7 @@ def _claim_before(job: Job, short: Sequence[Job], free: Vacancy, round_: Round) 
 
 
 def most_repeated(job: Job, sharing: Sharing, now: float) -> float:
-    """Return the seconds that each job may repeat that stops for a waiting one."""
+    """Return the seconds that each job that stops for a waiting one may repeat."""
     waited = max(0.0, now - waiting_since(job))
     return (sharing.time_sharing or 0.0) + REPEATED_SHARE * waited
 
@@ -134,7 +136,7 @@ def _able(job: Job, lowest: int, round_: Round, now: float) -> _Able | None:
 
 
 def _crossings(round_: Round, lowest: int, now: float) -> list[float]:
-    """When running jobs come above a level by running on."""
+    """Return when running jobs come above a level by running on."""
     if lowest == AGED:
         return []  # all are above it
     after = LEVEL_SECONDS * 2.0**lowest
@@ -143,7 +145,7 @@ def _crossings(round_: Round, lowest: int, now: float) -> list[float]:
 
 
 class _Rule:
-    """Whether a running job gives way to a waiting one that is expected to need less time."""
+    """Decides whether a running job gives way to a waiting one that is expected to need less time."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -166,7 +168,7 @@ class _Rule:
 
 
 def _enough(job: Job, candidates: Sequence[Job], free: Vacancy, nodes: Mapping[str, Node]) -> tuple[Job, ...]:
-    """The first candidates without which the job fits, less those that are not needed, the dearest first."""
+    """Return the first candidates without which the job fits, less those that are not needed, the costliest first."""
     there = [other for other in candidates if all(node in free for node in other.nodes)][:MOST_STOPPED]
     gpus = rank_size(job)[1] * job.size.least
     if sum(rank_size(other)[1] * len(other.nodes) for other in there) + free.sums()[0] < gpus:

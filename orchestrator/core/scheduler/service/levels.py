@@ -1,9 +1,10 @@
-"""Levels of the time that a job is expected to need still; each stands for twice as much as the one before it. Pure.
+"""Levels of the time that a job is still expected to need; each stands for twice as much as the one before it. Pure.
 
-What a job needs is known from like jobs (durations.py), and from its ``max_duration``, which bounds it. Where neither says anything,
-attained service does: a job counts for as much as it has run, and for ``UNKNOWN_SECONDS`` until it has run for that long. With
-durations of a long tail that is what is left on average; this is least attained service, in levels as in Tiresias. So a
-``max_duration`` never puts a job behind one without. Only service that a preemption ended counts: a failure costs no place.
+The time that a job needs is forecast from like jobs (durations.py), and bounded by its ``max_duration``. Without like
+jobs, attained service decides: a job is expected to need as much again as it has run, and at least ``UNKNOWN_SECONDS``.
+With durations of a long tail that is what is left on average; this is least attained service, in levels as in Tiresias.
+So a ``max_duration`` never puts a job behind one without. Only service that a preemption ended counts: a failure does
+not move a job back.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.queues import Sharing
 
 LEVEL_SECONDS: Final = 60.0
-"""What the lowest level stands for."""
+"""Seconds that the lowest level stands for."""
 UNKNOWN_SECONDS: Final = 600.0
-"""What a job counts for of which nothing is known."""
+"""Minimum seconds that a job of which nothing is known is expected to need."""
 CLAIMS_AFTER: Final = 3.0
 SHARED_CLAIMS_AFTER: Final = 10.0
-"""A job that has waited for so many times ``ageing`` claims what is free; the second with time sharing."""
+"""A job that has waited for this multiple of ``ageing`` claims what is free; the second applies with time sharing."""
 AGED: Final = -1
 """The level of a job that has waited for too long: before all others."""
 
 
 class Work(NamedTuple):
-    """What the level of a waiting job follows from: its name where jobs of that name say something, what it ran, and its limit.
+    """Properties that decide a waiting job's level: its name, if like jobs give a forecast, its run time and limit.
 
-    Jobs that have run fall into few classes: ``ran`` is a power of two times ``LEVEL_SECONDS``, and 0 for those that have not.
+    Jobs that have run fall into few classes: ``ran`` is a power of two times ``LEVEL_SECONDS``, and 0 for those that
+    have not.
     """
 
     name: str
@@ -44,14 +46,14 @@ class Work(NamedTuple):
 
 
 def work_of(job: Job, known: Container[Like]) -> Work:
-    """Return what the level of a waiting job follows from; ``known`` are those of whose like jobs enough is known."""
+    """Return the properties that decide a waiting job's level; ``known`` are the keys with enough like jobs."""
     limit = job.spec.max_duration
     name = job.name if known and Like(job.submission.user, job.name) in known else ""
     return Work(name, attained(job) if job.attempts else 0.0, None if limit is None else limit.total_seconds())
 
 
 def attained(job: Job) -> float:
-    """Return the class of what a waiting job has run; 0 before its first attempt, and where a failure ended the last one."""
+    """Return the class of a waiting job's run time; 0 before its first attempt, and if a failure ended the last one."""
     if not was_preempted(job):
         return 0.0
     return LEVEL_SECONDS * 2.0 ** max(-1, floor(log2(max(1.0, ran_seconds(job, 0.0)) / LEVEL_SECONDS)))
@@ -81,13 +83,14 @@ def claims_all(job: Job, sharing: Sharing, now: float) -> bool:
 def claims_all_at(job: Job, sharing: Sharing) -> float:
     """Return when a waiting job has waited for so long that it claims what is free from all others.
 
-    That is after three times ``ageing``. With time sharing it is ten times as much: others stop for the job much sooner, unless it needs very many of them.
+    That is after three times ``ageing``, and after ten times with time sharing: others then stop for the job much
+    sooner, unless it needs very many of them.
     """
     return waiting_since(job) + (CLAIMS_AFTER if sharing.time_sharing is None else SHARED_CLAIMS_AFTER) * sharing.ageing
 
 
 def level_of(work: Work, user: str, run_times: RunTimes) -> int:
-    """Return the level of waiting jobs."""
+    """Return the level of a user's waiting jobs with this work."""
     left = None if work.limit is None else max(0.0, work.limit - work.ran)
     return level(expected_seconds(Like(user, work.name), work.ran, left, run_times))
 
@@ -101,7 +104,7 @@ def running_level(job: Job, now: float, run_times: RunTimes) -> int:
 
 
 def expected_seconds(who: Like, ran: float, limit: float | None, run_times: RunTimes) -> float:
-    """Return the seconds that a job still needs after it ran for ``ran``; ``limit`` is what its ``max_duration`` leaves of it."""
+    """Return the seconds that a job still needs after ``ran``; ``limit`` is what its ``max_duration`` leaves of it."""
     like = run_times.of_like(who, ran) if who.name else None
     seconds = max(UNKNOWN_SECONDS, ran) if like is None else like.seconds
     return seconds if limit is None else min(seconds, limit)

@@ -1,6 +1,6 @@
-"""When running jobs save: what a stop costs now, and whether it is worth to wait for the next checkpoint. Pure.
+"""Times at which running jobs save: what a stop costs now, and whether to wait for the next checkpoint. Pure.
 
-The next checkpoint is expected as long after the newest one on storage as that came after the one before it.
+The interval between the newest two checkpoints on storage is expected to pass again until the next one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 IMMINENT_SECONDS: Final = 60.0
-"""A stop waits for no checkpoint that is further away."""
+"""A stop waits for no checkpoint that is due later than this."""
 LATE_SHARE: Final = 0.1
-"""A checkpoint may be late by this part of the interval, and by ``LATE_SECONDS`` at most, before it is waited for no more."""
+"""A stop waits for a late checkpoint for this part of the interval, and for ``LATE_SECONDS`` at most."""
 LATE_SECONDS: Final = 10.0
 
 
 class Saves(Protocol):
-    """When a running job has saved, and is expected to."""
+    """Times at which a running job has saved, and is expected to."""
 
     def saved_at(self, job: Job, now: float) -> float | None:
         """Return when its newest checkpoint on storage was saved; None without one."""
@@ -30,14 +30,14 @@ class Saves(Protocol):
 
 
 class RecordedSaves:
-    """Checkpoints as the records have them."""
+    """Times of checkpoints from the jobs' records."""
 
     def saved_at(self, job: Job, now: float) -> float | None:  # noqa: ARG002 - the protocol's
         """Return when the newest on storage was saved."""
         return job.checkpoints.durable_at
 
     def next_at(self, job: Job, now: float) -> float | None:  # noqa: ARG002 - the protocol's
-        """Return by when the next one is expected of the present attempt."""
+        """Return by when the present attempt is expected to save the next one; None if that is not known."""
         at, every = job.checkpoints.durable_at, job.checkpoints.durable_every
         attempt = job.attempt
         if at is None or every is None or attempt is None or attempt.running_at is None or at < attempt.running_at:
@@ -79,7 +79,10 @@ def move_loss(job: Job, now: float, saves: Saves = RECORDED) -> tuple[float, flo
 
 
 def worth_waiting(job: Job, now: float, saves: Saves = RECORDED) -> float | None:
-    """Return when the job will have saved, where a stop shall wait for that: soon, and sooner than it has gone without."""
+    """Return when the job will have saved, if a stop must wait for that; else None.
+
+    It must if the checkpoint is due within ``IMMINENT_SECONDS``, and sooner than the job has been without one.
+    """
     at = saves.next_at(job, now)
     if at is None or not now < at <= now + IMMINENT_SECONDS or at - now >= unsaved_seconds(job, now, saves):
         return None

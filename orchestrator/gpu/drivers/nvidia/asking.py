@@ -1,4 +1,4 @@
-"""The questions of one reading of a GPU: which were answered, and what was refused."""
+"""Makes the driver calls of one reading of a GPU, and counts those that were answered and refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Asking:
-    """Asks the driver about one GPU, and counts for each reading what was asked and answered."""
+    """Calls the driver for one GPU, and counts the calls of each reading and their answers."""
 
     def __init__(self, library: Library, uuid: str, tally: ReadTally) -> None:
         self._library = library
@@ -27,11 +27,11 @@ class Asking:
         self._asked = self._answered = 0
 
     def answered(self) -> None:
-        """Count a question that was asked, and answered, elsewhere."""
+        """Count a call that was made, and answered, elsewhere."""
         self._asked, self._answered = self._asked + 1, self._answered + 1
 
     def check_answered(self) -> None:
-        """Raise GpuReadError when there were questions, and no answer at all."""
+        """Raise GpuReadError when there were calls, and no answer at all."""
         if self._asked and not self._answered:
             raise GpuReadError(f"GPU {self._uuid} answered none of {self._asked} questions. See `nvidia-smi`.")
 

@@ -1,7 +1,7 @@
 """One opened NVIDIA GPU: prepared calls for everything that it supports.
 
-Support is determined once, at opening: every call and field is tried, and what the driver does not know or refuses is
-never tried again. What worked once is read each time; a failure then leaves a gap in that sample (fast polling makes
+Support is determined once, at opening: every call and field is tried, and one that the driver lacks or refuses is
+never tried again. One that worked is read each time; a failure then leaves a gap in that sample (fast polling makes
 some drivers answer "not supported" or 0 mW now and then), counted in the tally.
 
 Known problems avoided here: `nvmlDeviceGetPowerUsage` is an average over a second on most GPUs since Ampere, so power
@@ -43,7 +43,7 @@ _MAX_NVLINKS: Final = 18
 SETTINGS_SECONDS: Final = 5.0
 """The power limit and the fan are read at most this often: they change slowly."""
 PROCESSES_SECONDS: Final = 1.5
-"""The processes are read at every other one of the readings each second."""
+"""The processes are read at every other reading where there is one a second."""
 _SANE_WATTS: Final = 20_000.0
 _SANE_CELSIUS: Final = 200.0
 _SANE_MEGAHERTZ: Final = 100_000
@@ -108,7 +108,7 @@ class Device:
         return [found] if found else []
 
     def _prepare_temperature(self) -> None:
-        """The newer call where the driver has it: the older one goes away with CUDA 14."""
+        """Prepare the newer call where the driver has it, because CUDA 14 removes the older one."""
         argument = TemperatureArgument(version=_TEMPERATURE_V1, sensor=_GPU_SENSOR)
         call = self._works(self._library.call("nvmlDeviceGetTemperatureV", self._handle, ctypes.byref(argument)))
         self._temperature: tuple[ctypes.c_uint | TemperatureArgument, Call] | None
@@ -144,7 +144,7 @@ class Device:
         return self._batch(usable)
 
     def _prepare_slow(self) -> None:
-        """Prepare what only a full reading needs."""
+        """Prepare the calls that only a full reading makes."""
         links = self._nvlinks()
         wanted = (
             fields.MEMORY_TEMPERATURE,

@@ -39,7 +39,7 @@ REPLACED: Final = {269: 75}
 """Older fields, by the newer ones that count the same."""
 
 SLOW: Final = (PCIE_TRANSMIT, PCIE_RECEIVE, 75, 270, 271)
-"""For these the driver asks the GPU's own processor: 0.2 to 0.7 ms each on an H100 (driver 580), where others take 5 us."""
+"""Fields that the driver gets from the GPU's own processor: 0.2 to 0.7 ms each on an H100 (driver 580), others take 5 us."""
 
 ECC_FIELDS: Final = (
     (3, "corrected", "volatile"),

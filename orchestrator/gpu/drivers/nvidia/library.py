@@ -28,7 +28,7 @@ LOST: Final = frozenset({15, 16, 28})
 
 U32_BLANKS: Final = frozenset({0xFFFFFFFF, *range(0x7FFFFFF0, 0x80000000)})
 U64_BLANK_FLOOR: Final = 0x7FFFFFFFFFFFFFF0
-"""Where the vendor's marks for "no value" begin (9.2e18); no counter of a GPU reaches it."""
+"""Smallest of the vendor's marks for "no value" (9.2e18); no counter of a GPU reaches it."""
 
 Handle = Any
 """An opaque `nvmlDevice_t`."""
@@ -97,7 +97,7 @@ class Library:
             return f"NVML error {code}"
 
     def text(self, name: str, *arguments: Any, size: int = 96) -> str:
-        """Return what a function writes into a character buffer; empty where the driver lacks it or refuses."""
+        """Return the text that a function writes; empty where the driver lacks the function or refuses."""
         buffer = ctypes.create_string_buffer(size)
         call = self.call(name, *arguments, buffer, ctypes.c_uint(size))
         if call is None or call() != SUCCESS:
@@ -105,7 +105,7 @@ class Library:
         return buffer.value.decode("utf-8", "replace")
 
     def number(self, name: str, *arguments: Any) -> int | None:
-        """Return what a function writes into an unsigned int; None where the driver lacks it, refuses, or has nothing."""
+        """Return the number that a function writes; None where the driver lacks the function, refuses, or has no value."""
         out = ctypes.c_uint()
         call = self.call(name, *arguments, ctypes.byref(out))
         if call is None or call() != SUCCESS or out.value in U32_BLANKS:

@@ -115,7 +115,7 @@ class NvmlReader:
         self._xids: XidWatch | None = None
 
     def read(self, detail: Detail = Detail.FULL) -> Sample:
-        """Ask the driver now; see `GpuReader.read`."""
+        """Query the driver now; see `GpuReader.read`."""
         if self._device is None:
             self.reopen()
         assert self._device is not None

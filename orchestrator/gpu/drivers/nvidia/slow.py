@@ -1,4 +1,4 @@
-"""What takes the driver milliseconds of processor time: a sparing reader reads it seldom, and repeats it meanwhile."""
+"""Values that take the driver milliseconds of processor time: a sparing reader reads them rarely and repeats them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from orchestrator.gpu.drivers.nvidia.library import Call, FieldBatch
 
 ENERGY_SECONDS: Final = 1.5
-"""The energy is read at every other one of the readings each second: on an H100, 4 ms of processor time each."""
+"""With one reading a second, the energy is read at every other one: it takes 4 ms of processor time on an H100."""
 SLOW_SECONDS: Final = 4.5
-"""The slow fields are read at every fifth one: on an H100, 2 ms together, and all the rest 0.1 ms."""
+"""The slow fields are read at every fifth one: on an H100 they take 2 ms together, and all other values 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnergySource:
-    """The energy in mJ since the driver was loaded: a field, else the older call; neither where the GPU does not count it."""
+    """The energy in mJ since the driver was loaded: from a field, else the older call; neither where the GPU does not count it."""
 
     batch: FieldBatch | None
     call: Call | None
     out: ctypes.c_ulonglong
 
     def read(self, asking: Asking) -> float | None:
-        """Return the joules; None where there are none, or not this time."""
+        """Return the energy in joules; None where the driver does not give it, or not this time."""
         found = asking.usable(self.batch, asking.rows(self.batch)).get((ENERGY, 0))
         if found is None and asking.ask(self.call):
             found = self.out.value
@@ -36,7 +36,7 @@ class EnergySource:
 
 
 class SlowReadings:
-    """The slow fields and the energy, with what was read last. ``now`` is in monotonic seconds."""
+    """The slow fields and the energy, with their last values. ``now`` is in monotonic seconds."""
 
     def __init__(self, asking: Asking, *, fields: FieldBatch | None, energy: EnergySource) -> None:
         self._asking = asking

@@ -42,7 +42,7 @@ class EmbeddedHead:
         self._on_died = on_died
         self._fork_server = FirstForkServer(site.fork_socket)
         self._head: Head | None = None
-        self._began = False  # by this process; a failed start ends it
+        self._began = False  # this process started the head; a failed start ends it
         self._handles: list[int] = []
         self.token = ""  # authenticates calls to the head
 

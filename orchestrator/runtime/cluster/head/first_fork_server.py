@@ -23,7 +23,7 @@ class FirstForkServer:
         self._beginning: asyncio.Task[StartedServer] | None = None
 
     def begin(self) -> None:
-        """Start it in a thread."""
+        """Start the fork server in a thread."""
         self._beginning = asyncio.create_task(asyncio.to_thread(self._start))
 
     async def begun(self) -> None:
@@ -37,7 +37,7 @@ class FirstForkServer:
         begun, self._beginning = self._beginning, None
         if begun is None:
             return
-        await asyncio.wait({begun})  # a thread cannot be cancelled, and what it starts must be known
+        await asyncio.wait({begun})  # a thread cannot be cancelled, and the server that it starts must be ended
         server = None if begun.exception() is not None else begun.result()
         if server is not None and server.pid is not None and not server.already_running:
             self._socket.unlink(missing_ok=True)

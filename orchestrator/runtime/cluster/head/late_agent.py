@@ -2,10 +2,10 @@
 
 Only a job with a ``runtime_env`` needs the agent, which takes 85 MB and 1.2 s of processor time, and which a raylet waits for
 when it starts. This program listens in its place. At the first connection it executes the agent, which takes over the
-socket and the connection that waits in it.
+socket and the waiting connection.
 
 The raylet runs this file by its path: ``late_agent.py ADDRESS PORT_FILE PYTHON [OPTION...] PROGRAM [ARGUMENT...]``, the last
-parts being Ray's own command. Until it is called it is isolated, without ``site``, and imports nothing that is large.
+parts being Ray's own command. Until it is called it runs in isolated mode, without ``site``, and imports nothing large.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SOCKET = "--socket"
 
 
 def command(python: str, address: str, port_file: str) -> list[str]:
-    """Return what to put in front of the command of Ray's agent."""
+    """Return the arguments to put before the command of Ray's agent."""
     return [python, "-I", "-S", __file__, address, port_file]
 
 
@@ -39,7 +39,7 @@ def wait_for_a_call(address: str, port_file: str, raylet: int) -> socket.socket 
 
 
 def _write(path: str, content: str) -> None:
-    """Write a file whose readers never see half of it."""
+    """Write a file atomically: readers never see a part of it."""
     handle = os.open(f"{path}-", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.write(handle, content.encode())
     os.close(handle)

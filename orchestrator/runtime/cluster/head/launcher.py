@@ -8,8 +8,8 @@ Ray makes the directories of its session readable by every user, whatever the um
 ``temp_dir`` therefore lies in a directory that only this user can enter.
 
 Ray's ``ray start`` takes 2 s longer and also starts a monitor (80 MB), a log monitor and a dashboard process (120 MB)
-that nothing here uses. Leaving them out needs ``ray._private.node``: that dependency lives in this file only;
-``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it, and ``cluster.py`` falls back to ``ray start``.
+that nothing here uses. Leaving them out needs ``ray._private.node``: only this file depends on it, and
+``tests/integration/test_ray_internals.py`` fails when a new Ray breaks it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         """A head without the dashboard's processes."""
 
         def start_raylet(self, *arguments: Any, **options: Any) -> None:
-            """Start the raylet as Ray does, but for the programs of its agents."""
+            """Start the raylet as Ray does, but with other programs as its agents."""
             path = os.environ[worker_setup.TEMPLATE_SOCKET] = f"{self.get_sockets_dir_path()}/{SOCKET_NAME}"
             port_file = report_ports(self.get_session_dir_path(), self.node_id)
             template = worker_template.command(sys.executable, path)

@@ -1,6 +1,6 @@
 """Finds, describes and ends the processes of an embedded Ray head, and sets the environment that they read.
 
-Finds processes by the head's file, or by their command line and environment together; knows nothing of the connection to Ray.
+Finds processes by the head's file, or by their command line and environment together; makes no call to Ray.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - the variable's name
 """Environment variable of every process of an embedded head: the path of its token, which no other head has."""
 
 EXEC_SECONDS: Final = 1.0
-"""How long a process is awaited that starts a program: its command line and environment are the last to be set, and empty before."""
+"""How long to wait for a process during an exec: its command line and environment are set last, and empty before."""
 
 END_SECONDS: Final = 10.0
-"""How long killed processes may take to end: one that waits for a disk holds nothing up for longer."""
+"""How long to wait for killed processes to end: one that waits for a disk may take longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Head:
 
 
 def read_head(path: Path) -> Head | None:
-    """Read the head that the file describes, whether it runs or not."""
+    """Return the head that the file describes, whether it runs or not; None without a readable file."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def ray_environment(token: Path) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         # How long a connection attempt waits for a raylet that has died meanwhile. Ray's default of one minute would delay
-        # the repair by a minute.
+        # the recovery by a minute.
         "RAY_gcs_server_request_timeout_seconds": "15",
     }
 
@@ -83,18 +83,18 @@ def ray_environment(token: Path) -> dict[str, str]:
 def kill_session(head: Head, token: Path) -> None:
     """Kill what is left of an embedded head with that ``token``: its processes, and everything they started.
 
-    Returns when all have ended.
+    Returns when all have ended, or after END_SECONDS.
     """
     victims: list[psutil.Process] = []
     for pid, created in head.pids.values():
         if is_alive(pid, created):
             victims += _started_by(psutil.Process(pid))
-    # Workers whose raylet has died; their command line names the session until they rename themselves.
+    # Workers of a dead raylet; their command line names the session until they rename themselves.
     _kill([*victims, *_of_head(token, head.session_dir)])
 
 
 def _started_by(root: psutil.Process) -> list[psutil.Process]:
-    """List the process and what it has started, also forks of a template that has ended."""
+    """List the process and all that it has started, also forks of a template that has ended."""
     found = {process.pid: process for process in (root, *root.children(recursive=True))}
     members = [] if _session(root.pid) == os.getsid(0) else of_session(root.pid)
     for orphan in (member for member in members if member.pid not in found):
@@ -104,7 +104,7 @@ def _started_by(root: psutil.Process) -> list[psutil.Process]:
 
 
 def of_session(pid: int) -> list[psutil.Process]:
-    """List the processes in the session of ``pid``; of a raylet these are its workers, also those whose template has ended."""
+    """List the processes in the session of ``pid``: for a raylet, its workers, also forks of an ended template."""
     with contextlib.suppress(ProcessLookupError):
         session = os.getsid(pid)
         return [process for process in psutil.process_iter() if _session(process.pid) == session]
@@ -138,7 +138,8 @@ def clear_sessions(temp_dir: Path, token: Path) -> None:
 def _of_head(token: Path, *markers: str) -> list[psutil.Process]:
     """List this user's processes that have one of ``markers`` on their command line and read this ``token``.
 
-    A path on a command line alone tells nothing: an editor has it that shows a log, and so may whatever started the daemon.
+    A path on a command line alone proves nothing: an editor that shows a log has it, and so may the program that
+    started the daemon.
     """
     found, until = [], time.monotonic() + EXEC_SECONDS
     for process in psutil.process_iter():
@@ -154,7 +155,7 @@ def _of_head(token: Path, *markers: str) -> list[psutil.Process]:
 
 
 def _once_set(process: psutil.Process, read: Callable[[], T], until: float) -> T:
-    """Read what a process has when its program has begun; what is empty then, or belongs to a thread of the kernel, stays so."""
+    """Return ``read()``; retry until ``until`` while it is empty, as during an exec, but not for a kernel thread."""
     while not (value := read()) and process.exe() and time.monotonic() < until:
         time.sleep(0.001)
     return value

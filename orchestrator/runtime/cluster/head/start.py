@@ -37,17 +37,17 @@ log = structlog.get_logger("orch.ray")
 SYSTEM_CONFIG: Final = {
     # Idle workers import what a rank actor needs, and no more, before they get work.
     "preload_python_modules": ["orchestrator.runtime.cluster.worker_preload"],
-    # Rank actors watch and restart; on a busy machine they must not wait for the processes that they watch.
+    # Rank actors watch ranks; on a busy machine they must not wait for the processes that they watch.
     "worker_niceness": 0,
-    # When memory runs out, the kernel must kill ranks. Ray would offer its workers first, and so would its own monitor,
-    # which sees how much memory is used but not by which of the processes that a worker did not start.
+    # When memory runs out, the kernel must kill ranks. Ray's own score would make its workers the first victims. So
+    # would its memory monitor: it measures all memory in use, but attributes it only to what a worker started.
     "worker_oom_score_adjustment": 0,
     "memory_monitor_refresh_ms": 0,
     # Ray's own metrics are not read here; collecting them costs every process some time.
     "enable_metrics_collection": False,
     "event_stats": False,
     "task_events_report_interval_ms": 0,
-    # Manages objects, spilled files, idle workers and an autoscaler's requests, of which there are nearly none here.
+    # Timers for objects, spilled files, idle workers and an autoscaler's requests, of which there are nearly none here.
     "raylet_check_gc_period_milliseconds": 10_000,
     "object_manager_timer_freq_ms": 1_000,
     "local_fs_monitor_interval_ms": 10_000,
@@ -66,7 +66,7 @@ def start_seconds() -> float:
 
 
 def scaled(seconds: float, load: float, cpus: int) -> float:
-    """Return ``seconds`` times the runnable processes per CPU, at least once and at most five times."""
+    """Return ``seconds`` times the runnable processes per CPU; the factor is at least 1 and at most MOST_LOAD."""
     return seconds * min(max(1.0, load / cpus), MOST_LOAD)
 
 
@@ -81,8 +81,8 @@ async def launch_head(
 ) -> Head:
     """Start a new head in at most ``tries`` tries. Raises ClusterError with the last reason; no process is left then.
 
-    ``environ`` has what ``ray_environment`` returns. ``starter`` is the command that starts it; ``limit`` returns how many
-    seconds one try may take.
+    ``environ`` includes ``ray_environment``. ``starter`` is the command that starts the head; ``limit`` returns how
+    many seconds one try may take.
     """
     token = Path(environ[TOKEN_PATH])
     for number in range(1, tries + 1):
@@ -121,7 +121,7 @@ async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, 
 def _begin(
     command: Sequence[str], environ: Mapping[str, str], stdout: IO[bytes], stderr: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the starter's process. Not with asyncio, which complains about an abandoned process when its loop closes."""
+    """Start the starter's process; not with asyncio, which warns about an abandoned process when its loop closes."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

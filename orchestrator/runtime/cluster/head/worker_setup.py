@@ -28,10 +28,10 @@ SIZE: Final = struct.Struct("=I")
 HANDLES: Final = 3
 HERE: Final = b"H"
 GO: Final = b"G"
-"""The fork is HERE; only after GO, which this program sends last, it becomes the worker: never are there two."""
+"""The fork sends HERE, and becomes the worker only after GO, which this program sends last: so there is only one."""
 
 REPLY_SECONDS: Final = 15.0
-"""How long the template may take, its imports on a busy machine included; then a worker is executed."""
+"""How long the template may take, including its imports on a busy machine; then this program executes a worker."""
 
 OOM_SCORE: Final = "/proc/self/oom_score_adj"
 RETRY_SECONDS: Final = 0.01
@@ -70,7 +70,7 @@ def _is_plain(context: str, python: str) -> bool:
 
 
 def fork_from_template(arguments: list[str], path: str, seconds: float = REPLY_SECONDS) -> bool:
-    """Have the template at ``path`` fork the worker; return whether it did. Where it did not, it never will."""
+    """Have the template at ``path`` fork the worker; return whether it did. If not, it never will."""
     deadline = time.monotonic() + seconds
     try:
         with connect(path, deadline) as connection:
@@ -124,7 +124,7 @@ def _request(arguments: list[str]) -> dict[str, object]:
 
 if __name__ == "__main__":
     _command = command(sys.argv[1:], sys.executable)
-    _template = os.environ.pop(TEMPLATE_SOCKET, "")  # not for what a worker starts
+    _template = os.environ.pop(TEMPLATE_SOCKET, "")  # a worker's own child processes must not inherit it
     _is_rays_own = _command[1].endswith(f"/{RAYS_OWN}")
     if not _template or _is_rays_own or not fork_from_template(_command[1:], _template):
         os.execv(_command[0], _command)

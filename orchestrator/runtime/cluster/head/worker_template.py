@@ -1,12 +1,12 @@
 """The program that an embedded head's raylet starts in place of Ray's dashboard agent: it forks the workers.
 
 A raylet does not start without a dashboard agent. Ray's own serves the dashboard, metrics and submissions of Ray's job server,
-none of which orch has: 80 MB, 0.5 % of a core, and 1.4 s of processor time at each start.
+none of which orch uses; it takes 80 MB, 0.5 % of a core, and 1.4 s of processor time at each start.
 
 A worker that begins as a program of its own takes 1 s of processor time for its imports. This process has imported the same
-modules, runs no thread, and has used nothing of Ray: a fork of it becomes a worker in a fifth of the time, and shares its
-memory. ``worker_setup.py`` asks for one, and starts the worker itself where there is no answer. Each connection is served by
-the fork that becomes the worker, so nothing that a caller does holds up the next one.
+modules, runs no thread, and has called nothing in Ray: a fork of it becomes a worker in a fifth of the time, and shares
+its memory. ``worker_setup.py`` requests a fork, and starts the worker itself if there is no answer. Each connection is
+served by the fork that becomes the worker, so a caller cannot delay the next one.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ UNUSED_PORT: Final = 1
 """The port that is reported to the raylet: no process of a user can listen there, so calls are refused at once."""
 
 PRELOADED: Final = ("ray._private.node", "ray._private.worker", "orchestrator.runtime.cluster.worker_preload")
-"""What Ray's program of a worker imports, and what a rank actor needs."""
+"""The modules that Ray's worker program imports, and those that a rank actor needs."""
 
 BACKLOG: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a worker is given that begins as a program of its own."""
+    """Request for a worker: what it would have if it were executed as a program of its own."""
 
     argv: list[str]  # the worker's program and its arguments
     environ: dict[str, str]
     directory: str
-    leads_group: bool  # has a process group of its own: what it leaves there, Ray ends
+    leads_group: bool  # has its own process group: Ray ends the processes that it leaves there
     oom_score_adj: str
     handles: list[int]  # standard input, output and error
 
@@ -64,7 +64,7 @@ class Request:
 def command(python: str, path: str) -> list[str]:
     """Return the command line that runs this program with the socket ``path``.
 
-    A fork keeps it until it gives itself a name: so it names the session, by which those that a dead head leaves are found.
+    A fork keeps it until it renames itself: ``path`` contains the session's, by which forks of a dead head are found.
     """
     return [python, __file__, path]
 
@@ -72,7 +72,7 @@ def command(python: str, path: str) -> list[str]:
 def fork_workers(path: str, raylet: int) -> Request | None:
     """Serve requests at the socket ``path`` until the process ``raylet`` ends, then return None; in a fork, return its request.
 
-    A fork whose caller has given up ends here.
+    A fork ends here if its caller has given up.
     """
     ended = os.pidfd_open(raylet)
     with listen(path) as listener:
@@ -96,8 +96,8 @@ def fork_workers(path: str, raylet: int) -> Request | None:
 
 
 def listen(path: str) -> socket.socket:
-    """Listen before the imports: a caller that comes early waits for them, which takes no longer than its own would."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes away forks that have ended
+    """Listen at ``path``; called before the imports: an early caller waits for them, no longer than for its own."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps forks that have ended
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{path}-")
     listener.listen(BACKLOG)
@@ -106,7 +106,7 @@ def listen(path: str) -> socket.socket:
 
 
 def import_what_workers_import() -> None:
-    """Import Ray and what a rank actor needs, and keep the collector away from all of it, so that its memory stays shared."""
+    """Import Ray and what a rank actor needs, excluded from garbage collection, so that its memory stays shared."""
     os.environ.update(ANY_JOB)
     for name in PRELOADED:
         importlib.import_module(name)
@@ -115,7 +115,7 @@ def import_what_workers_import() -> None:
 
 
 def accept(listener: socket.socket) -> socket.socket | None:
-    """Return the next connection of this user's; None for one that has ended, or is another user's."""
+    """Accept the next connection and return it; None if it has ended, or is another user's."""
     try:
         connection, _ = listener.accept()
     except OSError:
@@ -127,7 +127,7 @@ def accept(listener: socket.socket) -> socket.socket | None:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """Return the request, or None where the caller has given up: it starts the worker itself."""
+    """Return the request, or None if the caller has given up: it then starts the worker itself."""
     connection.settimeout(REPLY_SECONDS)
     with connection, contextlib.suppress(OSError, ValueError, KeyError, TypeError, struct.error):
         size, handles, _, _ = socket.recv_fds(connection, SIZE.size, HANDLES)
@@ -174,7 +174,7 @@ def become(request: Request) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this file's directory, whose modules are not top-level ones
+    del sys.path[0]  # this file's directory: its modules are not top-level ones
     _request = fork_workers(sys.argv[1], int(os.environ[RAYLET_PID]))
     if _request is not None:
         become(_request)

@@ -1,10 +1,10 @@
-"""Leaves out what C++ libraries do at a process's end, where they would only take themselves apart.
+"""Skips the exit handlers of C++ libraries at a process's end, where they would only tear the libraries down.
 
-The interpreter's own end is that of every Python process: threads are joined, `atexit` is run, objects end, files are written. After it, libtorch
-and what it brings along take their registries apart, which the kernel does at once: nearly half of what a process that does nothing costs
-(`benchmarks/rank_end.py`).
+The interpreter itself ends as in every Python process: threads are joined, `atexit` handlers run, objects are freed, files are written. After it,
+libtorch and the libraries that it loads would destroy their registries, which the kernel frees at once: this is nearly half of the cost of a
+process that does nothing (`benchmarks/rank_end.py`).
 
-A library that was loaded since the fork may have something to write at its end (HDF5 closes its files there): with one of those, everything is run.
+A library that was loaded after the fork may have something to write at its end (HDF5 closes its files there): if there is one, all handlers run.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _DRIVERS = ("libcuda.so", "libnvidia-")
-"""Loaded at the first call of a GPU; what they hold the kernel takes back, as after a kill."""
+"""Libraries that are loaded at the first use of a GPU; the kernel frees what they hold, as after a kill."""
 
 _PACKAGES = ("torch", "numpy")
-"""Libraries of these are loaded late as well, and write nothing at their ends."""
+"""Packages with libraries that are also loaded late, and write nothing at their end."""
 
 
 def leave_out(loaded_before: Collection[str]) -> bool:
-    """Have the process end without exit handlers, where every library that is loaded but was not before allows it; whether it does."""
+    """Make the process end without exit handlers if every library loaded since ``loaded_before`` allows it; return whether it will."""
     return (
         all(map(_ends_quietly, linux.loaded_libraries() - frozenset(loaded_before)))
         and linux.end_without_exit_handlers()
@@ -41,7 +41,7 @@ def _ends_quietly(library: str) -> bool:
 
 
 def _quiet_folders() -> tuple[str, ...]:
-    """Python's own extensions, those packages, and NVIDIA's libraries beside torch."""
+    """Return the folders of Python's own extensions, of those packages, and of NVIDIA's libraries beside them."""
     found = [str(sysconfig.get_config_var("DESTSHARED"))]
     for name in _PACKAGES:
         init = getattr(sys.modules.get(name), "__file__", None)

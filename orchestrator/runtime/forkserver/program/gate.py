@@ -1,4 +1,4 @@
-"""What a keeper has of the process that it starts: its number, its reports, and the gate that it waits at."""
+"""The process that a keeper starts: its number, its reports, and the gate at which it waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPEN = b"."
 
 
 class Gate:
-    """A pipe between keeper and child, made before the fork: the child prepares itself, and waits here for its first line."""
+    """Pipe between keeper and child, created before the fork: the child prepares itself, then waits before its first line."""
 
     __slots__ = ("_reader", "_writer")
 
@@ -22,7 +22,7 @@ class Gate:
         self._reader, self._writer = os.pipe()
 
     def for_child(self) -> int:
-        """Return the end that the child reads from, which has the other one closed."""
+        """Return the end that the child reads from, and close the other one, in the child."""
         os.close(self._writer)
         return self._reader
 
@@ -31,7 +31,7 @@ class Gate:
         os.close(self._reader)
 
     def open(self) -> None:
-        """Let the child go on, in the keeper; once."""
+        """Let the child continue, in the keeper; later calls do nothing."""
         writer, self._writer = self._writer, -1
         if writer >= 0:
             with contextlib.suppress(BrokenPipeError):  # the child has ended
@@ -40,7 +40,10 @@ class Gate:
 
 
 def pass_gate(reader: int) -> None:
-    """Wait in the child. Without a keeper it ends: its parent-death signal comes a moment after the keeper's files are closed."""
+    """Wait in the child until the gate opens; end the child if its keeper has ended.
+
+    The parent-death signal arrives a moment after the keeper's files are closed.
+    """
     if os.read(reader, 1) != _OPEN:
         os._exit(1)
     os.close(reader)

@@ -2,7 +2,7 @@
 
 Owns the state that Python and torch keep in memory and that a process started by hand would have afresh. The result is a
 callable that server.py calls from its outermost frame, so that only this frame lies below the user's code. State that
-cannot be made fresh is cold_start.py's concern.
+cannot be made fresh is found by cold_start.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def restore(spawn: Spawn, baseline: Baseline) -> None:
 
 
 def rehearse() -> None:
-    """Write to the pages that every training process writes to while no request waits: the first write copies a page."""
+    """Write to the pages that every training process writes to, before its request: the first write copies a page."""
     os.environ.update(dict(os.environ))
     _restore_random_state()
     torch: Any = sys.modules.get("torch")
@@ -145,7 +145,7 @@ def _restore_environment(spawn: Spawn) -> None:
 
 
 def _restore_imported_modules() -> None:
-    """Update what imported modules remember of the process that imported them."""
+    """Update what imported modules have stored about the process that imported them."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.getcwd()
@@ -178,12 +178,12 @@ def _restore_threads(spawn: Spawn, baseline: Baseline) -> None:
         torch.set_num_threads(count or baseline.default_threads)
     asked = _count(spawn.env.get("OPENBLAS_NUM_THREADS")) or _count(spawn.env.get("GOTO_NUM_THREADS"))
     blas_count = asked or count or len(os.sched_getaffinity(0))
-    if blas_count != 1:  # warm.py asked for one; the library starts the others when this is called
+    if blas_count != 1:  # warm.py set one; the library starts the others when this is called
         for set_threads in baseline.openblas_setters:
             set_threads(blas_count)
 
 
 def _count(text: str | None) -> int | None:
-    """Return a thread count as OpenMP reads it: of a list, the outermost level."""
+    """Return a thread count as OpenMP reads it: of a list the first, for the outermost level; None if invalid."""
     first = (text or "").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None

@@ -1,6 +1,6 @@
 """T, from the fork to the user's first line.
 
-Owns what the kernel knows of the process: session, parent, descriptors, signals, directory. Ends either in a
+Owns what the kernel records of the process: session, parent, descriptors, signals, directory. Ends either in a
 `Program` for server.py to run, or in exec. Every failure here is reported once, in the process's stderr and to its
 keeper, with the exit code a shell would give: 127 not found, 126 not executable.
 """
@@ -45,7 +45,7 @@ _HERE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Program:
-    """The program that server.py runs when all of our frames are gone."""
+    """Program that server.py runs once all frames of this package have returned."""
 
     def __init__(self, run: Run, reports: Reports, libraries: frozenset[str]) -> None:
         self._run: Run | None = run
@@ -53,7 +53,7 @@ class Program:
         self._libraries = libraries
 
     def take(self) -> Run:
-        """Return what to run, and forget it: its namespace must die with its module, or files are not flushed."""
+        """Return what to run, and drop it: its namespace must be freed with its module, or files are not flushed."""
         run, self._run = self._run, None
         assert run is not None
         return run
@@ -193,7 +193,7 @@ def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int) -> int:
     """
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     wanted = {0: null if spawn.stdin is None else spawn.stdin, 1: spawn.stdout, 2: spawn.stderr, **spawn.extra}
-    # Moved away first: a source may have the number that is another one's target.
+    # First moved to unused numbers: a source may have the number that is another one's target.
     first = max(_FIRST_SPARE_FD, *wanted, *wanted.values()) + 1
     gate = fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, first)
     spare = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, first) for target, source in wanted.items()}

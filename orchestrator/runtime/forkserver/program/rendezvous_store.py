@@ -10,7 +10,7 @@ import importlib
 import signal
 import socket
 
-# How long a client may wait for a key; the ranks' own timeouts are shorter and say more.
+# Longest wait of a client for a key; the ranks' own timeouts are shorter, and their messages say more.
 _TIMEOUT = dt.timedelta(days=1)
 
 

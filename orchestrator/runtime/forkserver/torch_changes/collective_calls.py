@@ -2,7 +2,7 @@
 
 Two ranks that wait in different calls of the same collective have the same stacks, so the diagnosis of hangs needs the number of the
 call and its group. torch's own counters can be read only by calls in the process itself, which waits. Instead a private function of torch
-that each collective calls first, ``_rank_not_in_group``, is replaced by one that notes its caller: no public function is another one, no
+that each collective calls first, ``_rank_not_in_group``, is replaced by one that records its caller: no public function is replaced, no
 frame is added while a rank waits, and torch.compile traces neither. Where torch has no such function nothing is counted. Calls from C++
 (the exchange of gradients by DistributedDataParallel) are not counted.
 
@@ -70,7 +70,7 @@ class _Group:
 
 
 class CollectiveCalls:
-    """The calls of this process. ``world`` returns the default group, ``ranks_of`` the ranks of a group."""
+    """Collective calls of this process. ``world`` returns the default group, ``ranks_of`` the ranks of a group."""
 
     def __init__(self, world: Any, ranks_of: Any) -> None:
         self._world = world
@@ -110,7 +110,7 @@ class CollectiveCalls:
 
 
 def count_collectives(distributed: Any) -> None:
-    """Have the collectives of ``torch.distributed`` counted from now on."""
+    """Count the collectives of ``torch.distributed`` from now on."""
     c10d = distributed.distributed_c10d
     original = getattr(c10d, "_rank_not_in_group", None)
     if original is None:
@@ -120,7 +120,7 @@ def count_collectives(distributed: Any) -> None:
 
     @functools.wraps(original)
     def _rank_not_in_group(*args: Any, **kwargs: Any) -> Any:
-        name = names.get(sys._getframe(1).f_code.co_name)  # noqa: SLF001 - the cheapest way to know the caller
+        name = names.get(sys._getframe(1).f_code.co_name)  # noqa: SLF001 - the cheapest way to find the caller
         if name is not None:
             try:
                 calls.enter(name, args[0] if args else kwargs.get("group"))

@@ -1,4 +1,4 @@
-"""Lets `pdb` of a rank reach its user: at a prompt it reads from and writes to the rank's terminal.
+"""Connects `pdb` in a rank to the user: at a prompt it reads from and writes to the rank's terminal.
 
 A rank's standard input is the null device, at whose end of file `pdb` gives up. `breakpoint()`, `pdb.set_trace()`, post-mortem
 debugging and `torch.distributed.breakpoint()` all stop in `Pdb.interaction`, so that one is wrapped, once, in the fork
@@ -26,7 +26,7 @@ _NAMES_OF_USERS = frozenset({"code", "cmd"})
 def install() -> None:
     """Wrap `Pdb.interaction` of this interpreter.
 
-    A script with a module `code` of its own beside it imports that one, as in a fresh interpreter, and needs none for it.
+    A script with its own module `code` beside it imports that one, as in a fresh interpreter, and needs no cold start.
     """
     known = set(sys.modules)
     import pdb  # noqa: T100 - it is what is wrapped
@@ -62,7 +62,7 @@ def _on_terminal(debugger: pdb.Pdb) -> Iterator[None]:
             yield
     finally:
         debugger.stdin, debugger.stdout, debugger.use_rawinput = saved
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would not: a forked worker has a copy
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would not unlock it: a forked worker has a copy
         os.close(descriptor)
 
 

@@ -53,7 +53,7 @@ class JobFiles:
         return self._nodes.apart(job)
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
-        """Return the nodes that do not see what this one writes into ``directory``. Raises OSError: this node cannot either."""
+        """Return the nodes that cannot read this one's files in ``directory``. Raises OSError if it cannot write."""
         return await self._copies.blind(directory, node_ids)
 
     async def ship(self, job: Job) -> None:
@@ -67,7 +67,7 @@ class JobFiles:
     async def bring_ends(self, job: Job) -> None:
         """Fetch the rest of the logs, and the exit records, from every node that answers."""
         for node_id in self.apart(job):
-            with contextlib.suppress(Exception):  # a node out of reach keeps them; the others are asked next
+            with contextlib.suppress(Exception):  # a node out of reach keeps them; the others are queried next
                 async with asyncio.timeout(GOODBYE_SECONDS):
                     await self._bring_ends_of(job, node_id)
 

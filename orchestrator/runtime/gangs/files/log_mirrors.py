@@ -41,7 +41,7 @@ class LogMirror:
         noted = _noted(self._note)
         if noted is not None:
             self.place = LogLocation(inode=noted["inode"], offset=noted["offset"])
-            self._size = noted["size"] if path.exists() else 0  # it had just been rotated
+            self._size = noted["size"] if path.exists() else 0  # no file: it had just been rotated
 
     def take(self, part: LogPart) -> None:
         """Append what a node sent. The note is written after the lines: lines without a note are written again."""
@@ -77,7 +77,7 @@ class LogMirror:
 
 
 def _noted(path: Path) -> dict[str, int] | None:
-    """What a mirror's note says; None where there is none, or it makes no sense: the job's processes can write there."""
+    """Return a mirror's note; None if there is none, or it is invalid: the job's processes can write there."""
     try:
         note = json.loads(read_plain(path, MOST_NOTE_BYTES))
     except (OSError, ValueError, RecursionError):

@@ -18,7 +18,7 @@ CALL_SECONDS: Final = 60.0
 
 
 class FileNodes:
-    """The nodes on which ranks' files lie."""
+    """Calls the agents of the nodes on which ranks' files lie."""
 
     def __init__(self, nodes: NodeRegistry) -> None:
         self._nodes = nodes
@@ -31,12 +31,12 @@ class FileNodes:
     async def ask(self, node_id: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Return the answer of the node's agent.
 
-        Raises NodeGoneError when the node has no agent any more, NodeFilesError when its disk does not do what is asked.
+        Raises NodeGoneError when the node has no agent any more, NodeFilesError when its disk fails.
         """
         try:
             return await within(CALL_SECONDS, self._agent(node_id).files.remote(method, *args, **kwargs))
         except Exception as error:
-            cause = getattr(error, "cause", error)  # of Ray's error for one that the call has raised
+            cause = getattr(error, "cause", error)  # Ray's error wraps the one that the call has raised
             if isinstance(cause, OSError) and not isinstance(cause, TimeoutError | ConnectionError):
                 raise NodeFilesError(node_id, cause) from error
             raise

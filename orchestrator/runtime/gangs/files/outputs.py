@@ -48,7 +48,7 @@ class OutputCollection:
                 left -= sum(each.size_bytes for each in found.files)
                 notes.append(self._left(found, f"the working copy on node {node_id[:12]}"))
             except Exception as error:
-                notes.append(f"outputs of node {node_id[:12]} could not be brought to {target}: {error}")
+                notes.append(f"outputs of node {node_id[:12]} could not be copied to {target}: {error}")
         return "; ".join(filter(None, notes))
 
     def _collect_local(self, job: Job, target: Path, max_bytes: int) -> Outputs:

@@ -31,7 +31,7 @@ READ_SECONDS: Final = 1.0
 
 
 class ProgressPages:
-    """The pages in ``directory``; None: all ranks run on other machines. ``take`` gets each new report.
+    """Reads the pages in ``directory``; None: all ranks run on other machines. ``take`` gets each new report.
 
     ``pause`` waits for a number of seconds.
     """
@@ -51,7 +51,7 @@ class ProgressPages:
 
     @property
     def local(self) -> bool:
-        """Whether ranks run on this machine, by its clock."""
+        """Whether ranks run on this machine, and use its clock."""
         return self._directory is not None
 
     def sees(self, job: Job) -> bool:
@@ -59,7 +59,7 @@ class ProgressPages:
         return self._directory is not None and not job.spec.secrets
 
     def open(self, job: Job, gang: Gang, rank: int) -> None:
-        """Read the page of a rank that has started from now on. Without it the rank's actor sends the reports."""
+        """Open the page of a started rank, for ``run`` to read. Without it the rank's actor sends the reports."""
         if self._directory is None or not self.sees(job):
             return
         with contextlib.suppress(OSError):
@@ -74,7 +74,7 @@ class ProgressPages:
             for rank, page in list(gang.pages.items()):
                 try:
                     self._look(job, gang, attempt, rank, page)
-                except Exception:  # the actor sends the report again with its next news
+                except Exception:  # the actor sends the report again with its next reply
                     self._log.exception("gang.page_not_read", job=job.id, attempt=attempt, rank=rank)
                     gang.close_pages([rank])
 

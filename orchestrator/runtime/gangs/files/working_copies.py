@@ -1,4 +1,4 @@
-"""Sends working copies to nodes, and finds out which nodes see a directory of this one."""
+"""Sends working copies to nodes, and determines which nodes share a directory with this one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkingCopies:
         self._chunk_bytes = chunk_bytes
 
     async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
-        """Return the nodes that do not see what this one writes into ``directory``. Raises OSError: this node cannot either."""
+        """Return the nodes that cannot read this one's files in ``directory``. Raises OSError if it cannot write."""
         if "://" in directory:  # the same place from everywhere
             return []
         name, text = f".orch-probe-{secrets.token_hex(8)}", secrets.token_hex(16)

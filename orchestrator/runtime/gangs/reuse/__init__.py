@@ -1,4 +1,4 @@
-"""Keeps the actors of a gang that ended for the next gang like it. Which gang serves which job is in ``parked_gangs.py``.
+"""Keeps an ended gang's actors for the next gang of its shape; ``parked_gangs.py`` records which gang serves which job.
 
-Owns no decision about a job: where nothing is parked, or a parked gang does not answer, a gang is created as always.
+Decides nothing about a job: where nothing is parked, or a parked gang does not answer, a gang is created as always.
 """

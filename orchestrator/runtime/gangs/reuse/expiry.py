@@ -1,4 +1,4 @@
-"""Removes parked gangs in time, for as long as there are any."""
+"""Removes parked gangs after PARKED_SECONDS, for as long as there are any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Expiry:
-    """Awaits ``remove_parked`` every PARKED_SECONDS: it removes the gangs that are parked for so long, and returns whether others are."""
+    """Awaits ``remove_parked`` every PARKED_SECONDS: it removes expired gangs; returns whether others are parked."""
 
     def __init__(self, remove_parked: Callable[[], Awaitable[bool]]) -> None:
         self._remove_parked = remove_parked
@@ -20,7 +20,7 @@ class Expiry:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, delay: float = PARKED_SECONDS) -> None:
-        """Remove parked gangs from ``delay`` seconds from now on: one has been parked, or may have been by an earlier daemon."""
+        """Start to remove parked gangs in ``delay`` seconds: this or an earlier daemon may have parked one."""
         self._some_parked = True
         if self._task is None:
             self._task = asyncio.create_task(self._run(delay), name="parked-gangs")

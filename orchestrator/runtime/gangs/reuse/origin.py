@@ -1,4 +1,4 @@
-"""Which gangs may be taken over by another job, and under which name Ray knows them."""
+"""Determines which gangs may serve another job, and which names they have in Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Origin(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Its name, also a file name."""
+        """Name of the gang, also used as a file name."""
         return gang_name(self.job_id, self.gang)
 
     @classmethod
@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a gang's placement group reserves, where, and for which user. A gang can take the place of another of the same shape."""
+    """User, nodes and resources of a gang's placement group. A gang can replace another of the same shape."""
 
     uid: int
     nodes: tuple[str, ...]
@@ -47,8 +47,9 @@ def origin_of(job: Job) -> Origin:
 def shape_of(job: Job) -> Shape | None:
     """Return the shape of the job's gang; None where its actors serve this job alone.
 
-    An actor may keep something of a job in its memory: secrets, access to a storage behind a URL, a terminal. What Ray installed for
-    one job is not for another. A GPU that ended one job may be quarantined before the next, which a reservation would prevent.
+    An actor may keep data of a job in its memory: secrets, access to a storage behind a URL, a terminal. A runtime
+    environment is installed for one job. A used GPU may be quarantined before the next job, which a parked gang's
+    reservation would prevent.
     """
     spec = job.spec
     cpus, gpus, memory = rank_size(job)
@@ -63,5 +64,5 @@ def shape_of(job: Job) -> Shape | None:
 
 
 def is_spotless(job: Job) -> bool:
-    """Whether nothing unusual happened to the gang: one attempt, whose ranks all ended with 0 on nodes that answered."""
+    """Whether nothing unusual happened to the gang: one attempt, all ranks ended with 0, all nodes answered."""
     return job.succeeded and job.attempt_number == 1 and not (job.degraded or job.gang_lost)

@@ -1,8 +1,9 @@
-"""Which gang serves which job, where that is not the one that its name gives; and which gangs serve none for now.
+"""Records which gangs serve a job other than the one they were created for, and which are parked: they serve no job.
 
-A restarted daemon has to find the gangs of running jobs, so this is kept in a directory of symbolic links, which are made, read and
-renamed in one step: ``JOB-gN`` -> its origin, for a gang that serves another job than it was created for; ``ORIGIN.parked`` for one that
-serves none. A gang that an earlier daemon parked is never taken: its actors may be of another version.
+A restarted daemon has to find the gangs of running jobs, so the records are symbolic links in a directory, which are
+created, read and renamed atomically: ``JOB-gN`` -> its origin, for a gang that serves another job than it was created
+for; ``ORIGIN.parked`` for a parked gang. A gang that an earlier daemon parked is never taken: its actors may be of
+another version.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PARKED_SECONDS: Final = 10.0
 MOST_RANKS: Final = 32
-"""Most rank actors in parked gangs: each has some 85 MB and looks for signals a hundred times a second."""
+"""Most rank actors in parked gangs: each takes some 85 MB and checks for signals a hundred times a second."""
 
 _PARKED: Final = ".parked"
 
@@ -35,7 +36,7 @@ class _Parked(NamedTuple):
 
 
 class ParkedGangs:
-    """The gangs, in ``directory``; None: none is ever parked. Called from several threads."""
+    """Records of the gangs, in ``directory``; None: no gang is ever parked. Called from several threads."""
 
     def __init__(self, directory: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -52,7 +53,7 @@ class ParkedGangs:
     def _read(self, directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             for link in directory.iterdir():
-                with contextlib.suppress(OSError, ValueError):  # what is no link of this form was not made here
+                with contextlib.suppress(OSError, ValueError):  # an entry of another form was not created here
                     origin = Origin.parse(str(link.readlink()))
                     if link.name.endswith(_PARKED):
                         self._left.append(origin)
@@ -63,12 +64,12 @@ class ParkedGangs:
         self._serving[user], self._users[origin] = origin, user
 
     def created(self, job: Job) -> None:
-        """Note that this process creates the job's gang."""
+        """Record that this process creates the job's gang."""
         with self._lock:
             self._own.add(origin_of(job))
 
     def serving(self, job: Job) -> Origin | None:
-        """Return the origin of the gang that serves the job; None where the one created for it serves another or none."""
+        """Return the origin of the gang that serves the job; None if the one created for it serves another or none."""
         name = origin_of(job)
         with self._lock:
             if (origin := self._serving.get(name)) is not None:
@@ -102,9 +103,9 @@ class ParkedGangs:
             self._parked[origin] = _Parked(shape, self._clock())
 
     def take(self, job: Job) -> Origin | None:
-        """Return a parked gang of the job's shape, which serves the job from now on.
+        """Return a parked gang of the job's shape, which serves the job from now on; None if there is none.
 
-        Of several it is the one that was parked last: taken in turn, jobs one after the other would keep all of them for ever.
+        Of several it is the one that was parked last: if successive jobs took them in turn, none would ever expire.
         """
         shape, name, directory = shape_of(job), origin_of(job), self._directory
         if shape is None or directory is None:
@@ -116,7 +117,7 @@ class ParkedGangs:
                 return None
             try:
                 (directory / f"{origin.text}{_PARKED}").rename(directory / name.text)
-            except OSError:  # it stays parked until its time is over
+            except OSError:  # it stays parked until it expires
                 return None
             del self._parked[origin]
             self._serve(name, origin)
@@ -124,12 +125,15 @@ class ParkedGangs:
 
     @property
     def any_parked(self) -> bool:
-        """Whether a gang waits for a job."""
+        """Whether a gang is parked."""
         with self._lock:
             return bool(self._parked)
 
     def over(self, seconds: float = PARKED_SECONDS) -> list[Origin]:
-        """Return the gangs to remove: parked for so long, or by an earlier daemon. Each until ``removed``; none is taken any more."""
+        """Return the gangs to remove: parked for ``seconds``, or by an earlier daemon.
+
+        Each is returned until ``removed``, and no job can take it.
+        """
         with self._lock:
             until = self._clock() - seconds
             old = [origin for origin, parked in self._parked.items() if parked.since <= until]

@@ -8,7 +8,7 @@ from typing import Any
 class ServedActor:
     """Calls the actor behind Ray's ``handle`` for the gang ``user``; the actor refuses calls for any other than its current one.
 
-    Has what callers use of Ray's handle: ``actor.method.remote(...)``.
+    Supports the part of Ray's handle that callers use: ``actor.method.remote(...)``.
     """
 
     def __init__(self, handle: Any, user: str) -> None:

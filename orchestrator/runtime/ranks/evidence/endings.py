@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 SHUTDOWN_SECONDS: Final = 300.0
-"""From SIGTERM to the end of what a machine that shuts down waits for: systemd's limit is 90 s, unless a unit says otherwise."""
+"""Longest wait of a machine that shuts down, from SIGTERM on: systemd's limit is 90 s, unless a unit sets another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopFacts:
-    """When a rank noticed a request to stop, what the request reached, and how far the rank was; None where not known."""
+    """Time at which a rank noticed a request to stop, the request's scope, the rank's last steps; None where unknown."""
 
     stop_seen_at: float | None = None
     stop_scope: StopScope | None = None
@@ -40,7 +40,7 @@ def was_killed(end: Exited | ExitRecord) -> bool:
 def stop_facts(ending: Ending, printed: ProgressSnapshot | None = None, *, ended_at: float, killed: bool) -> StopFacts:
     """Return the facts of an ending; for a rank that reports no steps, those read from its output.
 
-    That only its keeper was terminated explains the end of a rank that followed soon, and not one that was ``killed``
+    A SIGTERM to the keeper alone explains an end of the rank soon after it, but not that of a rank that was ``killed``
     (``was_killed``): a machine that shuts down kills the keeper with it.
     """
     by_rank, by_keeper = _time(ending.stop_seen_at), _time(ending.keeper_terminated_at)

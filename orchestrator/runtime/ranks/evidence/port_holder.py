@@ -1,6 +1,6 @@
 """Looks up what holds the port that a rank could not bind, by the kernel's table of sockets.
 
-Decides nothing: ``core.lifecycle.port_failure`` judges. Sockets of other users have no process that can be named.
+Decides nothing: ``core.lifecycle.port_failure`` does. Sockets of other users have no process that can be named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def port_evidence(ended: Exit, env: Mapping[str, str]) -> PortTaken | None:
     port = taken_port(ended)
     if port is None:
         return None
-    psutil = importlib.import_module("psutil")  # a start of a rank's actor does without it
+    psutil = importlib.import_module("psutil")  # imported late: a rank's actor starts without it
     rendezvous = env.get("MASTER_PORT", "")
     pids = _holders(psutil, port)
     pid = next((pid for pid in pids if pid is not None), None)

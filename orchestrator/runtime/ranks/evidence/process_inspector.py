@@ -34,7 +34,7 @@ _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.
 
 
 def look_at(rank: int, root_pid: int, *, training_pid: int | None = None, stacks: bool) -> RankLook:
-    """Inspect the rank whose process is ``root_pid``; ``stacks`` costs some 20 ms of processor time.
+    """Inspect the rank with the process ``root_pid``; ``stacks`` costs some 20 ms of processor time.
 
     ``training_pid`` is the process below it that reports, if known: with `bash run.sh` the root does not train.
     """
@@ -145,7 +145,7 @@ def _stacks(pid: int) -> tuple[tuple[Thread, ...], str]:
     try:
         return _threads(pid, json.loads(dump)), ""
     except (ValueError, KeyError, TypeError) as error:
-        return (), f"py-spy's answer is not understood: {error}"
+        return (), f"py-spy's output cannot be parsed: {error}"
 
 
 def _world_size(pid: int) -> int | None:

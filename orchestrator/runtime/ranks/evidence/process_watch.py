@@ -25,7 +25,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessWatch:
-    """The samples. ``newest`` is the last one reported and ``number`` its number. ``clock`` gives monotonic seconds."""
+    """Samples of a rank: ``newest`` is the last reported, ``number`` its number. ``clock`` gives monotonic seconds."""
 
     def __init__(self, *, procfs: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = procfs
@@ -74,7 +74,7 @@ class ProcessWatch:
             available_bytes=_available(self._proc),
             grouped=(self._seen.grouped and pid == self._grouped_pid) or in_process_group(pid, self._proc),
         )
-        self._grouped_pid = pid  # a process does not leave its group: forty threads need not be asked again
+        self._grouped_pid = pid  # a process does not leave its group: forty threads need not be read again
         self.newest = self._seen
         self.number += 1
 

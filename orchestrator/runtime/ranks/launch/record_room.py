@@ -36,7 +36,7 @@ _LOCK_POLL_SECONDS: Final = 0.001
 def make_room(record: Path) -> None:
     """Preallocate the exit record of an attempt that is about to start, and that of the next one.
 
-    On a full disk as much as possible. Raises OSError for other errors.
+    On a full disk, as much as possible is preallocated. Raises OSError for other errors.
     """
     _make_directory(record.parent.parent)
     with _alone(record.parent.parent):
@@ -45,13 +45,14 @@ def make_room(record: Path) -> None:
 
 @contextlib.contextmanager
 def _alone(exits: Path) -> Iterator[None]:
-    """Hold the lock for moving directories here: of two ranks, each could lose what the other takes. Waits briefly at most.
+    """Hold the lock for moving directories in ``exits``: without it, one rank could take what another one uses.
 
-    The lock is on the directory itself: on a full disk there may be no space for a file.
+    After ``_LOCK_SECONDS`` the caller continues without the lock. It is on the directory itself: on a full disk there
+    may be no space for a file.
     """
     try:
         handle = os.open(exits, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # no space for it
+    except OSError:  # the directory could not be created: no space
         yield
         return
     try:
@@ -135,7 +136,7 @@ def _old(exits: Path, below: int) -> list[Path]:
 def _move(source: Path, folder: Path) -> bool:
     """Turn another directory into ``folder``, its records into space for new ones; False when it no longer exists.
 
-    Until no old record is left in it, it has a name that is not read.
+    Until no old record is left in it, it has a name that readers skip.
     """
     draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     if source.is_symlink():

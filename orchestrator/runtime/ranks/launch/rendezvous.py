@@ -1,4 +1,4 @@
-"""The rendezvous of an attempt: its socket is bound once and handed to the process that serves it, never closed between."""
+"""The rendezvous of an attempt: its socket is bound once, and passed open to the process that serves it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rendezvous:
         self._listener: socket.socket | None = None
         self._store: Lifeline | None = None
         self.retiring = False
-        """Whether a store of an earlier attempt was to be closed later."""
+        """Whether the store of an earlier attempt was left to be closed later."""
 
     @property
     def port(self) -> int | None:

@@ -118,8 +118,8 @@ class RankStarter:
             os.close(null)
 
     async def _spawn(self, output: RankOutput, terminal: TerminalOfRank | None) -> Spawned | None:
-        # A lock for each request: when its answer is lost, the process may exist, and holds it until no process of the
-        # tree is left.
+        # A lock for each request: when its reply is lost, the process may exist, and its keeper holds the lock until no
+        # process of the tree is left.
         lock = await self._lock()
         if lock is None:
             return None
@@ -184,7 +184,9 @@ class RankStarter:
                 raise RankBusyError(f"processes of an earlier attempt are still there after {waited:.0f} s; see {path}")
             fcntl.flock(handle, fcntl.LOCK_UN)  # another process may then end the rest
             if not is_current(handle, path):
-                raise RankBusyError(f"{path} was removed while an attempt waited for it; the next try makes it anew")
+                raise RankBusyError(
+                    f"{path} was removed while an attempt waited for it; the next try creates a new one"
+                )
             if waited > KEEPER_SECONDS:
                 limit = 0.0 if waited > KEEPER_LIMIT_SECONDS else _ROUND_SECONDS
                 await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, patience=0.0, limit=limit)

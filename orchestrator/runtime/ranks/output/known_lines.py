@@ -1,7 +1,7 @@
-"""Steps in the lines that common trainers print: Hugging Face and Accelerate (tqdm), Lightning, nanoGPT and its kin. Pure.
+"""Steps in the lines that common trainers print: Hugging Face and Accelerate (tqdm), Lightning, nanoGPT and similar. Pure.
 
-For scripts that report nothing and name no `health.progress`. What is recognised is shown, and nothing is decided by it. Each
-pattern looks at a bounded line and cannot take long: no part of it repeats what another part of it may match.
+For scripts that report nothing and name no `health.progress`. A recognised step is shown, but no decision uses it. Each
+pattern searches a bounded line and cannot take long: no part of it repeats what another part of it may match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COUNTED: Final = re.compile(
     rf"\b(?:step|iter|iteration|global_step)[ =:#]{{0,3}}{_NUMBER}(?:[ ]?(?:/|of)[ ]?{_NUMBER})?(?![0-9.%])",
     re.IGNORECASE,
 )
-"""`iter 100: loss 2.45, time 30ms` and `step 00010/01000 | loss: 2.4`: a counter, and a loss behind it."""
+"""`iter 100: loss 2.45, time 30ms` and `step 00010/01000 | loss: 2.4`: a counter, in a line with a loss."""
 
 _LOSS: Final = re.compile(r"\bloss\b", re.IGNORECASE)
 _TRAINING: Final = frozenset(("", "train", "training", "training:", "train:", "steps", "steps:"))
@@ -36,7 +36,7 @@ _TRAINING: Final = frozenset(("", "train", "training", "training:", "train:", "s
 
 @dataclass(frozen=True, slots=True)
 class KnownStep:
-    """A step, its total where the line has one, and the kind of line, which the steps of one job keep."""
+    """A step, its total where the line has one, and the kind of line, which is the same for all steps of a job."""
 
     step: int
     total: int | None
@@ -44,7 +44,7 @@ class KnownStep:
 
 
 def may_match(line: str) -> bool:
-    """Whether a line is worth a look: quick, and false for most lines."""
+    """Whether a line may report a step: a quick check, false for most lines."""
     return "%|" in line or "━" in line or "loss" in line or "Loss" in line
 
 
@@ -85,7 +85,7 @@ def _rich(line: str) -> KnownStep | None:
 
 
 def _in_epoch(epoch: int | None, epochs: int | None, step: int, total: int) -> KnownStep | None:
-    """Epochs count from 0 where no number of them is named, else from 1: `Epoch 0:`, `Epoch 1/3:`."""
+    """Return the step over all epochs, which count from 1 where their number is given (`Epoch 1/3:`), else from 0."""
     if epoch is None or step > total:
         return None
     done = max(0, epoch - (epochs is not None))

@@ -1,8 +1,8 @@
 """Matches the log policies of a job against the end of a failed rank's output, within a bounded time.
 
 The patterns are the user's, and a regular expression can take practically for ever. The search therefore runs in its
-own process, which the kernel ends when it has used its processor time: on a busy machine no pattern is left out that is
-quick. Neither the daemon nor the rank's actor waits longer than `PATIENCE_SECONDS`. Without policies, nothing runs.
+own process, which the kernel ends when it has used its processor time: on a busy machine no quick pattern is left
+out. Neither the daemon nor the rank's actor waits longer than `PATIENCE_SECONDS`. Without policies, nothing runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SEARCH_SECONDS: Final = 2.0
 """Processor time of the whole search."""
 PATIENCE_SECONDS: Final = 30.0
-"""How long the end of a rank may wait for the search, where the machine leaves it no processor."""
+"""Longest time that the end of a rank waits for the search, where the machine gives the search no processor time."""
 MOST_CHARACTERS: Final = 64 * 1024
 _SEARCH: Final = """
 import json, re, signal, sys

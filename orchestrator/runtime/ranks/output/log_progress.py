@@ -1,8 +1,8 @@
 """Reads steps from a rank's output (`health.progress`), for scripts that report nothing.
 
 The pattern is the user's, and a regular expression can take for ever. Lines are therefore searched in batches in
-another process, which ends at one that takes too long: the job then counts as one without reports. Without a pattern,
-the lines of common trainers are looked for (known_lines.py), which is a guess, and marked as one.
+another process, which is killed if a batch takes too long: the job then counts as one without reports. Without a
+pattern, the lines of common trainers are looked for (known_lines.py), which is a guess, and marked as one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LogProgress:
 
     @property
     def guessed(self) -> bool:
-        """Whether what was found is a guess, for want of a pattern."""
+        """Whether the steps found are guesses, because there is no pattern."""
         return not self._pattern
 
     def over(self, snapshot: ProgressSnapshot) -> ProgressSnapshot:
@@ -127,7 +127,7 @@ class LogProgress:
                 await asyncio.sleep(BATCH_SECONDS)
 
     def _recognise(self, batch: list[str]) -> None:
-        """Take the newest known line; of a bar or counter of another kind than the first, none: that is an evaluation's."""
+        """Take the newest known line; skip a bar or counter of another kind than the first: it belongs to an evaluation."""
         for line in reversed(batch):
             found = known_step(line)
             if found is None or found.kind != (self._kind or found.kind):
@@ -161,7 +161,7 @@ class LogProgress:
             self._recent.append(newest)
             seconds = newest if seconds is None else seconds + STEP_SECONDS_WEIGHT * (newest - seconds)
         advanced = step > highest
-        # An attempt's first step is a fact of its history: no guess.
+        # An attempt's first step becomes part of its history, so a guess does not count.
         new = before.new_step is None and step > self._previous and not self.guessed
         self._clock = clock
         self._found = replace(
@@ -174,7 +174,7 @@ class LogProgress:
             new_step_at=now if new else before.new_step_at,
             last_step_at=now if advanced else before.last_step_at,
             last_report_at=now,
-            # Diagnosis goes by what was reported; a guess is shown, with its pace.
+            # Diagnosis uses only what was reported; a guess is shown, with its pace.
             steps_reported=0 if self.guessed else before.steps_reported + advanced,
             step_seconds=seconds,
             recent_step_seconds=() if self.guessed else tuple(self._recent),

@@ -85,7 +85,7 @@ class LogReader:
         found: list[LogEntry] = []
         for streams in reversed(attempts):
             piece = _piece_bytes(len(streams))
-            # Of lines with the same time the higher rank's come last, and so first here.
+            # Among lines with the same time, those of the higher rank come last, and so first here.
             ranks = [self._backward(files, since, piece) for files in reversed(streams)]
             found += islice(heapq.merge(*ranks, key=attrgetter("at"), reverse=True), count - len(found))
         return found[::-1]
@@ -148,7 +148,7 @@ class LogReader:
                     os.close(handle)
 
     def _open(self, file: _File) -> int | LogEntry | None:
-        """Open the file under its current name; a line gives the reason of a failure, once; None for a removed file."""
+        """Open the file under its current name; return a line about a failure, once; None for a removed file."""
         try:
             return _open_inode(file)
         except FileNotFoundError:

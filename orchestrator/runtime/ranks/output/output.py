@@ -63,7 +63,7 @@ class RankOutput:
         return self._progress.over(snapshot)
 
     async def last_progress(self) -> ProgressSnapshot:
-        """Return the last printed step, once all lines have been searched; later lines are not searched. A guess is none."""
+        """Return the last printed step, once all lines have been searched; search no later lines. A guess is left out."""
         await self._progress.close()
         return ProgressSnapshot() if self._progress.guessed else self._progress.over(ProgressSnapshot())
 
@@ -72,7 +72,7 @@ class RankOutput:
         self._shown = shown
 
     def listen(self, stdout: int, stderr: int | None = None) -> None:
-        """Read from these non-blocking pipes until their ends; one of both streams where it is a terminal's."""
+        """Read from these non-blocking pipes until their ends; a terminal has one for both streams."""
         loop = asyncio.get_running_loop()
         for read_end, stream in ((stdout, "o"), *(() if stderr is None else ((stderr, "e"),))):
             self._pipes[read_end] = stream

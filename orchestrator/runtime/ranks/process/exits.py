@@ -64,7 +64,7 @@ class ExitTeller:
             policy, note = await match_policies(self._plan.log_policies, text) if failed else ("", None)
             evidence = self._evidence.facts() if failed else ()
         except Exception as fault:
-            report_fault("what is known of the exit's cause was left out", fault)
+            report_fault("evidence of the exit's cause was left out", fault)
         stop = await self._stop_facts(event)
         use = memory_use(event.memory, machine=self._evidence.killed_by_kernel(event, evidence)) if failed else None
         end = Exit(
@@ -89,16 +89,16 @@ class ExitTeller:
         self._log.add(kind="exited", at=event.at, exit=await self._with_port(end))
 
     async def _with_port(self, end: Exit) -> Exit:
-        """Add what holds the port that the rank could not bind."""
+        """Add evidence of what holds the port that the rank could not bind."""
         try:
             taken = await asyncio.to_thread(port_evidence, end, self._plan.env)
         except Exception as fault:
-            report_fault("what holds the rank's port was left out", fault)
+            report_fault("the process that holds the rank's port was left out", fault)
             return end
         return end if taken is None else replace(end, evidence=(*end.evidence, taken))
 
     async def _stop_facts(self, event: Exited) -> StopFacts:
-        """Return whether the rank was asked to stop and its last steps; from its output where it reported none."""
+        """Return whether the rank was asked to stop, and its last steps: those in its output where it reported none."""
         facts = partial(stop_facts, ended_at=event.at, killed=was_killed(event))
         stop = facts(event.ending)
         if event.cause is not None or stop.stop_seen_at is None or stop.last_step is not None:

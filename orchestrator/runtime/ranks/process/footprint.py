@@ -1,4 +1,4 @@
-"""What this process holds that a job could have left in it: files, terminals, threads, child processes, memory."""
+"""Resources that a job could have left in this process: files, terminals, threads, child processes, memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 MOST_GROWN_BYTES: Final = 64 * 1024 * 1024
 _OF_RAY: Final = ("socket:", "anon_inode:", "/proc/")
-"""What Ray opens and closes at any time: its connections, and looks at itself."""
+"""Prefixes of what Ray opens and closes at any time: its connections, and files of /proc about its own process."""
 
 _PROC: Final = Path("/proc/self")
 _POOL: Final = ("asyncio_", "uvloop_")
-"""Threads of ``asyncio.to_thread``, which keep nothing of what they ran; Ray's actors have uvloop where it is installed."""
+"""Prefixes of the threads of ``asyncio.to_thread``, which keep nothing of their calls; Ray uses uvloop if installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What there was at one time."""
+    """Resources that this process held at one time."""
 
     files: frozenset[str]
     threads: frozenset[str]
@@ -32,13 +32,13 @@ class Footprint:
 
     @classmethod
     def now(cls) -> Self:
-        """Look at this process."""
+        """Return the present footprint of this process."""
         names = frozenset(thread.name for thread in threading.enumerate() if not thread.name.startswith(_POOL))
         children = frozenset(f"process {pid}" for pid in _children())
         return cls(frozenset(_open_files()), names, children, _resident_bytes())
 
     def grown(self) -> tuple[str, ...]:
-        """Return what the process holds beyond this; empty: nothing."""
+        """Return what the process now holds beyond this footprint; empty: nothing."""
         now = self.now()
         pairs = ((now.files, self.files), (now.threads, self.threads), (now.processes, self.processes))
         found = [name for later, earlier in pairs for name in sorted(later - earlier)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.holder import Identity
 
 LATE_SECONDS: Final = 2.0
-"""How long after its due time an end may come before the keeper is continued."""
+"""Time that an end may be overdue before the keeper is continued."""
 
 _LOOK_SECONDS: Final = 1.0
 _LOOKS_WHEN_STOPPED: Final = 3
@@ -63,7 +63,7 @@ class KeeperWatch:
         self._task = asyncio.get_running_loop().create_task(self._end_keeper(), name="hasten-keeper")
 
     async def _end_keeper(self) -> None:
-        """Continue the keeper; kill it when it stays stopped, or reports nothing of a dead process."""
+        """Continue the keeper; kill it when it stays stopped, or does not report the death of its process."""
         assert self._keeper is not None
         stopped = silent = 0
         while signal_process(self._keeper, signal.SIGCONT):
@@ -75,7 +75,7 @@ class KeeperWatch:
                 return
 
     async def ended(self) -> None:
-        """Return when the keeper, which has told its last, has ended: one that was stopped on the way would stay for ever."""
+        """Return when the keeper has ended, after its last message; continue or kill one that is stopped."""
         if self._keeper is None:
             return
         try:
@@ -106,7 +106,7 @@ class KeeperWatch:
 
 
 async def _readable(handle: int) -> None:
-    """Return when a process's descriptor tells of its end."""
+    """Return when a process's descriptor shows that the process has ended."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(handle, told.set)
     try:

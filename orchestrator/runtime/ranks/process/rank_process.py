@@ -67,7 +67,7 @@ class RankProcess:
         self._keeper.expect_end(grace_seconds)
 
     def hang_up(self) -> None:
-        """Send SIGHUP: an interactive shell passes over SIGTERM."""
+        """Send SIGHUP: an interactive shell ignores SIGTERM."""
         self._lifeline.signal(signal.SIGHUP)
 
     def kill(self) -> None:
@@ -81,7 +81,7 @@ class RankProcess:
         await self._following
 
     async def _follow(self) -> None:
-        """Follow the process until its end, which is reported whatever fails before."""
+        """Follow the process until its end, which is reported even if something fails before it."""
         faults = 0
         while True:
             try:

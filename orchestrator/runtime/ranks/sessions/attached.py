@@ -1,4 +1,4 @@
-"""A client at a rank's terminal. When it leaves, the rank goes on; when the rank ends, it learns how."""
+"""A client at a rank's terminal. When it leaves, the rank continues; when the rank ends, it gets the rank's exit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEFT_OUT: Final = b"\r\n[orch] output was left out: this client reads too slowl
 
 
 class AttachSession:
-    """Input to, and output from, a rank's terminal. Output beyond what a slow client may leave unread is left out, oldest first."""
+    """Input to, and output from, a rank's terminal. If a slow client leaves too much output unread, the oldest is dropped."""
 
     def __init__(self, terminal: RankTerminal, request: AttachRequest) -> None:
         self._terminal, self._kind = terminal, "" if request.terminal is None else request.terminal.kind
@@ -35,7 +35,7 @@ class AttachSession:
         self._data = bytearray(terminal.attach(self._take))
 
     async def read(self, seconds: float) -> SessionOutput:
-        """Return the output; wait for some for at most ``seconds``."""
+        """Return the output; wait for at most ``seconds`` until there is some."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self._data and self._end is None:
@@ -59,15 +59,15 @@ class AttachSession:
             self._terminal.resize(Terminal(rows=rows, columns=columns, kind=self._kind))
 
     def signal(self, number: int) -> None:
-        """Do nothing: keys of a terminal are its signals, and a client that leaves does not end the rank."""
+        """Do nothing: a terminal turns keys into signals, and a client that leaves does not end the rank."""
 
     def finish(self, exited: Exit | None) -> None:
-        """The rank has ended."""
+        """End the session with the exit of the rank."""
         code, signal = (None, None) if exited is None else (exited.exit_code, exited.signal)
         self._over(SessionEnd(reason=EndReason.EXITED, exit_code=code, signal=signal))
 
     async def close(self, reason: EndReason) -> None:
-        """Detach."""
+        """Detach from the terminal, and end the session."""
         self._over(SessionEnd(reason=reason))
 
     def _over(self, end: SessionEnd) -> None:

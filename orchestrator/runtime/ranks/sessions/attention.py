@@ -1,4 +1,4 @@
-"""Whether a rank has its user's attention: an interactive one is in use or idle, another one may be at a breakpoint."""
+"""Tracks the use of a rank: an interactive one is in use or idle, another one may wait at a breakpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 UNATTENDED_SECONDS: Final = 600.0
-"""How long a rank waits at a breakpoint with no client attached before its debugger's input ends."""
+"""Time that a rank waits at a breakpoint with no client attached before its debugger's input ends."""
 BUSY_SHARE: Final = 0.05
 """Processes that use this share of a core or more are not idle."""
 
 
 class Use:
-    """When a rank was last in use. ``clock`` gives monotonic seconds."""
+    """Time of a rank's last use. ``clock`` gives monotonic seconds."""
 
     def __init__(self, limit_seconds: float, clock: Callable[[], float]) -> None:
         self._limit_seconds, self._clock = limit_seconds, clock
@@ -22,11 +22,11 @@ class Use:
         self._cpu: tuple[float, float] | None = None
 
     def note(self) -> None:
-        """It is used now: something was typed or printed, here or in a session beside it."""
+        """Record a use now: something was typed or printed, here or in a session beside the rank."""
         self._used_at = self._clock()
 
     def is_idle(self, cpu_seconds: float | None) -> bool:
-        """Whether it was not used for the limit. ``cpu_seconds`` are its processes' up to now, if known."""
+        """Whether the rank was not used for the limit. ``cpu_seconds``: CPU time of its processes so far, if known."""
         now = self._clock()
         if cpu_seconds is not None and (self._cpu is None or cpu_seconds != self._cpu[0]):
             if self._cpu is None or cpu_seconds - self._cpu[0] >= BUSY_SHARE * (now - self._cpu[1]):
@@ -36,7 +36,7 @@ class Use:
 
 
 class Breakpoint:
-    """Since when a rank is at a breakpoint (``stopped_at``, wall time; None: it is at none), and for how long unattended."""
+    """Time at which a rank stopped at a breakpoint (``stopped_at``, wall time; None: at none), and time without a client."""
 
     def __init__(self, limit_seconds: float, clock: Callable[[], float]) -> None:
         self._limit_seconds, self._clock = limit_seconds, clock
@@ -44,11 +44,14 @@ class Breakpoint:
         self.stopped_at: float | None = None
 
     def left(self) -> None:
-        """A client has detached."""
+        """Record that a client has detached."""
         self._unattended_since = self._clock()
 
     def is_abandoned(self, *, at_prompt: bool, attended: bool, now: float) -> bool:
-        """Record what is seen at wall time ``now``; return whether it has waited for a client for the limit: once in each."""
+        """Record the state at wall time ``now``; return whether the rank has waited for a client for the limit.
+
+        After that, it returns True again only when the limit has passed once more.
+        """
         clock = self._clock()
         if not at_prompt:
             self.stopped_at = None

@@ -93,7 +93,7 @@ class CommandSession:
         return cls(spawned.lifeline, ours, terminal=request.terminal is not None)
 
     async def read(self, seconds: float) -> SessionOutput:
-        """Return the output; wait for some for at most ``seconds``."""
+        """Return the output; wait for at most ``seconds`` until there is some."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not any(self._outputs) and not self._over:

@@ -16,7 +16,7 @@ _CHUNK = 64 * 1024
 
 
 class OutputEnd:
-    """Collects the output of ``descriptor``, which it owns; ``woken`` is called for news."""
+    """Collects the output of ``descriptor``, which it owns; ``woken`` is called at new output, and at its end."""
 
     def __init__(self, descriptor: int, woken: Callable[[], None]) -> None:
         os.set_blocking(descriptor, False)

@@ -47,7 +47,7 @@ class PortRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest:
-    """The rank's own terminal. ``secrets``: the client may see those of the rank."""
+    """A connection to the rank's own terminal. ``secrets``: the client may see those of the rank."""
 
     terminal: Terminal | None
     secrets: bool
@@ -65,12 +65,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfInput:
-    """The input ends."""
+    """The end of the input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The client's terminal changed its size."""
+    """The new size of the client's terminal."""
 
     rows: int
     columns: int
@@ -92,7 +92,7 @@ SessionMessage = Input | EndOfInput | Size | Signal | Leave
 
 
 class EndReason(StrEnum):
-    """Why a session ended."""
+    """Reason for the end of a session."""
 
     EXITED = "exited"
     """Its command, or the rank that it was attached to, ended, or the other side closed the connection."""

@@ -40,7 +40,7 @@ class PortSession:
         return cls(reader, writer)
 
     async def read(self, seconds: float) -> SessionOutput:
-        """Return received bytes; wait for some for at most ``seconds``."""
+        """Return received bytes; wait for at most ``seconds`` until there are some."""
         reading = asyncio.ensure_future(self._reader.read(READ_BYTES))
         closing = asyncio.ensure_future(self._closing.wait())
         try:

@@ -1,6 +1,6 @@
-"""The terminal of one start of a rank: of an interactive job all of its input and output, else that of its debugger.
+"""The terminal of one start of a rank: in an interactive job all of its input and output, else its debugger's.
 
-A rank of any other job has the null device as its input. Its ``pdb`` opens this terminal by its path while it waits for a
+A rank of another job has the null device as its input. Its ``pdb`` opens this terminal by its path while it waits for a
 command (``forkserver/torch_changes/debugger.py``) and holds an advisory lock on it meanwhile, so the kernel shows whether the
 rank is at a breakpoint, also when the rank is killed there.
 """
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 TERMINAL_VARIABLE: Final = "ORCH_TERMINAL"
 KEPT_BYTES: Final = 64 * 1024
-"""The newest output, which a client gets when it attaches."""
+"""Size of the newest output that is kept; a client gets it when it attaches."""
 _END_OF_INPUT: Final = b"\x04"
 
 
 class RankTerminal:
-    """An open terminal. ``idle_seconds``: the job is interactive and idle after this long; None: it is a debugger's.
+    """An open terminal. ``idle_seconds``: the job is interactive, and idle after this time; None: it is not.
 
     ``note`` writes a line into the rank's log. ``clock`` gives monotonic seconds.
     """
@@ -84,7 +84,7 @@ class RankTerminal:
             viewer(data)
 
     def attach(self, viewer: Callable[[bytes], None]) -> bytes:
-        """Call ``viewer`` with all further output; return the newest that there was."""
+        """Call ``viewer`` with all further output; return the newest output so far."""
         self._viewers.add(viewer)
         self.use()
         return bytes(self._kept)
@@ -114,7 +114,7 @@ class RankTerminal:
             self._use.note()
 
     def look(self, cpu_seconds: float | None, now: float) -> None:
-        """Find out whether the rank is idle or at a breakpoint. ``cpu_seconds`` are its processes', ``now`` is wall time."""
+        """Check whether the rank is idle, by its processes' ``cpu_seconds``, or at a breakpoint. ``now`` is wall time."""
         at_prompt = not self.interactive and self._ends.is_locked()
         if self._breakpoint.is_abandoned(at_prompt=at_prompt, attended=bool(self._viewers), now=now):
             self._ends.write_now(_END_OF_INPUT)

@@ -1,4 +1,4 @@
-"""The sessions beside one rank: opened while it runs, ended with it, and when no client polls any more."""
+"""The sessions beside one rank: opened while it runs, ended with it, or when no client polls any more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_CONNECTIONS: Final = 128
 """Most sessions at once beside one rank."""
 
 LEASE_SECONDS: Final = 30.0
-"""The daemon polls for output all the time; a session that is not polled for this long ends."""
+"""The daemon polls for output continuously; a session that is not polled for this long ends."""
 
 Session = CommandSession | PortSession | AttachSession
 
@@ -90,7 +90,7 @@ class RankSessions:
         self._fence.refuse_older(attempt)
         plan = self._plan
         if plan is None or plan.attempt != attempt or attempt != self._fence.attempt or not self._log.running:
-            raise SessionRefusedError("the rank does not run", "`orch status` says what the job does")
+            raise SessionRefusedError("the rank does not run", "`orch status` shows the job's state")
         self._refuse_too_many(request)
         self._opening += 1
         try:
@@ -106,7 +106,7 @@ class RankSessions:
         return number
 
     async def read(self, number: int, seconds: float) -> SessionOutput:
-        """Return a session's output; wait for some for at most ``seconds``. The last answer has an end."""
+        """Return a session's output; wait for at most ``seconds`` until there is some. The last answer has an end."""
         session = self._sessions.get(number)
         if session is None:
             return SessionOutput(end=SessionEnd(reason=EndReason.ABANDONED))

@@ -1,7 +1,7 @@
-"""Checks job.yaml's `trainer:` at submission: all contradictions, before the job waits in a queue.
+"""Finds all contradictions in job.yaml's `trainer:` at submission, before the job waits in a queue.
 
-Pure, and without torch: the daemon calls it. The reader of job.yaml checks each setting by itself. What only the ranks
-can know (their GPUs' abilities) they check themselves.
+Pure, and without torch: the daemon calls it. The reader of job.yaml checks each setting by itself. The ranks check
+what depends on their hardware (their GPUs' abilities).
 """
 
 from __future__ import annotations

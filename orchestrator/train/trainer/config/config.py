@@ -160,12 +160,12 @@ class MultiGPUConfig(TrainingSettings):
 
 
 def _refuse_change(config: MultiGPUConfig, name: str, value: object) -> None:
-    """All that depends on a setting was checked and filled in with it: a change makes another configuration."""
+    """Raise FrozenInstanceError: other values were checked against this one, so a change needs a new object."""
     del config
     raise dataclasses.FrozenInstanceError(
         f"a MultiGPUConfig does not change: write config = config.replace({name}={value!r})"
     )
 
 
-# After the decorator, which has put its own there, whose message is only the name.
+# Assigned after the decorator has run: it sets its own method, and the message of that is only the name.
 MultiGPUConfig.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]

@@ -32,11 +32,11 @@ class Surroundings:
     computes_bf16: bool
     computes_fp8: bool
     most_ranks: int | None = None
-    """For an elastic job, whose number of ranks may change; None when it is fixed."""
+    """Largest number of ranks of an elastic job; None when the number is fixed."""
 
 
 def about(*names: str, message: str, hint: str) -> Finding:
-    """Return a finding about settings, the one to change first."""
+    """Return a finding about settings; the first name is the setting to change."""
     return Finding(path=names[:1], message=message, hint=hint, others=tuple((name,) for name in names[1:]))
 
 
@@ -187,7 +187,7 @@ def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
 
 
 def _balance_conflicts(config: TrainingSettings) -> Iterator[Finding]:
-    """Return what ranks with different numbers of samples, and of passes, cannot do."""
+    """Return every contradiction between `balance: measured` and other settings."""
     if config.balance == "equal":
         return
     for name, off in (("sync_bn", False), ("static_graph", False)):
@@ -215,7 +215,7 @@ def _batch_misfit(global_batch_size: int, batch_size: int, world_size: int) -> I
     if global_batch_size % per_pass:
         yield about(
             *("global_batch_size", "batch_size", "world_size"),
-            message=f"global_batch_size {global_batch_size} is no multiple of batch_size {batch_size} x {world_size} ranks = "
+            message=f"global_batch_size {global_batch_size} is not a multiple of batch_size {batch_size} x {world_size} ranks = "
             f"{per_pass}",
             hint=f"choose a batch_size that divides {global_batch_size} / {world_size}",
         )
@@ -273,7 +273,7 @@ _OF_THE_LOADER = {
 
 
 def without_effect(config: TrainingSettings, *, on_cuda: bool, world_size: int, own_loader: bool) -> Iterator[Finding]:
-    """Settings that are right, and do nothing here: for a line at the start, because elsewhere they do."""
+    """Return the valid settings without effect in this process, to be shown at the start; elsewhere they have one."""
     if own_loader:
         for name, default in _OF_THE_LOADER.items():
             if getattr(config, name) != default:
@@ -291,7 +291,7 @@ def _unequal_conflicts(config: TrainingSettings, world_size: int) -> Iterator[Fi
         yield about("balance", message=message, hint="start more, or leave balance out")
     whole = config.global_batch_size
     if whole is not None and whole < world_size:
-        message = f"global_batch_size {whole} has not one sample for each of {world_size} ranks"
+        message = f"global_batch_size {whole} is less than one sample for each of {world_size} ranks"
         yield about("global_batch_size", message=message, hint="raise it, or start fewer ranks")
 
 
@@ -313,7 +313,7 @@ def _elastic_conflicts(config: TrainingSettings, most_ranks: int) -> Iterator[Fi
     if whole is not None and whole < most_ranks:
         yield about(
             "global_batch_size",
-            message=f"global_batch_size {whole} has not one sample for each of {most_ranks} ranks",
+            message=f"global_batch_size {whole} is less than one sample for each of {most_ranks} ranks",
             hint="raise it, or lower resources.num_workers.max",
         )
 

@@ -92,7 +92,7 @@ def read_mapping(given: Mapping[str, Any]) -> dict[str, Any]:
 def sort_out(given: Mapping[str, Any], *, typed: bool) -> tuple[dict[str, Any], dict[str, BadValueError]]:
     """Return the readable values of `given`, and the errors of the others, by name.
 
-    ``typed``: text is read as a command line has it, where `8` is a number.
+    ``typed``: text is read as on a command line, where `8` is a number.
     """
     values, problems = {}, {}
     for name, value in given.items():

@@ -44,7 +44,7 @@ class ShareSampler(GlobalBatchSampler):
         self._share, self.batch_size = share, share.samples
 
     def __len__(self) -> int:
-        """Return the batches of this rank in a whole epoch."""
+        """Return the number of batches of this rank in a whole epoch."""
         return self.samples // self._share.global_batch * self._share.accumulation
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -58,9 +58,9 @@ class ShareSampler(GlobalBatchSampler):
 
 
 def step_share(config: MultiGPUConfig, ctx: Context) -> BatchShare | None:
-    """Return this rank's share of each step where ranks may have different ones; None where all always have the same.
+    """Return this rank's share of each step where shares may differ between ranks; None where they are always equal.
 
-    That is in an elastic job, and with ``balance: measured``, which begins with equal shares. Without
+    They may differ in an elastic job, and with ``balance: measured``, which begins with equal shares. Without
     ``global_batch_size`` a step has as many samples as it would have on the most ranks that the job may get. Raises
     ConfigError when ranks would have to meet in passes that only some of them have.
     """

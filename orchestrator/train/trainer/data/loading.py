@@ -55,7 +55,7 @@ class Feed:
 
     @property
     def batches(self) -> int | None:
-        """Return the batches of this rank in a whole epoch; None if unknown."""
+        """Return the number of batches of this rank in a whole epoch; None if unknown."""
         try:
             return len(cast("Sized", self.loader))
         except TypeError:
@@ -115,7 +115,7 @@ def build_feed(
     if streams:
         if not isinstance(dataset, Iterable):
             raise DataError(
-                f"a {type(dataset).__name__} is no dataset: it needs __getitem__ and __len__, or __iter__ (or pass a loader)"
+                f"a {type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__, or __iter__ (or pass a loader)"
             )
         return Feed(dataset, stateful=isinstance(dataset, Stateful))
     samples = _length(dataset)
@@ -126,7 +126,7 @@ def build_feed(
             f"the dataset ({type(dataset).__name__}) has a state of its own, which does not fit when ranks get other samples: leave "
             "balance out, or state_dict and load_state_dict"
         )
-    whole = type(dataset) is TensorDataset  # draws no random numbers, and can be asked for a batch at once
+    whole = type(dataset) is TensorDataset  # draws no random numbers, and can return a whole batch at once
     seeded = config.num_workers > 0 and not stateful and not whole
     shuffle = config.shuffle and training
     sampler = (

@@ -22,8 +22,8 @@ _LARGE_PRIME = 1_000_003
 class GlobalBatchSampler(Sampler[list[Any]]):
     """Distributes an epoch's samples to ranks, a batch at a time.
 
-    `samples` is the size of the dataset, `batch_size` that of one rank's batch. What is left after the last whole pass
-    is dropped in training (`drop_last`), where another order brings it back in the next epoch; in evaluation the ranks
+    `samples` is the size of the dataset, `batch_size` that of one rank's batch. The rest after the last whole pass
+    is dropped in training (`drop_last`), where the next epoch's order includes it again; in evaluation the ranks
     share it, and some may get a smaller batch, or none.
     """
 
@@ -55,7 +55,7 @@ class GlobalBatchSampler(Sampler[list[Any]]):
         self.epoch, self.position = epoch, position
 
     def __len__(self) -> int:
-        """Return the batches of one rank in a whole epoch."""
+        """Return the number of batches of one rank in a whole epoch."""
         if self._drop_last:
             return self.samples // self._unit * (self._unit // self._per_pass)
         whole, rest = divmod(self.samples, self._per_pass)
@@ -96,7 +96,7 @@ class SeededSamples(Dataset[Any]):
 
     def __getitem__(self, draw: tuple[int, int]) -> Any:
         epoch, index = draw
-        seed = hash((self._seed, epoch, index)) & 0xFFFFFFFFFFFF  # of whole numbers: the same in every process
+        seed = hash((self._seed, epoch, index)) & 0xFFFFFFFFFFFF  # a hash of whole numbers is the same in every process
         random.seed(seed)
         torch.manual_seed(seed)
         _seed_numpy(seed)

@@ -26,7 +26,7 @@ EVERY: Final = 8
 
 
 class BusyClock:
-    """A step clock that measures this beside another clock."""
+    """A step clock that measures busy times in addition to another clock's measurements."""
 
     def __init__(self, inner: StepClock, device: torch.device, now: Callable[[], Any] | None = None) -> None:
         """`now` returns a moment: seconds on a CPU, an event on a GPU."""

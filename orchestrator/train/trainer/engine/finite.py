@@ -1,6 +1,6 @@
 """Keeps NaN out of the weights: decides, equally on all ranks, whether an update may happen.
 
-A loss is each rank's own, its gradient becomes that of all ranks. On the CPU reading a number is free: the loss is
+Each rank has its own loss; the gradient is reduced over all ranks. On the CPU reading a number is free: the loss is
 checked before the backward pass, and a rank with a bad one sends NaN for every gradient, so that all ranks see it in
 any one of them. On a GPU reading means waiting: there the norm of the reduced gradient decides, on the device itself
 when the optimizer can skip an update there (the fused ones can).
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class FiniteGuard:
     """Counts consecutive skipped updates, and reports when there are too many.
 
-    `sharded`: a rank sees only its part of the gradient. `may_poison`: a backward pass may take another way than the
-    forward pass did (not so where the order of the parameters is fixed or searched for).
+    `sharded`: a rank sees only its part of the gradient. `may_poison`: a backward pass may use another graph than the
+    forward pass did (not with a static graph, nor with a search for unused parameters).
     """
 
     def __init__(self, model: nn.Module, place: RankGroup, *, limit: int, sharded: bool, may_poison: bool) -> None:
@@ -43,9 +43,9 @@ class FiniteGuard:
         self.bad_here = False
         """Whether a checked loss of this rank was not finite in this step."""
         self.streak = 0
-        """Consecutive skipped updates, as far as this process knows."""
+        """Consecutive skipped updates that this process has counted."""
         self.skipped = 0
-        """Updates skipped since the start, as far as this process knows."""
+        """Updates skipped since the start that this process has counted."""
 
     @property
     def needs_norm(self) -> bool:
@@ -62,7 +62,7 @@ class FiniteGuard:
         self.bad_here = False
 
     def look(self, loss: Tensor) -> Tensor | None:
-        """Return what to call backward() on; None for nothing. Where checking is free, a bad loss is detected here."""
+        """Return the tensor to call backward() on, or None. Where checking is free, a bad loss is detected here."""
         if not self._looks:
             return loss
         self.value = loss.item()
@@ -93,7 +93,7 @@ class FiniteGuard:
         self.skipped += not good
 
     def count_on_device(self, bad: Tensor) -> Tensor:
-        """Record how a step ended without reading it; the streak so far, on the device."""
+        """Record how a step ended without reading it; return the streak so far, on the device."""
         streak = bad if self.streak_on_device is None else (self.streak_on_device + 1) * bad
         self.streak_on_device = streak
         return streak

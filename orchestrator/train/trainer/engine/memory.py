@@ -1,4 +1,4 @@
-"""Out of memory: detected on any device, reported with the sizes and the settings that help, and measured in advance."""
+"""Detects out-of-memory errors on any device, reports them with the sizes and the settings that help, and measures peaks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measures the parts of a step's time: data, forward, backward, optimizer.
 
-On the CPU by two clock readings per part. A GPU runs asynchronously, so there the device itself records the moments
-(events), in one step of several, and they are read once available, without waiting.
+On the CPU the clock is read at the end of each part. A GPU runs asynchronously, so there the device itself records the
+moments (events), in one step of several, and they are read once available, without waiting.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StepClock(Protocol):
 
 
 class CpuClock:
-    """Reads the program's clock, which is right for a CPU."""
+    """Reads the clock in the program, which is exact where the CPU computes."""
 
     def __init__(self) -> None:
         self._seconds = [0.0] * len(Part)
@@ -86,7 +86,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Makes the device record the moments."""
+    """Records the moments on the device, as events."""
 
     def __init__(self) -> None:
         self._step = -1

@@ -29,7 +29,7 @@ def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 class _AllReduceSum(torch.autograd.Function):
-    """Sum over ranks; so is its gradient."""
+    """Sum over ranks; its gradient is summed over ranks as well."""
 
     @staticmethod
     def forward(_ctx: Any, values: Tensor) -> Tensor:

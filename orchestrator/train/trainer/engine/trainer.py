@@ -1,7 +1,7 @@
 """One training step, for any way of exchanging gradients between ranks.
 
 `MultiGPUTrainer` owns model, optimizer, precision and the order of operations within a step; its subclasses define how
-a model is spread over ranks. It knows nothing of epochs, files or logs, and is usable alone:
+a model is spread over ranks. It handles no epochs, files or logs, and is usable alone:
 
     trainer = DistributedDataParallelTrainer(config, join_ranks(config))
     trainer.prepare(model, loss_fn=loss_fn, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
@@ -56,7 +56,7 @@ class StepResult(NamedTuple):
 
     `value` is the loss as a number, where that is known without waiting.
     `updated`: an optimizer step was due (the last of the accumulated batches). `skipped`: it was due, but left out because
-    something was not finite; False where only the device knows. `grad_norm` is known when it was needed.
+    something was not finite; False where only the device can tell. `grad_norm` is known when it was needed.
 
     `whole` is the same for the whole optimizer step, in the result of the call that ends it; None: this call was all of it.
     """
@@ -95,7 +95,7 @@ class MultiGPUTrainer(ABC):
         """Parts into which a batch is split because memory ran out; 1 until then."""
         self.measure_norm = False
         """Set to make the next step compute its gradient's norm, if it does not anyway."""
-        self._passes = 0  # of the optimizer step that has begun
+        self._passes = 0  # passes done in the current optimizer step
         self._accumulated: list[StepResult] = []  # their results
         self._exchanging = False  # ranks wait for each other: a pass cannot be undone any more
 
@@ -163,7 +163,7 @@ class MultiGPUTrainer(ABC):
         """Return a context in which backward passes accumulate gradients without sending them to other ranks."""
 
     def first_of_static_graph(self) -> bool:
-        """Whether this backward pass must reduce gradients, wherever in the step it is. Called before each, once."""
+        """Whether this backward pass must reduce gradients, at any place in the step. Called once before each pass."""
         return False
 
     def communication_share(self) -> float | None:
@@ -392,11 +392,11 @@ class MultiGPUTrainer(ABC):
     # State
 
     def model_state(self) -> dict[str, Any]:
-        """Return the model's state dictionary, whole, on rank 0; other ranks take part and get what they have."""
+        """Return the model's complete state dictionary on rank 0; elsewhere it may be partial. Every rank calls it."""
         return self.module.state_dict()
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state dictionary, whole, on rank 0."""
+        """Return the optimizer's complete state dictionary on rank 0."""
         return self.optimizer.state_dict()
 
     def load_states(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
@@ -406,7 +406,7 @@ class MultiGPUTrainer(ABC):
 
 
 def accumulation(config: MultiGPUConfig, world_size: int) -> int:
-    """Return the batches per optimizer step: as configured, or as many as make up the global batch."""
+    """Return the number of batches per optimizer step: as configured, or as many as make up the global batch."""
     if config.global_batch_size is None:
         return config.gradient_accumulation_steps
     return config.global_batch_size // (config.batch_size * world_size)
@@ -420,6 +420,6 @@ def _together(parts: Sequence[StepResult]) -> StepResult:
 
 
 def _whole(norm: Tensor) -> Tensor:
-    """Return a norm over sharded parameters as a whole."""
+    """Return the full value of a norm over sharded parameters."""
     together = getattr(norm, "full_tensor", None)
     return norm if together is None else cast("Tensor", together())

@@ -47,9 +47,9 @@ class DataParallelTrainer(MultiGPUTrainer):
 
 
 class DistributedDataParallelTrainer(MultiGPUTrainer):
-    """The whole model in each rank; gradients are averaged during the backward pass. One rank needs no wrapper."""
+    """Trainer with the whole model in each rank; the backward pass averages gradients. One rank needs no wrapper."""
 
-    _unlearned = False  # a static graph
+    _unlearned = False  # whether a static graph must still be learned
 
     def wrap(self, module: nn.Module) -> nn.Module:
         """Wrap `module` with every option of DistributedDataParallel that is configured."""
@@ -74,7 +74,7 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
         return wrapped
 
     def first_of_static_graph(self) -> bool:
-        """Whether to learn the static graph: in the first backward pass, which must reduce; the sum over the step is the same."""
+        """Return True for the first backward pass of a static graph, which must reduce; the sum over the step is the same."""
         first, self._unlearned = self._unlearned, False
         return first
 
@@ -96,7 +96,7 @@ class DistributedDataParallelTrainer(MultiGPUTrainer):
 
 
 class FullyShardedTrainer(MultiGPUTrainer):
-    """A part of each parameter, of its gradient and of its optimizer state in each rank (FSDP2)."""
+    """Trainer with a part of each parameter, of its gradient and of its optimizer state in each rank (FSDP2)."""
 
     shards_parameters = True
 
@@ -113,7 +113,7 @@ class FullyShardedTrainer(MultiGPUTrainer):
         mesh = init_device_mesh(self.place.device.type, (self.place.world_size,))
         lower = self.precision.dtype
         policy = MixedPrecisionPolicy() if lower is None else MixedPrecisionPolicy(lower, torch.float32)
-        # Batch normalization accepts lower-precision inputs, but not for its weights beside its fp32 statistics.
+        # Batch normalization accepts lower-precision inputs, but no lower-precision weights beside its fp32 statistics.
         whole = [part for part in module.modules() if lower is not None and isinstance(part, _BatchNorm)]
         for norm in whole:
             fully_shard(norm, mesh=mesh, mp_policy=MixedPrecisionPolicy())

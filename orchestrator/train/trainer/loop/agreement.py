@@ -1,10 +1,10 @@
 """Agreements of ranks outside of gradients: to stop together, and on the error to report.
 
 Stopping: a signal reaches ranks at different steps, but they must leave after the same one, or those that continue wait
-for ever. They communicate rarely enough to cost nothing, at steps that all of them know, because each exchange sets the
-time of the next.
+for ever. They communicate rarely enough to cost nothing, at the same steps, because each exchange sets the
+step of the next.
 
-Errors: a rank with an error leaves a note in the store; rank 0 finds it when its collective breaks.
+Errors: a rank with an error writes a note to the rendezvous store; rank 0 reads it when its collective fails.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COLLECTIVE = re.compile(
 
 
 class StopAgreement:
-    """Whether all ranks leave after this step. Call it after every step, on every rank."""
+    """Agreement of all ranks to stop after the same step. Call `reached` after every step, on every rank."""
 
     def __init__(self, place: RankGroup, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
@@ -76,9 +76,9 @@ class StopAgreement:
 def share_error(error: TrainError, place: RankGroup, *, under_orch: bool) -> TrainError:
     """Inform the other ranks of the error here, and return the exception for this rank to raise.
 
-    Rank 0's own error is raised unchanged. Another rank's goes to rank 0, which finds it when this rank has ended and
-    its collective breaks at once, as over gloo. Over NCCL that can take longer than a launcher waits: there this rank
-    reports it.
+    Rank 0's own error is raised unchanged. Another rank's error goes to rank 0, which reads it when this rank has ended
+    and rank 0's collective fails: over gloo at once. Over NCCL that can take longer than a launcher waits, so there
+    this rank reports the error.
     """
     if place.store is None:
         return error
@@ -108,7 +108,7 @@ def explain_broken_collective(failure: Exception, place: RankGroup, *, under_orc
 
 @contextmanager
 def one_voice(place: RankGroup, *, under_orch: bool) -> Iterator[None]:
-    """On an error on any rank, end all ranks, and make one of them report why."""
+    """End all ranks on an error on any rank, and make one of them report the reason."""
     try:
         yield
     except TrainError as error:

@@ -51,7 +51,7 @@ def new_portions(portions: Sequence[int], busy: Sequence[float]) -> tuple[int, .
 
 
 class Shares(Protocol):
-    """How the ranks share each step."""
+    """Division of each step among the ranks."""
 
     @property
     def portions(self) -> Sequence[int]:
@@ -70,7 +70,7 @@ class Shares(Protocol):
         """Continue the epoch with the present shares."""
 
     def refuse_own_loop(self) -> None:
-        """Raise ConfigError where steps by hand would not follow a change."""
+        """Raise ConfigError where a user's own loop would not follow a change of shares."""
 
 
 class FixedShares:

@@ -1,4 +1,4 @@
-"""The epoch under way on one rank: begun, continued in its middle, and saved, so that the next start uses the same batches."""
+"""The current epoch on one rank: begun, continued in its middle, and saved, so that the next start uses the same batches."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class EpochState:
         progress.epoch, progress.position, self.used = progress.epoch + 1, 0, 0
 
     def saved(self, feed: Feed | None, loss: EpochLoss) -> dict[str, Any]:
-        """Return what `restore` needs; ``feed`` is that of an epoch under way. Waits for the device."""
+        """Return the state for `restore`; ``feed`` is that of an epoch under way. Waits for the device."""
         loss_sum, samples = loss.sums()
         return {
             "used": self.used,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_equal_lengths(feed: Feed, place: RankGroup, used: int) -> bool:
     """Return whether ranks must agree before each step that all have data left: when the amount of data is unknown.
 
-    Raises DataError, on all ranks, when they know that they have different numbers of batches.
+    Raises DataError, on all ranks, when their numbers of batches are known and differ.
     """
     if not place.distributed or feed.sampler is not None:
         return False

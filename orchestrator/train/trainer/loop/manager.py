@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.measure.energy import EnergyMeter
 
 NOTHING_LEFT = (
-    "an earlier start has done all of it: train for more epochs or steps, or save to another ORCH_CHECKPOINT_DIR"
+    "an earlier run has completed all of it: train for more epochs or steps, or save to another ORCH_CHECKPOINT_DIR"
 )
 
 
@@ -240,7 +240,7 @@ class MultiGPUTrainingManager:
         self.fault_tolerance.check(self.progress, group, metrics.late_streak())
 
     def _traced(self, trace: FinishedTrace | None) -> None:
-        """Report a finished trace, if there is one; its writing counts for no step."""
+        """Report a finished trace, if there is one; the time of writing it counts for no step."""
         if trace is not None:
             reporter, metrics = self._ready()
             reporter.event("train.trace", step=self.progress.step, megabytes=trace.size_bytes / 1e6)
@@ -282,7 +282,7 @@ class MultiGPUTrainingManager:
             return {name.removeprefix("val_"): v for name, v in self._replayed.items() if name.startswith("val_")}
         reporter, metrics = self._ready()
         feed = self._feeds.get(id(val_loader)) or Feed(val_loader)
-        reporter.report(self.progress, phase="validate")  # a pause between steps is no hang while it validates
+        reporter.report(self.progress, phase="validate")  # in this phase a pause between steps is not a hang
         with one_voice(self.place, under_orch=bool(self._ctx.job_id)):
             values = evaluate(self.trainer, feed, self._functions)
         named = {f"val_{name}": value for name, value in values.items()}

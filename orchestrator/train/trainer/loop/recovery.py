@@ -1,6 +1,6 @@
 """Handles faults of a training run: checkpoints, resuming, stop signals, non-finite numbers, lack of memory.
 
-Decides when to save and how to treat an error; the files are orchestrator.checkpoint's, the state is training_state.py's.
+Decides when to save and how to treat an error; orchestrator.checkpoint owns the files, training_state.py the state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REPORT_WAIT = timedelta(seconds=5)
 
 
 class Recovery(enum.StrEnum):
-    """How a user's own loop continues after `handle_error`."""
+    """Action for a user's own loop after `handle_error`."""
 
     RETRY = "retry"
     """Repeat this optimizer step with the same batches: it will take less memory now."""
@@ -55,7 +55,7 @@ class FaultToleranceManager:
         self._leaving = False
         self._trainer: MultiGPUTrainer | None = None
         self.shares: Shares = FixedShares()
-        """How the ranks share each step."""
+        """Division of each step among the ranks."""
         self.saved_step: int | None = None
         """The step of the newest checkpoint of this process, or of the one it resumed from."""
         on_one_node = bool(ctx.job_id) and ctx.local_world_size == ctx.world_size
@@ -183,9 +183,9 @@ class FaultToleranceManager:
             try:
                 manager.train_step(batch)
             except Exception as error:
-                manager.fault_tolerance.handle_error(error)  # returns when the step is worth another try
+                manager.fault_tolerance.handle_error(error)  # returns if the step can be repeated
 
-        Out of memory with `oom_retry`: batches are cut in half from now on, and RETRY comes back. Anything else ends
+        Out of memory with `oom_retry`: batches are cut in half from now on, and RETRY is returned. Any other error ends
         training: rank 0 shows the error, the others end quietly.
         """
         trainer = self._required()

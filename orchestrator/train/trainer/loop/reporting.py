@@ -98,7 +98,7 @@ class Reporter:
             log_event(name, **values)
 
     def warn_without_effect(self, *, own_loader: bool) -> None:
-        """One line in the log for each setting that does nothing here."""
+        """Write one log line for each setting that has no effect in this process."""
         config, place = self._settings
         on_cuda = place.device.type == "cuda"
         for found in without_effect(config, on_cuda=on_cuda, world_size=place.world_size, own_loader=own_loader):
@@ -137,7 +137,7 @@ class ProgressBar:
             TextColumn("{task.fields[values]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
-            auto_refresh=False,  # drawn when there is news, without a background thread
+            auto_refresh=False,  # drawn only by `show`, without a background thread
         )
         self._progress.start()
         self._task = self._progress.add_task("train", total=total_steps, epoch=0, values="")
@@ -157,7 +157,7 @@ class ProgressBar:
 def log_event(name: str, **values: Any) -> None:
     """Write one structured line: through structlog where the script has set it up, else to stdout.
 
-    On a terminal for people, else as JSON. Missing values are left out.
+    On a terminal the line is for people, else it is JSON. Missing values are left out.
     """
     known = {key: _short(value) for key, value in values.items() if value is not None}
     structlog = sys.modules.get("structlog")  # importing it takes a tenth of a second: used only if already imported

@@ -27,7 +27,7 @@ KEPT_STEPS = 10_000
 
 
 class Reading(NamedTuple):
-    """What was known about once a second: the optimizer step, seconds of training until then, loss, the GPU's load in percent."""
+    """Values recorded about once a second: the optimizer step, seconds of training until then, loss, the GPU's load in percent."""
 
     step: int
     training_time: float
@@ -46,9 +46,9 @@ class MetricsCollector:
         self.steps = self.samples = self.tokens = 0
         self.last: StepResult | None = None
         self.step_seconds_list: deque[float] = deque(maxlen=KEPT_STEPS)
-        """Seconds from the end of one step to the end of the next, without what came between epochs."""
+        """Seconds from the end of one step to the end of the next, without the time between epochs."""
         self.training_time = 0.0
-        """Seconds of all steps together, without what came between them."""
+        """Seconds of all steps together, without the time between them."""
         self._ended_at: float | None = None
         self._history: deque[Reading] = deque(maxlen=KEPT_STEPS)
         self._window = (perf_counter(), 0, 0, 0)
@@ -56,7 +56,7 @@ class MetricsCollector:
 
     @property
     def history(self) -> tuple[Reading, ...]:
-        """Loss and load over time; older ones are forgotten."""
+        """Readings of loss and load over time; the oldest are dropped."""
         return tuple(self._history)
 
     # Hot path
@@ -128,7 +128,7 @@ class MetricsCollector:
         seconds, trainer = list(self.step_seconds_list), self._trainer
         if not seconds:
             return {}
-        # Shares change, steps do not.
+        # Shares may change, the samples of a step do not.
         samples = trainer.samples_per_step if trainer.share else self.samples * trainer.ranks_worth / self.steps
         mean = sum(seconds) / len(seconds)
         values = {"step_seconds": mean, "samples_per_second": samples / mean}
@@ -139,7 +139,7 @@ class MetricsCollector:
         return values
 
     def collected(self) -> dict[str, float | list[float] | None]:
-        """What this rank has measured so far, under the names that multi-GPU training scripts use.
+        """Return this rank's measurements so far, under the names that multi-GPU training scripts use.
 
         Seconds, samples per second of all ranks, GiB at most, percent, and the losses about once a second.
         """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MfuMeter:
-    """Knows the device's peak, and counts once what a sample takes: as configured, else as measured with a batch."""
+    """Holds the device's peak and the operations of a sample: the configured number, else counted once with a batch."""
 
     def __init__(self, trainer: MultiGPUTrainer) -> None:
         config = trainer.config

@@ -102,7 +102,7 @@ class PerformanceMonitor:
         return [float(loss) for loss in self._losses]
 
     def plot_metrics(self, path: str | os.PathLike[str]) -> None:
-        """Draw loss and throughput over steps into an image file; its ending says which kind (.png, .svg, .pdf).
+        """Draw loss and throughput over steps into an image file; its suffix selects the format (.png, .svg, .pdf).
 
         Raises RuntimeError when nothing was recorded, or when matplotlib is not installed.
         """

@@ -1,16 +1,16 @@
 """Peak performance of GPUs: dense matrix products, FLOP/s, from documents of their makers.
 
 Without sparsity, at boost clocks, for the full chip. A GPU that is not here has no known peak: None, never a guess from a
-similar name. tf32 counts where torch.set_float32_matmul_precision allows it for fp32. Consumer GPUs with sums in fp32, which is half of what
+similar name. tf32 counts where torch.set_float32_matmul_precision allows it for fp32. Figures of consumer GPUs are with sums in fp32: half of what
 their makers print for sums in fp16 (and an eighth of the AI TOPS of the RTX 40: fp8, sums in fp16, sparse). No figure here was measured by this project.
 
 Each figure has its document, with the maker's address of it where one is known. The documents themselves could not be opened here. On 2026-11-24 the
-figures of ``_COMPARED`` were held against what others quote from those documents, and agree (some in one precision only); for the rest no quotation was found.
-Of A10G's fp32, quotations say 31.5 and 35.
+figures of ``_COMPARED`` were compared with quotations of those documents elsewhere, and agree (some in one precision only); for the rest no quotation was found.
+Quotations of A10G's fp32 give 31.5 and 35.
 
     python -m orchestrator.train.trainer.measure.peaks [NAME]
 
-prints the table, or what is known of one GPU.
+prints the table, or the source of one GPU's figures.
 """
 
 from __future__ import annotations
@@ -258,14 +258,14 @@ _MAKER = re.compile(r"^(?:NVIDIA|AMD|Tesla)\s+", re.IGNORECASE)
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """FLOP/s of one GPU of this name in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
+    """Return the FLOP/s of a GPU in `precision` (fp32, tf32, bf16, fp16, fp8); None when it is not in the table."""
     found = _find(device_name)
     teraflops = None if found is None else found[0].get(precision)
     return None if teraflops is None else teraflops * _T
 
 
 def peak_source(device_name: str) -> str | None:
-    """Document with the figures of a GPU of this name, its address, and whether quotations of it agree; None when it is not in the table."""
+    """Return the document with a GPU's figures, its address, and whether quotations of it agree; None when the name is not in the table."""
     found = _find(device_name)
     return None if found is None else _source(found[1], compared=found[2])
 
@@ -276,7 +276,7 @@ def _source(document: str, *, compared: bool) -> str:
 
 
 def table() -> Iterator[str]:
-    """A line for each row: the names it is for as a regular expression, TFLOP/s by precision, and where they stand."""
+    """Yield a line for each row: its names as a regular expression, TFLOP/s by precision, and their source."""
     for pattern, rates, document in _TABLE:
         shown = ", ".join(f"{precision} {rate:g}" for precision, rate in rates.items())
         yield f"{pattern}: {shown} TFLOP/s; {_source(document, compared=pattern in _COMPARED)}"

@@ -1,4 +1,4 @@
-"""What `python -m pkg` sees."""
+"""Script of `python -m pkg`, which writes what it can observe of itself."""
 
 import json
 import os

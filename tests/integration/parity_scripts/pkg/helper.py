@@ -1,4 +1,4 @@
-"""Imported relatively."""
+"""Module that is imported relatively."""
 
 import sys
 
@@ -6,5 +6,5 @@ WHO = "helper"
 
 
 def child(queue):
-    """Runs in a spawned process: what `__main__` is there, and which arguments it has."""
+    """Report the names of this module and of `__main__`, and the arguments, in a spawned process."""
     queue.put([__name__, sys.modules["__main__"].__name__, sys.argv[2:]])

@@ -1,4 +1,4 @@
-"""Results of a matrix by configuration, and how long the rest of it takes."""
+"""Results of a matrix by configuration, and the time that the rest of it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often 95 % intervals hold the mean, by simulation: each value is a part of its neighbour, and chance.
+"""Simulated coverage of 95 % confidence intervals for the mean of an autoregressive series.
 
 The table of docs/reports.md is that of ``benchmarks.analysis_figures``.
 """
@@ -13,7 +13,7 @@ WARM_UP = 200
 
 
 def sluggish(generator: np.random.Generator, count: int, memory: float) -> np.ndarray:
-    """A series that has forgotten where it began; its mean is 0."""
+    """Return an autoregressive series with mean 0, after a warm-up that removes the effect of its start."""
     noise = generator.normal(size=WARM_UP + count)
     for place in range(1, WARM_UP + count):
         noise[place] += memory * noise[place - 1]
@@ -21,7 +21,7 @@ def sluggish(generator: np.random.Generator, count: int, memory: float) -> np.nd
 
 
 def coverage(count: int, memory: float, runs: int, seed: int = 20090331) -> float:
-    """The share of intervals that hold the mean."""
+    """Return the share of intervals that contain the mean."""
     generator = np.random.default_rng(seed)
     held = 0
     for _ in range(runs):

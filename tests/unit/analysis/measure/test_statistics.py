@@ -57,7 +57,7 @@ def test_energy_without_a_counter_is_the_integral_of_power() -> None:
     [(n, m) for n in (20, 30) for m in (0.0, 0.5, 0.8, 0.95)] + [(50, 0.5), (50, 0.9), (200, 0.95), (3000, 0.8)],
 )
 def test_intervals_hold_what_they_promise_also_for_sluggish_series(count: int, memory: float) -> None:
-    """Independent of chance: the generators are seeded."""
+    """The coverage is close to the nominal one, also for autocorrelated series; the generators are seeded."""
     assert 0.915 <= coverage(count, memory, 400) <= 0.98
 
 
@@ -117,7 +117,7 @@ def test_one_idle_gpu_of_four_has_the_known_cv() -> None:
 
 
 def uneven(slow: float) -> tuple[float, bool, bool]:
-    """How much an even load would have gained, by a run whose last GPU idles at times and whose steps then take longer."""
+    """Return (gain of an even load, has an interval, excludes 0) for a run with longer steps while its last GPU idles."""
     generator = np.random.default_rng(3)
     lazy = generator.random(1200) < 0.5
     lazy = np.repeat(lazy[:300], 4)

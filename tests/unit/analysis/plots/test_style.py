@@ -53,6 +53,6 @@ def test_a_line_of_nearly_equal_values_does_not_lie_on_the_edge() -> None:
 
 
 def test_memory_that_was_never_used_is_drawn(tmp_path: Path) -> None:
-    """Warnings are errors here: an axis from 0 to 0 is one."""
+    """An axis from 0 to 0 raises a warning, and warnings are errors in the tests."""
     idle = run(gpu(memory=np.zeros(60)))
     assert write_memory_comparison([idle], tmp_path / "memory.png").exists()

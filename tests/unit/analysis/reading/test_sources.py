@@ -1,4 +1,4 @@
-"""Every kind of file becomes the same form."""
+"""Readers convert every kind of file to the same form."""
 
 from __future__ import annotations
 

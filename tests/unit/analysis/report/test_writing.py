@@ -1,4 +1,4 @@
-"""What a report consists of."""
+"""Contents of a report."""
 
 from __future__ import annotations
 

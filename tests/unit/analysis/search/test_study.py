@@ -1,4 +1,4 @@
-"""What Optuna suggests and prunes, from trials as they are told, and what trials are told to have given."""
+"""Suggestions and pruning by Optuna from reported trials, and the results that are read from the trials' records."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_trials_are_compared_at_steps_that_all_of_them_share() -> None:
 
 
 def test_the_best_trial_is_not_pruned_because_its_reports_lie_further_apart(tmp_path: Path) -> None:
-    """Losses 2 / (step + 1) and a rate: a line between steps 14 and 27 lies above what the others report at 26."""
+    """Losses are 2 / (step + 1) + rate: interpolated between steps 14 and 27, one exceeds the others' at step 26."""
     rates = [0.001, 0.0005, 0.0015, 0.0002, 0.0, 0.01]
     told = []
     for number, rate in enumerate(rates):

@@ -1,4 +1,4 @@
-"""Traces: three published forms, bad rows, synthetic ones, the words of the command line, the picture."""
+"""Traces: three published formats, bad rows, synthetic traces, arguments of the command line, the chart."""
 
 from __future__ import annotations
 

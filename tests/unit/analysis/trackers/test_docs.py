@@ -1,4 +1,4 @@
-"""docs/trackers.md: its examples are jobs, and it names what is written."""
+"""docs/trackers.md: its examples are valid jobs, and it lists every tracker and every name that is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's records become points: each line once, across rotation, restarts of the reader, and files that are no records."""
+"""A job's records become points: each line once, despite rotation, restarts of the reader, and files of other kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets in: every endpoint and method against every way to ask without the right; none may change a thing."""
+"""Access control: every endpoint and method with every kind of unauthorized request; none may change anything."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BODIES: dict[str, Any] = {
 
 
 def endpoints(served: ServedFake, job_id: str) -> list[tuple[str, str, bytes]]:
-    """Every (method, path, body) that the OpenAPI document has, and every other method on those paths."""
+    """Return every (method, path, body) of the OpenAPI document, and every other method on those paths."""
     document = ask(served.endpoint, "GET", "/api/v1/openapi.json").json
     found = []
     verbs = ("cancel", "pause", "resume", "rerun", "update")
@@ -59,7 +59,7 @@ def endpoints(served: ServedFake, job_id: str) -> list[tuple[str, str, bytes]]:
 
 
 def actions(served: ServedFake, job_id: str) -> list[tuple[str, bytes]]:
-    """Every documented POST that acts on what is there: all but submitting, with its uploads, and planning."""
+    """Return every documented POST that acts on existing objects: all but submitting, its uploads, and planning."""
     document = ask(served.endpoint, "GET", "/api/v1/openapi.json").json
     documented = {path for path, methods in document["paths"].items() if "post" in methods}
     found = []
@@ -224,7 +224,7 @@ def test_references_never_become_paths(served: ServedFake, job_id: str, ref: str
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Iterator[ServedFake]:
-    """A daemon that belongs to another uid: whoever runs the tests is a guest here."""
+    """Serve a daemon that belongs to another uid: the user who runs the tests is a guest."""
     with serve_fake(tmp_path, owner_uid=os.getuid() + 1, token=TOKEN) as served:
         yield served
 

@@ -1,4 +1,4 @@
-"""What clients can cost: deadlines for heads and bodies, a cap of connections, and no spinning without descriptors."""
+"""Limits for clients: deadlines for heads and bodies, a cap of connections, and no busy loop without descriptors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def connected(path: str) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def serving(directory: Path, **seconds: float) -> Iterator[str]:
-    """A daemon's control socket with these deadlines; its path."""
+    """Serve a daemon's control socket with these deadlines; yield its path."""
     with serve_fake(directory, owner_uid=os.getuid(), deadlines=Deadlines(**seconds)) as served:
         yield served.endpoint.socket_path
 
 
 def read_answer(sock: socket.socket) -> bytes:
-    """One whole answer with a length."""
+    """Read one whole answer that has a length; return its head."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += sock.recv(65536)
@@ -50,7 +50,7 @@ def read_answer(sock: socket.socket) -> bytes:
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Whether the server closes the connection; fails with TimeoutError where it does not."""
+    """Return whether the server closes the connection; raise TimeoutError if it does not."""
     with contextlib.suppress(ConnectionResetError):
         return sock.recv(65536) == b""
     return True
@@ -81,7 +81,7 @@ def test_requests_in_time_are_answered_on_one_connection(tmp_path: Path) -> None
 
 
 class Echo(asyncio.Protocol):
-    """Sends one byte, and says when it is gone."""
+    """Protocol that sends one byte and reports the end of its connection."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release = release
@@ -132,7 +132,7 @@ def test_connections_over_the_cap_wait_for_room(tmp_path: Path) -> None:
         opened = [await asyncio.open_unix_connection(str(tmp_path / "s")) for _ in range(3)]
         assert [await reader.read(1) for reader, _ in opened[:2]] == [b"!", b"!"]
         async with asyncio.timeout(300):
-            await paused.wait()  # the third is there, and is not taken
+            await paused.wait()  # the third connection is pending and is not accepted
             assert taken == 2
             opened[0][1].close()
             assert await opened[2][0].read(1) == b"!"

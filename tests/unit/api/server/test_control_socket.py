@@ -121,7 +121,7 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="not a socket"):
         bind_control_socket(tmp_path / "s")
     assert (tmp_path / "s").read_text() == "precious"
-    with pytest.raises(RefusedError, match="not a socket"):  # and the lock was let go
+    with pytest.raises(RefusedError, match="not a socket"):  # and the lock was released
         bind_control_socket(tmp_path / "s")
 
 

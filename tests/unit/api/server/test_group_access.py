@@ -1,4 +1,4 @@
-"""The way to a group's socket is opened for that group, and nothing beside it; what bars it is said."""
+"""The path to a group's socket is opened for that group, and nothing else is; obstacles are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mode(path: Path) -> int:
 
 
 def home_in(folder: Path) -> Path:
-    """A home that is its owner's alone, with files that are open to all; every directory above can be passed."""
+    """Make a home that only its owner can enter, with files that all can read; make its parents traversable."""
     for above in folder.parents:
         if above.stat().st_uid == os.geteuid() and mode(above) & 0o011 != 0o011:
             above.chmod(mode(above) | 0o011)

@@ -1,4 +1,4 @@
-"""Listeners: TCP sockets and host names, and an end that waits for no client."""
+"""Listeners: TCP sockets and host names, and a shutdown that waits for no client."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_tcp_listeners() -> None:
         with pytest.raises(RefusedError) as refused:
             bind_tcp("127.0.0.1", int(port), option="--read-listen")
         assert refused.value.hint == "`--read-listen 127.0.0.1:0` takes any free port"
-    with pytest.raises(BadRequestError, match="no address"):
+    with pytest.raises(BadRequestError, match="not an address"):
         bind_tcp("no such host.", 0)
 
 

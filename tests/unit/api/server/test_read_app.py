@@ -1,4 +1,4 @@
-"""The reading listener: what Prometheus and probes see, and that nothing else gets in."""
+"""The read-only listener: its answers for Prometheus and probes, and its refusal of everything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the daemon is, by the environment; the daemon must find the same place."""
+"""The daemon's address according to the environment; client and daemon must find the same one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_directory_of_someone_else_in_tmp_is_a_trap(monkeypatch: pytest.Monkey
     another = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: another)
     theirs = endpoint_from(environ, shared=str(tmp_path))
-    Path(theirs.socket_path).parent.mkdir()  # made by the uid that runs the test, which is not the one that asks
+    Path(theirs.socket_path).parent.mkdir()  # created by the uid that runs the test, which is not the uid of the caller
     with pytest.raises(NotPermittedError, match="not a directory of this user alone"):
         endpoint_from(environ, shared=str(tmp_path))
 

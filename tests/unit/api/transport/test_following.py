@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Later:
-    """Runs steps in another thread, each when its condition holds."""
+    """Runs steps in another thread, one after the other."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self._steps = steps
@@ -41,7 +41,7 @@ class Later:
 
 
 class Clock:
-    """A clock that only its own pauses move."""
+    """A clock that advances only by its own pauses."""
 
     def __init__(self) -> None:
         self.pauses: list[float] = []
@@ -54,7 +54,7 @@ class Clock:
 
 
 def held(served: ServedFake, count: int = 1) -> Callable[[], None]:
-    """A step that waits until requests are held by the service."""
+    """Return a step that waits until the service holds ``count`` requests."""
 
     def step() -> None:
         deadline = time.monotonic() + 300
@@ -91,7 +91,7 @@ def test_a_daemon_that_is_away_at_the_limit_is_not_waited_for(served: ServedFake
     job = served.do(lambda service: service.add())
     with Later(held(served), served.stop), pytest.raises(DaemonUnreachableError):
         wait(client, job.id, timeout_seconds=2.0, patience=Patience(reconnect_seconds=1e9))
-    with pytest.raises(DaemonUnreachableError):  # it is away from the beginning
+    with pytest.raises(DaemonUnreachableError):  # the daemon is down from the beginning
         wait(client, job.id, timeout_seconds=0.1, patience=Patience(reconnect_seconds=1e9))
 
 
@@ -107,7 +107,7 @@ def test_wait_survives_a_restart_and_says_so_once(served: ServedFake, client: Cl
     with Later(
         held(served),
         served.stop,
-        lambda: served.do(lambda service: service.set(job.id, state="SUCCEEDED")),  # while nobody could see it
+        lambda: served.do(lambda service: service.set(job.id, state="SUCCEEDED")),  # while no client could see it
         served.start,
     ):
         assert wait(client, job.id, patience=patience).state == "SUCCEEDED"

@@ -1,4 +1,4 @@
-"""A daemon that is stopped by a signal is told from one that is slow, whatever the call's own deadline is."""
+"""A daemon that is stopped by a signal is distinguished from a slow one, whatever the call's own deadline is."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Silent:
         self.process.stdout.readline()
 
     def stop(self) -> int:
-        """Stop it, and return its process id once the kernel says so."""
+        """Stop the process; return its process id once the kernel reports it as stopped."""
         os.kill(self.process.pid, signal.SIGSTOP)
         wait_until("the process is stopped", lambda: is_stopped(self.process.pid))
         return self.process.pid
@@ -60,7 +60,7 @@ class Silent:
 
 @pytest.fixture
 def silent(tmp_path: Path) -> Iterator[Silent]:
-    """A listener that never answers."""
+    """Start a listener that never answers."""
     made = Silent(tmp_path)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""A submission is accepted once, whatever happens to its answer, and takes only what was asked for with it."""
+"""A submission is accepted once, whatever happens to its answer, and sends only what the job file requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JOB = "name: digits\nentrypoint: python train.py\n"
 
 @contextmanager
 def losing_proxy(directory: Path, target: str, *, lose: int) -> Iterator[tuple[Endpoint, list[bytes]]]:
-    """A proxy that passes requests on whole and then drops the first ``lose`` answers."""
+    """Run a proxy that forwards whole requests and drops the first ``lose`` answers."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(directory / "proxy"))
     listener.listen(8)
@@ -61,7 +61,7 @@ def losing_proxy(directory: Path, target: str, *, lose: int) -> Iterator[tuple[E
                 far.sendall(head)
                 requests.append(head)
                 answer = b""
-                while part := far.recv(65536):  # the daemon has done it when the answer is there
+                while part := far.recv(65536):  # once the answer has arrived, the daemon has executed the request
                     answer += part
                 if len(requests) > lose:
                     near.sendall(answer)
@@ -166,7 +166,7 @@ def test_a_missing_secret_is_named_and_nothing_is_stored(client: Client) -> None
 
 def test_a_daemon_that_never_has_enough_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "call", lambda *_, **__: {"needs_secrets": ["A"]})
-    with pytest.raises(InternalError, match="asked again"):
+    with pytest.raises(InternalError, match="already has"):
         submission.submit(Endpoint(socket_path="/x"), {}, environ={"A": "1"})
 
 

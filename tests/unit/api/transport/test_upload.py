@@ -1,4 +1,4 @@
-"""Submissions to a daemon of another machine take their files along, and only those that they name."""
+"""Submissions to a daemon on another machine upload their files, and only the files that they name."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nX-Orch-Protocol: 1\r\n"
 
 @contextmanager
 def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
-    """One connection is accepted, its request read, and ``behave`` answers."""
+    """Accept one connection and read its request; ``behave`` answers."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path / "s"))
     listener.listen(4)
@@ -63,7 +63,7 @@ def server(path: Path, behave: Callable[[socket.socket], None]) -> Iterator[Endp
 
 
 def unread(connection: socket.socket) -> int:
-    """Bytes that the other end has not read; 0 when it has gone."""
+    """Return the number of bytes that the other end has not read; 0 when it has gone."""
     try:
         return int.from_bytes(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:
@@ -222,7 +222,7 @@ def test_nothing_listens(tmp_path: Path) -> None:
 
 def test_nothing_listens_on_tcp() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused for sure
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
         endpoint = Endpoint(host="127.0.0.1", port=taken.getsockname()[1])
         with pytest.raises(DaemonUnreachableError, match="refused"):
             wire.call(endpoint, "GET", "/", deadline_seconds=300)
@@ -232,7 +232,7 @@ def test_a_socket_of_someone_else_is_refused_not_absent(tmp_path: Path, monkeypa
     def forbidden(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(wire, "_connect_unix", forbidden)  # root, who may run this, is never forbidden
+    monkeypatch.setattr(wire, "_connect_unix", forbidden)  # root, which may run this test, is never refused
     with pytest.raises(NotPermittedError, match="may not be opened"):
         wire.call(Endpoint(socket_path=str(tmp_path / "s")), "GET", "/")
 

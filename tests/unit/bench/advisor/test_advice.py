@@ -1,4 +1,4 @@
-"""What is advised: a choice with its reason, or that it cannot be told; and the thresholds that it is compared with."""
+"""Advice: a choice with its reason, or that none is certain; and the thresholds that it is compared with."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_more_ranks_pay_where_communication_is_small_beside_computation() -> Non
     assert (small.choice.cell.ranks, small.certain) == (1, True)
     assert (large.choice.cell.ranks, large.certain) == (2, True)
     assert not middle.certain
-    assert [one.cell.ranks for one in small.predictions] == [1, 2]  # nothing is known of 4
+    assert [one.cell.ranks for one in small.predictions] == [1, 2]  # there is no data for 4 ranks
 
 
 def test_a_sentence_gives_the_reason_or_says_that_it_cannot_tell() -> None:

@@ -1,4 +1,4 @@
-"""The formula: compute, slowdown, exposed communication, and an interval that grows with what is not known."""
+"""The cost model: compute, slowdown, exposed communication, and an interval that widens with missing measurements."""
 
 from __future__ import annotations
 

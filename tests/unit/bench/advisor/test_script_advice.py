@@ -1,4 +1,4 @@
-"""How many ranks a script is worth: the largest number whose efficiency is a half or more, and whether that is certain."""
+"""Number of ranks for a script: the largest one with an efficiency of a half or more, and whether that is certain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.bench.plan import Cell
 
 
 def advice(exposed: dict[int, float], unknown: tuple[int, ...] = ()) -> ScriptAdvice:
-    """For steps of 10 ms, with so many seconds of communication on so many ranks."""
+    """Return the advice for steps of 10 ms; ``exposed`` has the seconds of communication for each number of ranks."""
     probe = Probe(
         parameters=0,
         gradient_bytes=4_000_000,

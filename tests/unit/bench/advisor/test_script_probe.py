@@ -1,4 +1,4 @@
-"""A job's script is run in a copy of its directory until its steps are timed, and each way in which that fails is told."""
+"""A job's script runs in a copy of its directory until its steps are timed; each kind of failure is reported."""
 
 from __future__ import annotations
 

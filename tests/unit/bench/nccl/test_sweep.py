@@ -1,4 +1,4 @@
-"""The sweep of NCCL's settings, with a measuring port that has a table: what is tried, what is said to help, and what is refused."""
+"""The sweep of NCCL's settings with measurements from a table: tried settings, settings that help, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The split of communication: what backward waits for, and what lies before that."""
+"""The split of communication: the part that backward waits for, and the part before it."""
 
 from __future__ import annotations
 

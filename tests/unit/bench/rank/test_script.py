@@ -1,4 +1,4 @@
-"""A script's optimizer steps are timed from outside: which count, which do not, and where it ends."""
+"""A script's optimizer steps are timed from outside: steps that count, steps that do not, and the limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.bench.rank.script import FIRST_STEPS, StepWatch
 
 
 class Clock:
-    """Time that moves when told."""
+    """A time that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -77,7 +77,7 @@ def test_steps_of_a_second_optimizer_and_parameters_without_gradients_do_not_cou
 
 def test_backward_is_timed_whoever_calls_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # put back after the test
+    monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)  # restored after the test
     watch, inside = watch_of(clock, told, steps=1), sys.modules["torch.optim.optimizer"]
     monkeypatch.setattr(inside, "_global_optimizer_post_hooks", type(inside._global_optimizer_post_hooks)())
     watch.install()

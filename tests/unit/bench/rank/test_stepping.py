@@ -1,4 +1,4 @@
-"""The steps that ``orch bench`` makes are those of a loop by hand, and no more than that."""
+"""The steps that ``orch bench`` makes equal those of a hand-written loop, and add nothing to them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def weights_by_hand(steps: int) -> list[torch.Tensor]:
 
 
 def test_a_block_is_a_loop_by_hand() -> None:
-    ours = stepper()  # both begin with the random numbers that making the model left
+    ours = stepper()  # both continue with the random state that building the model left
     block = ours.block(6)
     by_hand = weights_by_hand(6)
     assert all(torch.equal(a, b) for a, b in zip(ours.model.parameters(), by_hand, strict=True))

@@ -1,4 +1,4 @@
-"""The training suite: what it measures, what becomes of the claims, and a tiny real run."""
+"""The training suite: its measurements, its decisions about claims, and a tiny real run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def result(
 
 
 def on_gpus() -> tuple[Plan, dict[Cell, CellResult]]:
-    """Four GPUs on which each claim about them holds, but for memory with accumulation."""
+    """Return a plan and results for four GPUs; each claim about them holds, except memory with accumulation."""
     plan = plan_of(model="medium", per_rank=32, ranks=(1, 2, 4), gpus=4, mixed="fp16")
     found = {cell: result(cell, 100.0 * max(cell.ranks, cell.gpus * 0.9)) for cell in plan.cells}
     found[plan.data_parallel[-1]] = result(plan.data_parallel[-1], 350.0, everything=1500)

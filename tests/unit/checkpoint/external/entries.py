@@ -9,7 +9,7 @@ from orchestrator.checkpoint.external.file_facts import digests, facts_of
 
 
 def entry_of(path: str, step: int, copy: str = "") -> dict[str, Any]:
-    """The entry of the file at ``path`` as it is now; a later step was written later."""
+    """Return the entry of the file at ``path`` as it is now; ``step`` is also its time of creation."""
     facts = facts_of(path)
     return {
         "facts": file_facts.text(facts),

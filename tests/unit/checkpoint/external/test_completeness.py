@@ -1,4 +1,4 @@
-"""When a checkpoint that nothing marks as finished counts as complete."""
+"""Conditions under which a checkpoint that nothing marks as finished counts as complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that scripts write by themselves: when they count, what is noticed, what is never deleted."""
+"""Checkpoints that scripts write by themselves: completeness, damage, retention, and copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.checkpoint.storage.info import CheckpointStatus
 from tests.support import warm
 
 NOW = time.time()
-"""What a file's age is counted from, and where the clock of those who look stands."""
+"""The time from which the ages of files are counted, and which scans take as the current time."""
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def job(tmp_path: Path) -> Path:
 
 
 def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> ExternalCheckpoints:
-    """What looks at the files ``later`` seconds from now."""
+    """Return ExternalCheckpoints that scan the files ``later`` seconds from now."""
     registry = str(job.parent / "registry")
     settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
     return ExternalCheckpoints(settings, clock=lambda: NOW + later)
 
 
 def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
-    """A checkpoint that was last touched ``age`` seconds ago."""
+    """Write a checkpoint that was last modified ``age`` seconds ago."""
     folder = job / "out" / f"ckpt-{step}"
     folder.mkdir(exist_ok=True)
     for name in names:
@@ -69,7 +69,7 @@ def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_n
     write(job, 1, age=10)
     write(job, 2, age=0)
     files = watch(job)
-    assert files.scan(attempt=1) == []  # never at first sight
+    assert files.scan(attempt=1) == []  # never in the first scan
     (info,) = files.scan(attempt=1)
     assert (info.step, info.attempt, info.status) == (1, 1, CheckpointStatus.COMPLETE)
     assert info.bytes > 0
@@ -82,7 +82,7 @@ def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Pat
     files = watch(job)
     assert [info.step for info in files.scan(attempt=1, writer_gone_at=NOW)] == [1]
     touch(job / "out" / "ckpt-2", 0.5)
-    later = watch(job)  # the next attempt finds it quiet, and knows better
+    later = watch(job)  # the next attempt finds it unchanged, and still does not use it
     shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
     assert later.newest_good(attempt=2) == str(job / "out" / "ckpt-1")
 
@@ -91,7 +91,7 @@ def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path
     write(job, 2, age=0.5)
     assert watch(job).scan(attempt=1, writer_gone_at=NOW - 0.4) == []
     assert registered(watch(job, later=SETTLE_SECONDS)) == [], "though it has been quiet since"
-    write(job, 2, age=10, names=("b.pt",))  # written again: another thing
+    write(job, 2, age=10, names=("b.pt",))  # written again: a different checkpoint
     assert registered(watch(job)) == [2]
 
 
@@ -169,7 +169,7 @@ def test_files_whose_times_are_ahead_of_this_nodes_clock_are_written_once_they_s
 
 def test_what_a_newer_attempt_wrote_is_newer_by_whatever_clock(job: Path) -> None:
     files = watch(job, keep=1, later=1000)
-    write(job, 100, age=-300)  # by the clock of a node that is ahead
+    write(job, 100, age=-300)  # according to the clock of a node that is ahead
     files.scan(attempt=1)
     files.scan(attempt=1)
     write(job, 110, age=100)
@@ -186,7 +186,7 @@ def test_the_newest_are_kept_and_the_last_good_one_always(job: Path) -> None:
     files = watch(job, keep=2)
     assert registered(files) == [1, 2, 3, 4, 5]
     (job / "out" / "ckpt-5" / "a.pt").write_bytes(b"PK torn")
-    assert files.retain() == []  # the newest is broken: nothing goes
+    assert files.retain() == []  # the newest is damaged: nothing is deleted
     write(job, 6, age=50)
     assert registered(files) == [6]
     files.retain()
@@ -286,7 +286,7 @@ def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path
     watcher.look()
     watcher.look()
     assert watcher.status.failures
-    assert "could not be looked after" in watcher.status.failure
+    assert "could not be processed" in watcher.status.failure
     assert len(list((job / "out").iterdir())) == 2
 
 
@@ -298,7 +298,7 @@ def overwrite(path: Path, step: int, *, age: float = 1.0) -> None:
 
 
 def tear(path: Path) -> None:
-    """What a writer leaves that is killed while it overwrites the file."""
+    """Leave the file as it is after its writer was killed while it overwrote it."""
     with path.open("wb") as file:
         file.write(b"PK\x03\x04" + bytes(500))
 
@@ -368,7 +368,7 @@ def test_a_script_that_always_puts_a_new_file_in_place_costs_no_copies(job: Path
     replace(path, 6)
     assert step_in(copy) == 5, "the link holds what the script has replaced"
     files.scan(attempt=1)
-    overwrite(path, 7)  # it takes to another way, in place
+    overwrite(path, 7)  # the script changes its method and overwrites in place
     files.scan(attempt=1)
     (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
     assert copy.stat().st_ino != path.stat().st_ino

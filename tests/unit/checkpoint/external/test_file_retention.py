@@ -1,4 +1,4 @@
-"""Which of a script's own files are deleted, and that an interrupted deletion is completed."""
+"""Deletion of a script's own old files, and completion of an interrupted deletion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.checkpoint.external.entries import entry_of
 
 @pytest.fixture
 def file(tmp_path: Path) -> RegistryFile:
-    """A registry of three files, the newest of step 3."""
+    """Write a registry of three files, the newest of step 3."""
     file = RegistryFile(str(tmp_path / "registry"))
     registry = file.read()
     for step in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Which of a job's own files an attempt resumes from, and what is restored from copies."""
+"""Choice of the job's own file that an attempt resumes from, and restoration of files from copies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_torn_file_is_restored_from_its_copy(files: Files) -> None:
     assert choice.make() == path
     assert json.loads(Path(path).read_text()) == {"step": 2}
     assert [note.code for note in choice.notes] == ["checkpoint_restored"]
-    assert "the copy of step 2 was put back" in choice.notes[0].message
+    assert "the copy of step 2 was restored" in choice.notes[0].message
 
 
 def test_beside_a_file_that_may_be_complete_the_copy_is_used_in_its_own_place(files: Files) -> None:

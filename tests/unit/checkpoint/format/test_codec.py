@@ -1,4 +1,4 @@
-"""Nested state goes to a tree and tensors and comes back as it was: same types, same values, same sharing."""
+"""Nested state is encoded to a tree and tensors and decoded unchanged: same types, same values, same sharing."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def round_trip(state):
 
 
 def same(left, right):
-    """Equal in value and in type, all the way down; NaN equals NaN."""
+    """Return whether two states are equal in value and type at every level; NaN equals NaN."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):

@@ -1,4 +1,4 @@
-"""Checkpoints that no version has written: each is set aside and the one before loaded, whatever is wrong with them."""
+"""Malformed checkpoints that no version has written: each is set aside, and the one before is loaded."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def store(folder: Path) -> CheckpointRepository:
 
 
 def forge(path: Path, name: str, content: bytes) -> None:
-    """Replace a file, and make the manifest vouch for it."""
+    """Replace a file, and put its new checksum into the manifest."""
     (path / name).write_bytes(content)
     manifest = json.loads((path / "manifest.json").read_bytes())
     manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -70,7 +70,7 @@ def seal(path: Path, manifest: dict[str, Any]) -> None:
 
 
 def two(folder: Path) -> Path:
-    """Checkpoints of steps 1 and 2; the newer one's directory."""
+    """Save checkpoints of steps 1 and 2; return the newer one's directory."""
     for step in (1, 2):
         info = store(folder).save({"w": torch.zeros(4), "step": step}, step=step)
     assert info is not None
@@ -226,7 +226,7 @@ def test_pieces_that_make_no_sense_are_corrupt() -> None:
 @pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
 def test_a_file_that_has_grown_is_not_read_into_memory(tmp_path: Path, name: str) -> None:
     newest = two(tmp_path)
-    os.truncate(newest / name, 2**42)  # no disk has to hold it, and no memory could
+    os.truncate(newest / name, 2**42)  # sparse: it takes no disk space, and exceeds any memory
     loads_the_one_before(tmp_path)
 
 

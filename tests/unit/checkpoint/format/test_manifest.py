@@ -1,4 +1,4 @@
-"""The manifest vouches for itself: whichever byte of it changes, it is refused."""
+"""The manifest verifies itself: a change of any byte is detected."""
 
 import json
 import math

@@ -22,7 +22,7 @@ RANKS = Path(__file__).parents[1] / "sharded_ranks.py"
 
 
 def run(what: str, ranks: int, folder: Path, *more: str) -> list[list[float]]:
-    """Start the ranks and wait; what rank 0 wrote: the weights before and after a further step."""
+    """Run the ranks; return the weights that rank 0 wrote, before and after a further step."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ORCH_")}
     arguments = (what, str(ranks), str(folder), *more)
     done = warm.run(RANKS.read_text(), *arguments, env=environ, modules=warm.SHARDED)
@@ -46,7 +46,7 @@ def test_saved_by_two_ranks_and_loaded_by_three_and_by_one(tmp_path: Path) -> No
     for what, ranks in (("load", 3), ("whole", 1)):
         before, after = run(what, ranks, tmp_path)
         assert before == saved[0]
-        assert after == pytest.approx(saved[1], abs=1e-6)  # the mean of gradients is taken over other numbers of ranks
+        assert after == pytest.approx(saved[1], abs=1e-6)  # gradients are averaged over a different number of ranks
     _notice_a_flipped_bit(tmp_path / "checkpoints")
 
 

@@ -20,7 +20,7 @@ FAILURE = st.floats(100, 1e6)
 
 
 def productive_share(interval, save, recovery, failure):
-    """The share of time that moves training forward: each interval saves once; a failure costs half of one, and the recovery."""
+    """Return the share of time that advances training: a save per interval; a failure costs half of one, and the recovery."""
     return (1 - save / interval) / (1 + (recovery + interval / 2) / failure)
 
 
@@ -40,7 +40,7 @@ def test_for_cheap_saves_it_is_youngs():
 
 @pytest.mark.parametrize(("save", "recovery", "failure"), [(-1, 0, 1), (1, -1, 1), (1, 1, 0), (math.nan, 1, 1)])
 def test_what_is_no_duration_is_refused(save, recovery, failure):
-    with pytest.raises(ValueError, match="no durations"):
+    with pytest.raises(ValueError, match="invalid durations"):
         optimal_interval(save_seconds=save, recovery_seconds=recovery, failure_seconds=failure)
 
 
@@ -71,7 +71,7 @@ def test_a_choice_says_why():
 
 @given(st.floats(1e-4, 3), RECOVERY, FAILURE, st.floats(60, 1e6))
 def test_a_wrong_belief_costs_little(save, recovery, failure, believed):
-    """Where saving is cheap, a job is near the best interval of its true failure rate whatever is believed of it."""
+    """With cheap saves, the interval is close to the best one for the true failure rate, whatever rate is assumed."""
     choice = choose_interval(
         save_seconds=save, step_seconds=0.0, recovery_seconds=recovery, failure_seconds=max(believed, failure)
     )

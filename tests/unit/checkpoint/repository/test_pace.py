@@ -1,4 +1,4 @@
-"""How often a persister looks: seldom where nothing is saved, soon after a write."""
+"""The polling rate of a persister: low where nothing is saved, high just after a write."""
 
 from __future__ import annotations
 

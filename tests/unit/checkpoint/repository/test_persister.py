@@ -1,4 +1,4 @@
-"""The rank actor's side: snapshots reach storage in the background, whole, and whatever happens to either process."""
+"""The persister in the rank actor: it stores whole snapshots in the background, whatever happens to either process."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ PACE = Pace()
 
 
 class HookedStorage(LocalStorage):
-    """Calls ``before(path)`` before each write."""
+    """Storage that calls ``before(path)`` before each write."""
 
     def __init__(self, root, before):
         super().__init__(root)
@@ -50,7 +50,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def write(folder):
-    """Take a snapshot of one rank."""
+    """Yield a function that takes a snapshot of one rank."""
     writers = {}
 
     def write(step, *, rank=0, world_size=1, attempt=1, gang=False, metrics=None):
@@ -71,7 +71,7 @@ def write(folder):
 
 @pytest.fixture
 def persist(folder, root):
-    """A maker of persisters that never wait between writes."""
+    """Yield a function that makes persisters, which never wait between writes."""
     made = []
 
     def persist(rank=0, *, storage=None, **options):
@@ -185,7 +185,7 @@ def test_a_snapshot_that_is_overtaken_while_it_is_written_is_not_used(write, per
 
 
 def test_the_snapshot_being_written_is_not_taken_for_a_newer_one(write, persist, root):
-    """The training loop saves on, as fast as it can, while storage is slow: what is stored is whole."""
+    """While storage is slow, the training loop keeps saving as fast as it can; every stored checkpoint is whole."""
 
     class Slow(LocalStorage):
         def write(self, path, chunks, *, durable=True):
@@ -301,7 +301,7 @@ def test_ranks_that_hold_different_steps_begin_anew(write, persist, root):
     zero, one = persist(0), persist(1)
     for rank in (0, 1):
         write(10, rank=rank, world_size=2, gang=True)
-    zero.poll()  # step 10 is held now; rank 1's memory loses it, as if it had not seen that in time
+    zero.poll()  # step 10 is held now; rank 1 loses it from memory, as if it had not seen the hold in time
     hold = SnapshotDirectory(zero._directory.path).hold()
     hold.set(0)
     for step in (11, 12, 13):
@@ -334,7 +334,7 @@ def test_flush_stores_the_newest_common_step_of_all_ranks(write, persist, root):
     ranks = [persist(rank, interval_seconds=3600.0) for rank in (0, 1)]
     for rank in (0, 1):
         write(10, rank=rank, world_size=2, gang=True)
-    write(11, rank=0, world_size=2, gang=True)  # rank 1 died before
+    write(11, rank=0, world_size=2, gang=True)  # rank 1 died before its save
     results = []
     threads = [threading.Thread(target=lambda one=one: results.append(one.flush(300))) for one in reversed(ranks)]
     for thread in threads:
@@ -350,7 +350,7 @@ def test_flush_gives_up_in_time_and_has_nothing_to_do_without_snapshots(write, p
     assert one.flush(0.0)
     for rank in (0, 1):
         write(10, rank=rank, world_size=2, gang=True)
-    assert not one.flush(0.01)  # rank 0's persister is away
+    assert not one.flush(0.01)  # rank 0's persister does not run
     (root.parent / "blocked").write_text("")
     nowhere = persist(0, storage=LocalStorage(root.parent / "blocked" / "x"))
     assert not nowhere.flush(0.01)
@@ -381,7 +381,7 @@ for step in range(1, 10**9):
 
 
 def test_real_ranks_persist_in_the_background_and_a_kill_costs_nothing_that_was_whole(folder, root, persist):
-    """Two processes train in step as fast as they can; persisters run beside them; then one rank is killed."""
+    """Two processes train in lockstep as fast as they can, each with a persister; then one rank is killed."""
     ranks = [
         warm.Warm(TRAINER, str(folder), str(rank), "1", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for rank in (0, 1)

@@ -1,4 +1,4 @@
-"""The words of a rank's persister."""
+"""The shared pages of a rank's persister."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class FullOnce(UnmappedDirectory):
-    """A directory in which the first page of a rank cannot be made."""
+    """A directory in which the first attempt to make a rank's page fails."""
 
     failures = 1
 

@@ -239,7 +239,7 @@ def test_an_older_attempt_whose_half_written_files_the_newer_one_clears_away_is_
         def write(self, path, chunks, *, durable=True):
             written = super().write(path, chunks, durable=durable)
             CheckpointRepository(root, attempt=2).load_latest()
-            self.sync(path.rpartition("/")[0])  # what write does last; the folder is gone
+            self.sync(path.rpartition("/")[0])  # the last operation of a write; the directory no longer exists
             return written
 
     with pytest.raises(StaleAttemptError, match="attempt 2 has taken over"):
@@ -279,7 +279,7 @@ def test_what_dead_runs_left_half_done_is_cleared_away(root):
     assert sorted(os.listdir(root)) == [".lock", ".spares", "fence.json"]
 
 
-# Storage in trouble
+# Failures of storage
 
 
 def test_too_little_space_is_noticed_before_anything_is_written(root, monkeypatch):

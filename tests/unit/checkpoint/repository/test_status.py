@@ -1,4 +1,4 @@
-"""How long a storage has taken for what it is asked, and what it has left."""
+"""Durations of a storage's operations, and its free space."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.checkpoint.repository.status import ROOM_SECONDS, StorageGauge
 
 
 class Disk:
-    """A storage that says how much is free, or fails."""
+    """A storage that reports its free bytes, or fails."""
 
     def __init__(self, *answers: int | OSError | None) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""A rank that cuts its own slots short ends no other process: what reads them as files tells of it, and goes on."""
+"""A rank that truncates its own slots ends no other process: readers of the files report it, and continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.checkpoint.snapshots.file import HEADER_BYTES
 from orchestrator.checkpoint.snapshots.unmapped import PIECE_BYTES, FileSlot, UnmappedDirectory
 from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 
-# In a process of its own: what this test is about would end the whole suite.
+# Runs in a separate process: the failure under test would end the whole suite.
 PERSISTS = """
 import os, sys
 from pathlib import Path
@@ -37,7 +37,7 @@ print("goes on")
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A directory with the snapshots of two steps, the second wanted on storage."""
+    """Save snapshots of two steps, the second wanted on storage; return their directory."""
     writer = SnapshotWriter(tmp_path / "snapshots", rank=0, world_size=1, attempt=1, job_id="j", token="t")
     for step in (1, 2):
         writer.save({"state": {"weight": torch.full((5000,), float(step))}}, step=step, gang=False, wanted=step == 2)

@@ -1,4 +1,4 @@
-"""A plan copies the next state of the same structure without thinking, and is never wrong about what is the same."""
+"""A plan copies the next state of the same structure without re-encoding it, and detects every other structure."""
 
 import copy
 import json
@@ -16,14 +16,14 @@ from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 
 
 def content(plan):
-    """What the plan would store now, as a loaded state."""
+    """Return the state that the plan would store now, decoded."""
     raw = bytearray(plan.header + b"".join(bytes(foreign.memory(source)) for source in plan.sources))
     entries, data = tensorfile.parse(raw) if raw else ((), memoryview(b""))
     return codec.decode(json.loads(plan.tree), entries, data)
 
 
 def reference(state):
-    """The same through the codec alone."""
+    """Return the bytes of tree and tensor file that the codec alone produces."""
     encoded = codec.encode(state)
     entries = tensorfile.plan([(leaf.name, leaf.dtype, leaf.shape) for leaf in encoded.leaves])
     memory = {leaf.name: bytes(leaf.memory()) for leaf in encoded.leaves}

@@ -1,4 +1,4 @@
-"""Deferred copies: when the snapshot counts."""
+"""Deferred copies: conditions under which the snapshot counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots are page-locked once, and unlocked before their memory goes."""
+"""Slots are page-locked once, and unlocked before their memory is freed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 1 << 16
 
 @dataclass
 class Driver:
-    """Notes what it is asked for."""
+    """Stand-in that records its locks and counts the calls."""
 
     works: bool = True
     locked: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Copies into a slot: what is copied at once, and what is left for later."""
+"""Copies into a slot: tensors that are copied at once, and tensors that are deferred."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fixture:
         self.copier: SlotCopier = self.layout.copier(0, slots)
 
     def copied(self) -> bytes:
-        """What the slot's image holds now."""
+        """Return the current content of the slot's image."""
         (region,) = self.layout.regions()
         return bytes(self.copier.slot.memory[region.image_at : region.image_at + region.image_bytes])
 

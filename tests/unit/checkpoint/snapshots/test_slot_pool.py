@@ -1,4 +1,4 @@
-"""Which slot the next snapshot overwrites."""
+"""Choice of the slot that the next snapshot overwrites."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def write(folder):
-    """A maker of writers that are closed at the end."""
+    """Yield a function that makes writers; they are closed at the end."""
     writers = []
 
     def write(**options):
@@ -167,7 +167,7 @@ def test_a_missing_part_is_told(folder, write):
         SnapshotReader(folder, job_id="j").load(Version(attempt=1, step=1), 0, 1)
 
 
-# The held one
+# The held snapshot
 
 
 def test_the_held_snapshot_is_left_alone_until_it_is_released(folder, write):
@@ -227,7 +227,7 @@ def test_the_hold_word_is_shared(tmp_path):
     second.close()
 
 
-# Shared memory in trouble
+# Failures of shared memory
 
 
 def test_no_room_is_an_error_and_not_a_dead_process(folder, write, monkeypatch):

@@ -1,4 +1,4 @@
-"""The layout of a state's parts: kept while they fit, made anew when they do not."""
+"""The layout of a state's parts: kept while the parts fit, made again when they do not."""
 
 from __future__ import annotations
 

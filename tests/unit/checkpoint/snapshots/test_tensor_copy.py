@@ -23,7 +23,7 @@ from orchestrator.checkpoint.snapshots.writer import SnapshotWriter
 
 ROW = 4096
 TENSOR = st.tuples(st.integers(0, 3000), st.sampled_from([4, ROW, 64 * ROW])).map(lambda t: (t[0] * t[1], t[0]))
-NUMBER = st.just((8, 0))  # a single number has no rows
+NUMBER = st.just((8, 0))  # a scalar has no rows
 
 
 @given(sizes=st.lists(TENSOR | NUMBER, min_size=1, max_size=12), threads=st.integers(1, 5))
@@ -57,7 +57,7 @@ def test_the_parts_are_about_even(sizes: list[tuple[int, int]], threads: int) ->
 
 
 WORTH_BYTES = 4 << 20
-"""Threads are worth it for less than they really are, so that tests need not copy much."""
+"""Least size for several threads, below the production value, so that tests need not copy much."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def some_tensors() -> list[torch.Tensor]:
     return [
         torch.randn(900, 1500),
         torch.tensor(3.0),
-        wide.t(),  # its rows are not one after the other in memory
+        wide.t(),  # its rows are not contiguous in memory
         torch.randint(0, 9, (50,)),
         torch.nn.Parameter(torch.randn(1000, 400)),
         torch.empty(0, 7),

@@ -1,4 +1,4 @@
-"""Which checkpoints retention removes, and how directories are named."""
+"""Checkpoints that retention removes, and the names of directories."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Checkpoints behind a URL: the same promises where nothing can be renamed, locked or synced."""
+"""Checkpoints behind a URL: the same guarantees without renames, locks and syncs."""
 
 import errno
 import secrets
@@ -40,7 +40,7 @@ def check(loaded, step):
 
 
 class Faulty(ObjectStorage):
-    """Fails, or dies, at the n-th request that changes something."""
+    """Object storage that fails, or dies, at the n-th modifying request."""
 
     def __init__(self, url, fail_at=None, error=None):
         super().__init__(url)
@@ -199,7 +199,7 @@ def test_ranks_meet_in_the_store(url):
 
 def test_two_ranks_that_commit_at_once_make_one_checkpoint(url):
     class Simultaneous(ObjectStorage):
-        """Another rank commits the same in the middle of the first copies."""
+        """Storage on which another rank commits the same checkpoint during the first copies."""
 
         raced = False
 
@@ -241,7 +241,7 @@ def test_rank_0_decides_and_the_others_wait_for_it(url):
     results = []
     thread = threading.Thread(target=lambda: results.append(second.load_latest().step))
     thread.start()
-    gang(url, 4)  # whatever appears meanwhile, rank 0's choice counts
+    gang(url, 4)  # whatever is saved meanwhile, rank 0's choice counts
     results.append(CheckpointRepository(url, attempt=2, rank=0, world_size=2, token="run2").load_latest().step)
     thread.join()
     assert results == [4, 4]

@@ -1,4 +1,4 @@
-"""Keeping another job's checkpoint for one that is to begin with it."""
+"""Pins keep another job's checkpoint for a job that starts from it."""
 
 from __future__ import annotations
 

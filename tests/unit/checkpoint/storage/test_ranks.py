@@ -1,4 +1,4 @@
-"""Ranks that store parts of their own: a checkpoint counts when every rank's part is in, and all load the same."""
+"""Checkpoints with a part from every rank: one counts when all parts are stored, and all ranks load the same one."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_that_there_is_nothing_to_load_is_agreed_upon_too(tmp_path):
 
 
 def test_two_that_decide_at_once_agree(tmp_path):
-    """The second decides in the moment before the first one's note is there."""
+    """Another rank records its decision just before this rank's note is created."""
     for store in stores(tmp_path, 2):
         store.save({"n": 1}, step=1, rank_state=store.rank)
 

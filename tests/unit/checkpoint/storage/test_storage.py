@@ -33,7 +33,7 @@ def test_a_file_is_durable_before_write_returns(storage, monkeypatch):
     storage.write("a/b", [b"x"])
     root = str(storage.root)
     assert synced[-1] == f"{root}/a/b"
-    assert set(synced) == {os.path.dirname(root), f"{root}/a/b"}  # the rest with sync() and rename()
+    assert set(synced) == {os.path.dirname(root), f"{root}/a/b"}  # sync() and rename() sync the rest
     synced.clear()
     storage.write("a/c", [b"x"], durable=False)
     assert synced == []
@@ -119,7 +119,7 @@ def test_small_files_have_their_room_on_a_full_disk_again_and_again(tmp_path, ki
             storage.write("b", [bytes(50_000)])
         storage.remove("b")
         for attempt in range(1, 41):
-            fill(disk)  # whatever was free for a moment is taken
+            fill(disk)  # takes any space that was free for a moment
             storage.replace("fence", f"fence of {attempt}".encode())
             fill(disk)
             assert storage.create(f".resume-a{attempt}", f"note of {attempt}".encode())
@@ -179,7 +179,7 @@ def test_room_comes_back_when_there_is_some(tmp_path):
         storage.write("a", [b"x"])
         ballast = fill(disk)
         storage.keep_spare()
-        with pytest.raises(OSError, match="No space left"):  # it began with a full disk
+        with pytest.raises(OSError, match="No space left"):  # the disk was full from the beginning
             storage.replace("fence", b"1")
         ballast.unlink()
         storage.keep_spare()

@@ -1,4 +1,4 @@
-"""`orch backup` and `orch restore`: what they write, what they refuse, and that nothing is lost on the way."""
+"""`orch backup` and `orch restore`: the files that they write, their refusals, and that no data is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home whose record has a job."""
+    """Make a home with a job in its store."""
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("ORCH_HOME", str(home))
@@ -55,7 +55,7 @@ def test_a_backup_is_written_checked_and_put_back_in_another_home(
     target = tmp_path / "copy.sqlite3"
     done = orch("backup", str(target))
     assert (done.code, done.out.strip()) == (0, str(target)), done.err
-    assert orch("backup", str(target), "--check").out.strip() == f"{target} is whole"
+    assert orch("backup", str(target), "--check").out.strip() == f"{target} is intact"
     other = tmp_path / "other"
     monkeypatch.setenv("ORCH_HOME", str(other))
     done = orch("restore", str(target), "--json")

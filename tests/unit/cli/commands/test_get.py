@@ -1,4 +1,4 @@
-"""`orch get`: what a job left, here: whole, resumed, and nothing outside of the directory it goes to."""
+"""`orch get`: a job's files arrive whole, interrupted downloads resume, and no file is written elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch login`: the commands' daemon, kept for this user alone."""
+"""`orch login`: it stores the daemon for later commands, readable by this user alone."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_wrong_token_is_not_kept(
     monkeypatch.setenv("ORCH_TOKEN", "wrong")
     answer = orch("login", address(remote))
     assert answer.code == 5
-    assert "wants the daemon's token" in answer.err
+    assert "requires the daemon's token" in answer.err
     assert not (home / "login").exists()
 
 

@@ -1,4 +1,4 @@
-"""What several commands share: a command that gets SIGTERM cleans up before it ends."""
+"""Helpers of several commands: a command that receives SIGTERM cleans up before it ends."""
 
 from __future__ import annotations
 

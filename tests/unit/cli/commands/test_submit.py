@@ -1,4 +1,4 @@
-"""`submit` and `run`: what is sent, what is printed, and a daemon that is started when there is none."""
+"""`submit` and `run`: their requests, their output, and the start of a daemon when none is running."""
 
 from __future__ import annotations
 
@@ -186,12 +186,12 @@ def test_follow_shows_one_log(orch: Orch, served: ServedFake, job_file: Path) ->
     assert served.do(lambda service: service.requests) == []
 
 
-# -- a daemon that is not there
+# -- no daemon is running
 
 
 @pytest.fixture
 def up(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ServeOptions]]:
-    """In the place of ``orch up``'s slow work: a fake daemon begins to listen."""
+    """Replace the slow work of ``orch up`` by the start of a fake daemon; yield the options of its calls."""
     calls: list[ServeOptions] = []
     running: list[Any] = []
 

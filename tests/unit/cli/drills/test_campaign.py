@@ -1,4 +1,4 @@
-"""A campaign of drills: what it chooses, when it stops, and what its report says."""
+"""A campaign of drills: the drills that it chooses, the conditions that end it, and its report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOR_EVER = 1e6
 
 
 class FakeDaemon:
-    """A client of one job that has as many restarts as its drills were charged for, and saves at once."""
+    """A client of one job that counts the restarts charged for its drills, and saves at once."""
 
     def __init__(self, *, infra: int = 3, hang: int = 2) -> None:
         self.budgets = {"infra": infra, "hang": hang, "preemption": "unlimited"}

@@ -1,4 +1,4 @@
-"""Filling a disk on purpose: where it is refused, and that nothing is left of it however it ends."""
+"""Filling a disk for a drill: refusals, and removal of the filler however the drill ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ time.sleep(60)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
+    """Yield the directory of a file system of 8 MiB."""
     with disks.small_disk(tmp_path, 8) as where:
         yield where
 
@@ -78,7 +78,7 @@ def test_a_ballast_goes_with_the_process_that_holds_it(small_disk: Path) -> None
 
 
 def test_where_others_write_nothing_is_filled(tmp_path: Path, small_disk: Path) -> None:
-    with pytest.raises(RefusedError, match="others need") as caught:
+    with pytest.raises(RefusedError, match="other programs need") as caught:
         refuse_to_fill(small_disk, much=True, common=(str(small_disk),))
     assert "checkpoint.storage_path" in caught.value.hint
     with pytest.raises(RefusedError, match="others may share"):
@@ -108,7 +108,10 @@ def test_drills_below_the_job_are_refused_where_they_cannot_be_done(
     ):
         done = orch("drill", job.id, *options, "--yes")
         assert (done.code, words in done.err) == (EXIT_REFUSED, True), done.err
-    for path, words in (("s3://bucket/x/1", "a place that is no disk"), ("/nowhere/1", "not to be seen from here")):
+    for path, words in (
+        ("s3://bucket/x/1", "a storage that is not a disk"),
+        ("/nowhere/1", "does not exist on this machine"),
+    ):
         checkpoint = CheckpointView(step=1, at=1.0, path=path)
         served.do(partial(FakeService.save, ref=job.id, checkpoint=checkpoint))
         done = orch("drill", job.id, "--fill-disk", "--yes")

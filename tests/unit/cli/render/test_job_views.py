@@ -1,4 +1,4 @@
-"""How jobs look: one line each, a few short ones on a narrow terminal, and one job in full."""
+"""Views of jobs: one line each, a few short lines on a narrow terminal, and one job in full."""
 
 from __future__ import annotations
 

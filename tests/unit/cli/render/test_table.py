@@ -1,4 +1,4 @@
-"""Terminals: width, colour, encodings, text that would steer them; and tables that fit."""
+"""Terminals: width, colour, encodings, control characters in text; and tables that fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Terminal(io.TextIOWrapper):
-    """A stream that says it is a terminal."""
+    """A stream that reports itself as a terminal."""
 
     def __init__(self, encoding: str = "utf-8", *, terminal: bool = True) -> None:
         super().__init__(io.BytesIO(), encoding=encoding)

@@ -1,4 +1,4 @@
-"""`orch attach` and `orch run -i` without a terminal: what is asked for, what is shown, and the exit codes."""
+"""`orch attach` and `orch run -i` without a terminal: their requests, their output, and the exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The other end of this process's standard input."""
+    """Yield the write end of a pipe that replaces this process's standard input."""
     reader, writer = os.pipe()
     before = os.dup(0)
     os.dup2(reader, 0)
@@ -63,7 +63,7 @@ def test_a_rank_whose_end_the_job_does_not_show_yet_is_waited_for(
     orch: Orch, served: ServedFake, typed: int, monkeypatch: pytest.MonkeyPatch, end: dict[str, Any], code: int
 ) -> None:
     class EndsLate(Client):
-        """The session ends first; the job's end is recorded after the second look at it."""
+        """Client that records the job's end only at the second wait, after the session has ended."""
 
         looks = 0
 
@@ -119,7 +119,7 @@ def test_a_command_that_ends_before_the_terminal_is_attached_is_shown_all_the_sa
             service.set(job_id, **end)
 
     class EndsFirst(Client):
-        """The rank ends between the client's look at the job and its session."""
+        """Client that ends the rank between its request for the job and its request for a session."""
 
         def session(self, *_: Any, **__: Any) -> Any:
             served.do(ends)

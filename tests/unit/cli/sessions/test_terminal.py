@@ -1,4 +1,4 @@
-"""The terminal's half of a session: the escape, exit codes, what is told of the terminal."""
+"""The terminal's side of a session: the escape key, exit codes, and the reported properties of the terminal."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_ports() -> None:
     assert parse_ports("6006") == (6006, 6006)
     assert parse_ports("0:8888") == (0, 8888)
     for text in ("", "x", "0", "1:0", "65536", "1:2:3", "-1", "²"):
-        with pytest.raises(BadRequestError, match="is no port"):
+        with pytest.raises(BadRequestError, match="is not a port"):
             parse_ports(text)

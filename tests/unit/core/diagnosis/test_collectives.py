@@ -1,4 +1,4 @@
-"""Which rank is in another call of a collective than the others, and who waits for whom: tables of calls."""
+"""Tables of calls: the rank in another collective call than the others, and the rank that the others wait for."""
 
 from __future__ import annotations
 

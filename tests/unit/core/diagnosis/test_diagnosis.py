@@ -1,4 +1,4 @@
-"""Findings open on what lasts, name the right rank and GPU, close when it is over, and never open on a healthy job."""
+"""Findings open on lasting problems, name the right rank and GPU, close afterwards, and never open on a healthy job."""
 
 from __future__ import annotations
 

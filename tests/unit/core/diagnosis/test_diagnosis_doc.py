@@ -15,7 +15,7 @@ MARKS = re.compile(r"(<!-- findings:begin -->\n)(.*?)(<!-- findings:end -->)", r
 
 
 def table() -> str:
-    """The definitions, one row each."""
+    """Return the table of the definitions, one row each."""
     rows = ["| kind | severity | figure | opens | closes |", "|---|---|---|---|---|"]
     for cls, one in DEFINITIONS.items():
         opens = f"{one.opens_at:g} or more, {one.open_seconds:g} s"

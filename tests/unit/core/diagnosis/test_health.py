@@ -1,4 +1,4 @@
-"""Hung only by proof, slow by time: tables of what ranks may be at, and healthy traces that raise no alarm."""
+"""A hung job needs proof, a slow job takes time: tables of ranks' states, and healthy traces that raise no alarm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def look(
 
 
 def pair(first: RankLook, *, cpu: float = 0.0, io: int = 0, **changes: object) -> tuple[RankLook, RankLook]:
-    """The look, and one a second later that differs in ``changes`` and what was used meanwhile."""
+    """Return the look, and one a second later with ``changes`` and the resources used in between."""
     after = replace(first, at=first.at + 1.0, cpu_seconds=first.cpu_seconds + cpu, io_bytes=first.io_bytes + io)
     return first, replace(after, **changes)  # type: ignore[arg-type]
 
@@ -94,7 +94,7 @@ def test_a_collective_is_told_by_the_frames_of_torch_at_the_top() -> None:
     assert collective_of(ALL_REDUCE) == "all_reduce"
     assert collective_of(BACKWARD) == "the exchange of gradients"
     assert collective_of(LOCK) == ""
-    assert collective_of((MINE, *ALL_REDUCE)) == ""  # a function of the script's that a collective has called
+    assert collective_of((MINE, *ALL_REDUCE)) == ""  # a function of the script, called by a collective
     assert collective_of(()) == ""
 
 
@@ -206,7 +206,7 @@ def test_as_long_as_one_rank_may_be_at_work_nothing_is_hung(
     certain: bool,
 ) -> None:
     ranks = [*others[:at], worker, *others[at:]]
-    # A rank that is busy at one and the same place for very long, under others in a lock, is a matter of time.
+    # A rank that spins at one place among ranks in a lock counts as hung only after a long time.
     spins = standing(*worker) is Standing.SPINS
     circumstances = how(min(still, 59.0) if spins else still, certain=certain)
     assert (

@@ -1,4 +1,4 @@
-"""How long a rank may be still: learned per phase, and only from moments that somebody saw."""
+"""Times that a rank may be without progress: learned per phase, and only from observed times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.core.diagnosis.heartbeat import (
 
 
 class Trace:
-    """A pulse and its clock."""
+    """A heartbeat and its clock."""
 
     def __init__(self, ranks: int = 2) -> None:
         self.now = 1000.0
@@ -52,7 +52,7 @@ def test_first_steps_are_never_too_long() -> None:
     assert trace.pulse.phase is Phase.STARTUP
     assert trace.pulse.locked_after is trace.pulse.reported_after is None
     assert not trace.pulse.reports
-    trace.step(900.0, 20.0, steps=3)  # compiled; a pace needs more steps than these
+    trace.step(900.0, 20.0, steps=3)  # compilation; a pace needs more steps than these
     assert trace.pulse.phase is Phase.STARTUP
     assert trace.pulse.reports
 
@@ -66,7 +66,7 @@ def test_evaluation_and_saving_have_a_patience_of_their_own_that_grows_with_what
         assert trace.pulse.locked_after == PAUSE_SECONDS
         assert trace.pulse.stopped_after == FLOOR_SECONDS
         trace.pass_by(40.0)
-        trace.step(*[0.1] * 8)  # and on it goes
+        trace.step(*[0.1] * 8)  # the job continues
         assert trace.pulse.locked_after == FLOOR_SECONDS
         trace.step(*[0.1] * 8, phase=phase, saving=saving)
         assert trace.pulse.locked_after == pytest.approx(120.0)
@@ -82,7 +82,7 @@ def test_a_rank_that_saves_speaks_for_the_others_that_wait_for_it() -> None:
 def test_a_machine_that_slept_makes_nobody_still() -> None:
     trace = Trace()
     trace.step(*[0.1] * 8)
-    trace.now += 8 * 3600.0  # the lid was shut
+    trace.now += 8 * 3600.0  # the machine was suspended
     trace.pulse.tick(trace.now)
     assert trace.pulse.still_seconds <= LONGEST_TICK_SECONDS < FLOOR_SECONDS
 

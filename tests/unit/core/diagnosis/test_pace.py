@@ -1,4 +1,4 @@
-"""A rank's own time leaves out that it waits, and is measured alike for every rank of a job."""
+"""A rank's own time excludes its waiting, and is measured in the same way for every rank of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are quarantined, and when they are looked at again."""
+"""Nodes that are quarantined, and the times of their next checks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_node_that_fails_its_checks_is_looked_at_less_and_less_often() -> None
 
 
 def blamed_gpu(fact: GpuFault, **seat: tuple[str, ...]) -> str:
-    """The GPU that a failure of rank 1 with this cause strikes."""
+    """Return the GPU that is struck by a failure of rank 1 with this cause."""
     job = running(nodes=("a", "a"))
     seats = (job.seats[0], dataclasses.replace(job.seats[1], **seat))
     job = changed(job, seats=seats)

@@ -1,4 +1,4 @@
-"""What keeps ranks from their process group, by their stacks."""
+"""Causes that keep ranks from their process group, found in their stacks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def pair(rank: int, frames: tuple[Frame, ...] = WAITING, *, busy: float = 0.0, s
     ("looks", "seen"),
     [
         ([pair(0), pair(1), pair(2, LOADING)], (Sign.RENDEZVOUS, 2, None)),
-        ([pair(0), pair(1), pair(2, LOADING, busy=0.9)], None),  # it is on its way
-        ([pair(0), pair(1)], (Sign.RENDEZVOUS, 2, None)),  # one that cannot be looked at
+        ([pair(0), pair(1), pair(2, LOADING, busy=0.9)], None),  # it is still at work
+        ([pair(0), pair(1)], (Sign.RENDEZVOUS, 2, None)),  # rank 2 cannot be inspected
         ([pair(0), pair(1), pair(2)], (Sign.RENDEZVOUS, None, None)),
         ([pair(rank, size=8) for rank in range(3)], (Sign.WORLD_SIZE, None, 8)),
         ([pair(0), pair(1, size=4), pair(2)], (Sign.WORLD_SIZE, 1, 4)),

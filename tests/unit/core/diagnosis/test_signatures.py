@@ -1,4 +1,4 @@
-"""Every named failure, told from the words that the real libraries use; those a CPU can make are made here."""
+"""Every named failure is recognised by real libraries' messages; those that a CPU can cause are caused here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USER, INFRA = FailureClass.USER, FailureClass.INFRA
 
 
 def told(**fields: Any) -> Failure:
-    """The verdict on a job of one rank that ended so."""
+    """Return the failure of a job of one rank that ended in this way."""
     job = running(pending(make_spec(workers=1)))
     found = classify(after(job, exited(job, **fields)), T0 + 20)
     assert isinstance(found, ClassifiedFailure)
@@ -43,7 +43,7 @@ def told(**fields: Any) -> Failure:
 
 
 def raised(function: Callable[[], object]) -> dict[str, str]:
-    """What the fork server reports of the exception that ``function`` raises."""
+    """Return the fork server's report of the exception that ``function`` raises."""
     with pytest.raises(BaseException) as caught:
         function()
     kind = type(caught.value)
@@ -138,7 +138,7 @@ def test_a_broken_file_is_told_from_one_that_does_not_fit(tmp_path: Path) -> Non
     assert told(**raised(lambda: load_file(tmp_path / "x.safetensors"))).code == "checkpoint_broken"
 
 
-# Words of libraries that need a GPU, a second rank or a kernel of their own, as they print them.
+# Messages of libraries that need a GPU, a second rank or a special kernel, as they print them.
 PRINTED: list[tuple[str, FailureClass, dict[str, Any]]] = [
     (
         "cuda_oom",
@@ -342,7 +342,7 @@ CUDA_ASSERT = (
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
     "",
 )
-"""What torch 2.11 printed on an H100 in a fresh interpreter, which reports no exception: the reason is not in the last five lines."""
+"""Output of torch 2.11 on an H100 in a fresh interpreter, which reports no exception; its reason precedes the last five lines."""
 
 
 def test_a_fresh_interpreters_long_message_is_read_from_its_beginning() -> None:

@@ -1,4 +1,4 @@
-"""Estimates of time left: what they take out, what they count in, and how often their intervals hold."""
+"""Estimates of time left: times that are excluded, times that are included, and the coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 1.7e9
 
 
 def steady(first: int, last: int, seconds: float, *, at: float = START, attempt: int = 1) -> list[Mark]:
-    """A mark for each step, from ``first`` on."""
+    """Return a mark for each step from ``first`` to ``last``, ``seconds`` apart."""
     return [Mark(at + seconds * (step - first), attempt, step) for step in range(first, last + 1)]
 
 
@@ -148,7 +148,7 @@ def test_a_history_keeps_what_is_new() -> None:
 
 
 def noisy(dice: random.Random, steps: int, alike: float) -> list[float]:
-    """Step times about 1, each of which has so much of its neighbour's deviation; slow at first."""
+    """Return step times around 1 with a correlation of ``alike`` between neighbours; the first two are slow."""
     deviation, found = dice.gauss(0.0, 0.1), []
     for step in range(steps):
         deviation = alike * deviation + dice.gauss(0.0, 0.1 * math.sqrt(1 - alike * alike))

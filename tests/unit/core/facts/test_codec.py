@@ -1,4 +1,4 @@
-"""Facts survive their JSON form, and what no version of today wrote becomes a fact that shows as it is."""
+"""Facts survive conversion to JSON; values that this version cannot read become a fact that shows them unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_every_fact_survives_its_json_form(fact: Fact) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Fact):
-    """A fact with fields that may hold nothing."""
+    """A fact with optional fields."""
 
     kind: ClassVar[str] = "probe"
     scope: StopScope | None = StopScope.RANK

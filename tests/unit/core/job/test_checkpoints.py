@@ -1,4 +1,4 @@
-"""What a job's record holds of its checkpoints."""
+"""The checkpoints in a job's record."""
 
 from __future__ import annotations
 

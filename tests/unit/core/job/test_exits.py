@@ -1,4 +1,4 @@
-"""The ends of an attempt's ranks: a sequence that never changes, and grows in the same time whatever its length."""
+"""The ends of an attempt's ranks: an immutable sequence, extended in the same time whatever its length."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_empty_one_keeps_nothing_of_those_made_from_it() -> None:
 
 
 def test_an_attempt_of_many_ranks_is_folded_without_looking_through_those_that_ended() -> None:
-    """Not one of the ends before is compared with, or copied for, the next one."""
+    """Adding an end neither compares nor copies the earlier ones."""
 
     class Told(Exit):
         looked_at = 0

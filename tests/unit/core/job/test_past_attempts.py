@@ -1,4 +1,4 @@
-"""A record stays small however often its job restarts, and what it says of all attempts stays true."""
+"""A record stays small however often its job restarts, and its figures of all attempts stay correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES = tuple(f"line {n} of what the script has printed before it died" for n in
 
 
 def attempt(job: Job) -> Iterator[Job]:
-    """The records of one attempt that steps, saves and is killed."""
+    """Yield the records of one attempt that steps, saves and is killed."""
     number = job.attempt_number + 1
     at = T0 + 100.0 * number
     gang = job.gang if job.gang_open else job.gang + 1
@@ -50,7 +50,7 @@ def attempt(job: Job) -> Iterator[Job]:
 
 
 def bytes_of(job: Job) -> int:
-    """What a store writes for the record."""
+    """Return the number of bytes that a store writes for the record."""
     return len(json.dumps(job_to_dict(job), separators=(",", ":")))
 
 
@@ -113,7 +113,7 @@ def test_a_record_that_lists_all_attempts_is_read_as_one_that_does_not() -> None
 
 
 def after_only(job: Job, one: object) -> Job:
-    """The record with one attempt alone."""
+    """Return the record with one attempt alone."""
     from dataclasses import replace
 
     return replace(job, attempts=(one,))  # type: ignore[arg-type]

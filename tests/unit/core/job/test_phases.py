@@ -1,4 +1,4 @@
-"""Each phase has what exists in it alone; what makes no sense together cannot be made."""
+"""Each phase has only the fields that exist in it; contradictory values cannot be made."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_a_job_that_finishes_has_no_processes() -> None:
 )
 def test_a_phase_that_the_attempt_contradicts_is_refused(phase: p.Phase) -> None:
     job = running()
-    with pytest.raises(BrokenRuleError, match=f"{type(phase).__name__} with RUNNING; what led here: .*attempt_running"):
+    with pytest.raises(
+        BrokenRuleError, match=f"{type(phase).__name__} with RUNNING; events before it: .*attempt_running"
+    ):
         dataclasses.replace(job, phase=phase)
     with pytest.raises(BrokenRuleError, match="with no attempt"):
         dataclasses.replace(pending(), phase=phase)

@@ -1,4 +1,4 @@
-"""What follows when a rank has left after a request to stop that orch had not sent, and others still run."""
+"""Consequences when a rank has left after a stop request that orch did not send, and others still run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASKED_AT = LEFT_AT + FOLLOWING_SECONDS
 
 @pytest.fixture
 def job() -> Job:
-    """Rank 1 of two has left."""
+    """Return a job of two ranks of which rank 1 has left."""
     up = running(pending(make_spec(workers=2)))
     return after(up, exited(up, rank=1, **LEFT))
 

@@ -50,7 +50,7 @@ def ended_well(job: Job) -> Job:
 
 
 def asked(job: Job) -> Job:
-    """Rank 1 has left after a request from outside, and the others are asked to follow."""
+    """Return the job after rank 1 has left on a request from outside and the others are requested to follow."""
     from orchestrator.core import events as ev
     from orchestrator.core.facts.reasons import OthersAsked, Queued
 
@@ -61,7 +61,7 @@ def asked(job: Job) -> Job:
 
 
 def holding(job: Job) -> dict[Hold, Job]:
-    """The job as it is, without processes, with a lost gang, and without a gang."""
+    """Return the job as it is, without processes, with a lost gang, and without a gang."""
     found = [job, after(job, gone(job)), after(job, lost(job)), after(job, released(job))]
     return {hold_of(each.held): each for each in found}
 

@@ -1,4 +1,4 @@
-"""Why an attempt failed, and whether there is another: tables of cases."""
+"""Causes of failed attempts, and whether another attempt follows: tables of cases."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_only_a_port_that_the_script_chose_and_another_process_holds_ends_the_jo
             {"exit_code": 75},
             INFRA,
             "retry_exit_code",
-            "rank 0 asked to be tried again (exit code 75, in retry.exit_codes)",
+            "rank 0 requested a retry (exit code 75, in retry.exit_codes)",
         ),
         (
             {"error_type": "torch.OutOfMemoryError", "error_message": "CUDA out of memory. Tried to allocate"},
@@ -153,7 +153,7 @@ def test_only_a_port_that_the_script_chose_and_another_process_holds_ends_the_jo
             "import_error",
             "rank 0: a Python module is missing (No module named 'x')",
         ),
-        ({"log_tail": ("Address already in use",)}, INFRA, "port_in_use", "rank 0: a port that it wants is taken"),
+        ({"log_tail": ("Address already in use",)}, INFRA, "port_in_use", "rank 0: a port that it needs is in use"),
     ],
 )
 def test_one_rank_fails(fields: dict[str, Any], failure_class: FailureClass, code: str, sentence: str) -> None:
@@ -332,7 +332,7 @@ class TestProgress:
 
 
 class TestBackoff:
-    """How long a restart waits."""
+    """Delays of restarts."""
 
     @pytest.mark.parametrize(
         ("without_progress", "at_most"), [(1, 1.0), (2, 2.0), (3, 4.0), (5, 16.0), (11, 600.0), (5000, 600.0)]
@@ -475,7 +475,7 @@ class TestStopFromOutside:
 
 
 class TestRepeatedCrash:
-    """What a program does to itself at the same step it does again: the second time it is the script's failure."""
+    """A crash of a program that repeats itself at the same step is, the second time, the script's failure."""
 
     def second(self, before: dict[str, Any], now: dict[str, Any]) -> ClassifiedFailure:
         first = verdict(job_with({}, before))

@@ -193,7 +193,7 @@ def test_only_the_last_failure_keeps_its_log_lines() -> None:
 
 
 class TestRules:
-    """What no order of events may lead to."""
+    """States that no order of events may lead to."""
 
     def test_no_second_attempt_while_one_lives(self) -> None:
         job = running()
@@ -237,7 +237,7 @@ class TestRules:
 
 
 class TestLateFacts:
-    """Facts of an older attempt or gang, or after the fact."""
+    """Facts of an older attempt or gang, and facts that arrive too late."""
 
     def test_facts_of_an_older_attempt_change_nothing(self) -> None:
         first = running()
@@ -392,7 +392,7 @@ class TestStops:
 
 
 class TestCheckpoints:
-    """Which checkpoint counts, in memory and on storage."""
+    """The checkpoint that counts, in memory and on storage."""
 
     def test_a_newer_one_counts_and_an_older_one_does_not(self) -> None:
         job = running()

@@ -1,4 +1,4 @@
-"""A memory kill becomes a failure that names the rank, what it used, what it asked for, and what helps."""
+"""A memory kill becomes a failure that names the rank, its use, its request, and a remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def told(memory: MemoryUse | None, asked: int | None = None, **fields: Any) -> Failure:
-    """The verdict on a job of one rank that ended so."""
+    """Return the failure of a job of one rank that ended in this way."""
     job = running(pending(make_spec(workers=1, memory_bytes=asked)))
     found = classify(after(job, exited(job, memory=memory, **({"signal": 9, "exit_code": None} | fields))), T0 + 20)
     assert isinstance(found, ClassifiedFailure)
@@ -44,7 +44,7 @@ def test_a_rank_at_its_limit_is_told_to_ask_for_more() -> None:
 
 
 def test_amounts_are_told_as_the_job_asked_for_them() -> None:
-    """A limit that the kernel has rounded to pages is still the one that was asked for; one of the machine's own is not."""
+    """A limit that the kernel rounds to pages is shown as requested; a limit of the machine is shown as measured."""
     rounded = 600_000_000 // 4096 * 4096
     memory = MemoryUse(used_bytes=rounded, limit_bytes=rounded, killed=OutOf.LIMIT)
     assert "its memory limit of 600MB (it used 572.2 MiB, it asked for 600MB)" in failure_sentence(

@@ -1,8 +1,8 @@
-"""A scheduler that is slow and plainly right, and random cases to hold the production one against.
+"""Slow and simple reference scheduler, and random cases to compare the production scheduler with.
 
-It knows whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies, preemption, queues, users'
-shares, limits, ageing and backfill; it counts everything anew for each job, and tries each set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N``
-compares N cases (`make reference`).
+It handles whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies, preemption,
+queues, users' shares, limits, ageing and backfill; it recomputes everything for each job, and tries each set of jobs to
+stop in turn. ``python -m tests.unit.core.scheduler.reference N`` compares N cases (`make reference`).
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Left:
-    """What is left on one node."""
+    """Free resources of one node."""
 
     cpus: float
     gpus: float
     memory: int
 
     def holds(self, job: Job) -> bool:
-        """Whether one more rank has room. What it needs nothing of may be taken twice: by a claim, and by a job that ends before."""
+        """Return whether one more rank fits. What it does not need may be taken twice: by a claim, and by a job that ends before."""
         left = (self.cpus, self.gpus, self.memory)
         return all(there >= needed for there, needed in zip(left, need(job), strict=True) if needed)
 
@@ -81,7 +81,7 @@ class Left:
 
 @dataclass
 class Answer:
-    """What is decided: gangs to start, jobs to stop, and why the others wait."""
+    """A decision: gangs to start, jobs to stop, and the reasons why the others wait."""
 
     starts: list[tuple[str, tuple[str, ...]]]
     stops: list[str]
@@ -93,7 +93,7 @@ class Answer:
 
 
 def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool = False) -> dict[str, Left]:
-    """What is left beside ``holding`` where something may start; of every living node when all are ``empty``."""
+    """Return the resources that ``holding`` leaves on nodes that take jobs; with ``empty``, on every living node."""
     found = {}
     for one in known.values():
         closed = one.cordoned or _begun(one)
@@ -105,7 +105,7 @@ def all_left(known: Mapping[str, Node], holding: Sequence[Job], *, empty: bool =
 
 
 def expected(job: Job, policy: Policy, at: float) -> float | None:
-    """The seconds that a job that begins to run, or to run again, is expected to need; None where nothing is known."""
+    """Return the seconds that a job that starts or restarts is expected to need; None if nothing is known."""
     ran = job.past.ran_seconds + sum(
         (a.ended_at or at) - a.running_at for a in job.attempts if a.running_at is not None and a.state is not None
     )
@@ -120,7 +120,7 @@ def expected(job: Job, policy: Policy, at: float) -> float | None:
 
 
 def barred(job: Job, known: Mapping[str, Node], policy: Policy, at: float = NOW) -> list[str]:
-    """The nodes that are reserved at a time at which a job that starts ``at`` one would still run."""
+    """Return the nodes that are reserved at a time at which a job that starts ``at`` one would still run."""
     seconds = expected(job, policy, at)
     ends = float("inf") if seconds is None else at + seconds
     return [i for i, one in known.items() if any(r.end > at and r.start < ends for r in one.reservations)]
@@ -129,12 +129,12 @@ def barred(job: Job, known: Mapping[str, Node], policy: Policy, at: float = NOW)
 def usable(
     job: Job, left: Mapping[str, Left], known: Mapping[str, Node], policy: Policy, at: float = NOW
 ) -> dict[str, Left]:
-    """What is left on the nodes that the job may use; what is taken of it is taken of ``left``."""
+    """Return the part of ``left`` on the nodes that the job may use, with the same values as in ``left``."""
     return {i: there for i, there in left.items() if i not in barred(job, known, policy, at)}
 
 
 def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[Fact, ...]:
-    """The first reservation of each node that is barred and would suit the job."""
+    """Return the first reservation of each barred node that would suit the job."""
     found = []
     for i in barred(job, known, policy):
         one = known[i]
@@ -147,7 +147,7 @@ def reserved_for(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[F
 
 
 def closed_for(job: Job, known: Mapping[str, Node]) -> tuple[Fact, ...]:
-    """The nodes that are down or cordoned and would suit it."""
+    """Return the nodes that are down or cordoned and would suit the job."""
     found = []
     for one in known.values():
         whole = Left(one.cpus, one.gpus, one.memory_bytes)
@@ -167,7 +167,7 @@ def suits(job: Job, one: Node) -> bool:
 
 
 def rooms(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> dict[str, int]:
-    """How many ranks each node has room for, by placing them one by one."""
+    """Return the number of ranks for which each node has room, by placing them one by one."""
     found = {}
     for node_id, there in left.items():
         trial, count = Left(there.cpus, there.gpus, there.memory), 0
@@ -192,7 +192,7 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
         return near(ranks, room, known, keys, spread=not packs)
     counts = dict.fromkeys(roomy, 0)
     while sum(counts.values()) < ranks:
-        for n in roomy:  # in turn when they spread, else all that the node holds
+        for n in roomy:  # one rank in turn when they spread, else as many as the node has room for
             most = room[n] if packs else counts[n] + 1
             while counts[n] < min(most, room[n]) and sum(counts.values()) < ranks:
                 counts[n] += 1
@@ -200,7 +200,7 @@ def place(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> tupl
 
 
 def topology_levels(known: Mapping[str, Node]) -> list[str]:
-    """The keys of topology labels, the one with the fewest values first."""
+    """Return the keys of topology labels, the one with the fewest values first."""
     values: dict[str, set[str]] = {}
     for one in known.values():
         for key, value in one.labels.items():
@@ -212,7 +212,7 @@ def topology_levels(known: Mapping[str, Node]) -> list[str]:
 def near(
     ranks: int, room: Mapping[str, int], known: Mapping[str, Node], keys: Sequence[str], *, spread: bool
 ) -> tuple[str, ...]:
-    """As few groups as any choice of groups has: all but one are the roomiest, one is the tightest for the rest."""
+    """Place on as few groups as possible: all but one are the roomiest, and one is the tightest for the rest."""
     roomy = sorted(room, key=lambda n: (-room[n], n))
     if not keys:
         tight = [n for n in roomy if room[n] >= ranks]
@@ -242,7 +242,7 @@ def near(
 
 
 def claim(job: Job, left: Mapping[str, Left], known: Mapping[str, Node]) -> bool:
-    """Set aside what is free for the job; whether no rank of it has room any more."""
+    """Set aside free resources for the job; return whether some of its ranks have no room."""
     room, missing = rooms(job, left, known), ranks_of(job)
     for node_id in sorted(left, key=lambda n: -_room(job, left[n])):
         taken = min(missing, room.get(node_id, 0))
@@ -263,7 +263,7 @@ def _room(job: Job, there: Left) -> int:
 
 
 def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None = None) -> Answer:
-    """What the rules say, counted anew for each job."""
+    """Return the decision by the rules, recomputed for each job."""
     policy = policy or Policy(Sharing(), PastUse(), known)
     holding = [job for job in jobs if job.nodes]
     waiting = [job for job in jobs if not job.nodes]
@@ -275,11 +275,11 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     short: list[Job] = []
     remaining = list(waiting)
     full: set[object] = set()
-    loose = all_left(known, holding)  # beside what has been placed, claims left out
+    loose = all_left(known, holding)  # resources beside the placed jobs, without claims
     until: list[float | None] = []
     bounded = False
-    told: dict[object, Fact] = {}  # what stays so for equal jobs of a user
-    passed_by: list[Job] = []  # those that fell short, and that only jobs of their queue and priority may delay
+    told: dict[object, Fact] = {}  # reasons that are the same for equal jobs of a user
+    passed_by: list[Job] = []  # jobs that did not fit, which only jobs of their queue and priority may delay
     while remaining:
         having = holding + placed
         job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
@@ -375,19 +375,19 @@ def lane_of(job: Job) -> tuple[str, str, int]:
 
 
 def shape_of(job: Job, known: Mapping[str, Node], policy: Policy) -> tuple[object, ...]:
-    """What decides where ranks of the job have room."""
+    """Return the values that decide where ranks of the job have room."""
     wanted = job.spec.resources
     model = wanted.resources_per_worker.gpu_model
     return need(job), model, wanted.nodes, labels_of(job), tuple(barred(job, known, policy))
 
 
 def _unequal(job: Job, passed_by: Sequence[Job], policy: Policy) -> bool:
-    several = bool(policy.sharing.queues)  # without queues of the settings, all jobs are in one
+    several = bool(policy.sharing.queues)  # without queues in the settings, all jobs are in one
     return any(one.priority != job.priority or (several and one.spec.queue != job.spec.queue) for one in passed_by)
 
 
 def _claims(job: Job, holding: Sequence[Job], policy: Policy, *, first: bool) -> bool:
-    """Whether what is free is kept from all others for a job that does not fit: others stop for it, or it has waited for long."""
+    """Return whether free resources are kept for a job that does not fit: others stop for it, or it has waited for long."""
     served = any(getattr(one.stop.by, "job", None) == job.id for one in holding if one.stop is not None)
     waited = NOW - waits_since(job)
     return served or waited >= 3 * policy.sharing.ageing or (first and waited >= policy.sharing.ageing)
@@ -401,7 +401,7 @@ def _bounded(
     known: Mapping[str, Node],
     policy: Policy,
 ) -> bool:
-    """Whether the head fits once every job has reached its limit, or before; what has none runs on."""
+    """Return whether the head fits at the latest when every job has reached its limit; jobs without a limit run on."""
     limits = {
         one.id: max(NOW, one.attempt.running_at + one.spec.max_duration.total_seconds())
         for one in holding
@@ -433,7 +433,7 @@ def _backfills(
     waiting: Sequence[Job],
     until: list[float | None],
 ) -> bool:
-    """Whether the job ends before the head can start, which is found out when it first matters."""
+    """Return whether the job ends before the head can start, a time that is computed on first use."""
     if not until:
         trial = Answer([], [], {})
         queues = {one.spec.queue for one in waiting}
@@ -455,7 +455,7 @@ def _reserved(
     known: Mapping[str, Node],
     policy: Policy,
 ) -> float | None:
-    """When the head fits, as jobs end that run; what was just placed runs on."""
+    """Return the time at which the head fits as running jobs end; jobs that were just placed run on."""
     ends = sorted((_ends_at(job, policy), job.submission.sequence, job) for job in holding)
     opens = {r.end for one in known.values() for r in one.reservations if not _begun(one)}
     for at in sorted({at for at, _, _ in ends} | {at for at in opens if at > NOW}):
@@ -473,7 +473,7 @@ def _begun(one: Node) -> bool:
 
 
 def _ends_at(job: Job, policy: Policy) -> float:
-    """At its limit, when most like jobs that ran for longer had ended, or when it has run as long again."""
+    """Return the end of a job: its limit, the median of like jobs that ran longer, or as long again as it has run."""
     assert job.attempt is not None
     assert job.attempt.running_at is not None
     ran = NOW - job.attempt.running_at
@@ -521,10 +521,10 @@ def _preempt(
 def moves(
     head: Job, holding: Sequence[Job], known: Mapping[str, Node], policy: Policy
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """The jobs that move so that the head fits, and where to, if they lose less than it gains.
+    """Return the jobs that move so that the head fits, and their new nodes, if they lose less than it gains.
 
-    Node by node: each job leaves, the cheapest first, for a place that is free now, until the head has more room; the node that costs
-    the least is the one. Then those stay that need not move.
+    For each node, jobs leave, the cheapest first, for places that are free now, until the head has more room; the node with the
+    least cost is chosen. Then jobs that need not move stay.
     """
     free = all_left(known, holding)
     gpus = need(head)[1] * ranks_of(head)
@@ -589,7 +589,7 @@ def _moves(job: Job, head: Job, policy: Policy) -> bool:
 
 
 def _move_loss(job: Job) -> tuple[float, float, int]:
-    """What is to be repeated, and what the start took."""
+    """Return the loss by a move: the work to repeat, and the duration of the start."""
     assert job.attempt is not None
     assert job.attempt.running_at is not None
     gpus, cpus, age = _loss(job)
@@ -603,7 +603,7 @@ def _lost(moved: Sequence[tuple[Job, tuple[str, ...]]]) -> tuple[float, float]:
 
 
 def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
-    """The fewest jobs that have been idle for too long without which it fits, the longest idle first."""
+    """Return the fewest jobs that have been idle for too long without which it fits, the longest idle first."""
     due = []
     for job in holding:
         limit = job.spec.reclaim_idle.total_seconds() if job.spec.reclaim_idle else policy.sharing.reclaim_idle
@@ -629,7 +629,7 @@ def _loss(job: Job) -> tuple[float, float, int]:
 
 
 def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
-    """Nodes, jobs that run on them, a queue with many equal jobs in it, and how users and queues share."""
+    """Return nodes, jobs that run on them, a queue with many equal jobs, and the policy of sharing."""
     choose = random.Random(seed)
     users, names = (
         choose.choice([["ada"], ["ada", "bob", "eve"]]),
@@ -648,7 +648,7 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
         large = make_spec(workers=choose.choice([4, 6, 8]), queue=names[0], max_duration=limit, name="plain")
         kinds += [*brief, large]
         last = [large, *choose.choices(brief, k=2)]
-    if scattered:  # small jobs here and there, and a large one that waits for what is free between them
+    if scattered:  # scattered small jobs, and a large one that waits for the room between them
         known, kinds, last = _scattered(choose, names, known)
     jobs: list[Job] = []
     for number in range(2 * len(known) if scattered else choose.randint(1, 14)):
@@ -686,7 +686,7 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
 def _scattered(
     choose: random.Random, names: Sequence[str], known: Mapping[str, Node]
 ) -> tuple[dict[str, Node], list[Any], list[Any]]:
-    """Nodes of which most can be used, kinds of small jobs, and a large one."""
+    """Return nodes of which most can be used, kinds of small jobs, and a large one."""
     few = {"reservations": (), "labels": {}, "cordoned": False} if choose.random() < 0.8 else {}
     found = {
         i: replace(one, gpus=choose.choice([4.0, 4.0, 5.0]), cpus=64.0, alive=True, shares_home=True, **few)
@@ -705,7 +705,7 @@ def _scattered(
 
 
 def _preempted(job: Job, at: float, seconds: float) -> Job:
-    """The job, after it ran for so long and was stopped for another."""
+    """Return the job after it ran for ``seconds`` and was preempted."""
     job = running(job, at=at - seconds)
     job = after(job, stop(job, StopPurpose.PREEMPT, at=at), gone(job, at=at), released(job, at=at))
     return after(job, ev.JobRequeued(job_id=job.id, at=at, reason=MadeRoom(by=ByUser(name="ada"))))
@@ -726,7 +726,7 @@ def _random_node(choose: random.Random, name: str) -> Node:
 
 
 def _random_reservations(choose: random.Random) -> tuple[NodeReservation, ...]:
-    """None for most nodes; for the others one that has begun, or that begins within the time that jobs take, or two."""
+    """Return no reservation for most nodes; for the others one that has begun, one that begins during jobs, or two."""
     if choose.random() < 0.75:
         return ()
     starts = choose.choice([[-5], [25], [150], [350], [1500], [10, 800]])
@@ -737,7 +737,7 @@ def _random_reservations(choose: random.Random) -> tuple[NodeReservation, ...]:
 
 
 def _random_labels(choose: random.Random) -> dict[str, str]:
-    """Racks of two zones for most nodes of half of the cases, and another label."""
+    """Return labels of a random rack and its zone, and of a disk; each may be missing."""
     rack = choose.choice("qrs")
     found = {"disk": choose.choice(["nvme", "nvme", "ssd"])} if choose.random() < 0.5 else {}
     if choose.random() < 0.6:
@@ -768,7 +768,7 @@ def _random_spec(choose: random.Random, names: Sequence[str], *, small: bool = F
 
 
 def differences(first: int, count: int) -> list[int]:
-    """The cases that the production scheduler decides otherwise."""
+    """Return the cases that the production scheduler decides differently."""
     return [seed for seed in range(first, first + count) if not same(seed)]
 
 

@@ -1,4 +1,4 @@
-"""The sharing part of the reference scheduler: shares, quotas, limits, ageing and reclaims, each counted anew from its definition."""
+"""The sharing part of the reference scheduler: shares, quotas, limits, ageing and reclaims by their definitions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpus_of(job: Job) -> float:
 
 
 def waits_since(job: Job) -> float:
-    """Since when a waiting job waits: its submission, or its preemption."""
+    """Return the time since which a waiting job waits: its submission, or its preemption."""
     last = job.attempts[-1] if job.attempts else None
     if last is None or last.state is not AttemptState.PREEMPTED or last.ended_at is None:
         return job.submission.submitted_at
@@ -50,13 +50,13 @@ def waits_since(job: Job) -> float:
 
 
 def seconds_run(job: Job) -> float:
-    """How long its attempts were up, all of which have ended."""
+    """Return the time that the job's attempts were up; all of them have ended."""
     return sum(one.ended_at - one.running_at for one in job.attempts if one.ended_at and one.running_at)
 
 
 @dataclass
 class Policy:
-    """The terms of sharing, what was used before, and the nodes."""
+    """The terms of sharing, past usage, and the nodes."""
 
     sharing: Sharing
     past: PastUse
@@ -64,7 +64,7 @@ class Policy:
     idle: Mapping[JobId, float] = field(default_factory=dict)
 
     def chain(self, name: str) -> list[QueueSpec]:
-        """The queue and those above it, the uppermost first; nothing without queues."""
+        """Return the queue and its ancestors, the uppermost first; nothing without queues."""
         if not self.sharing.queues:
             return []
         known = {queue.name: queue for queue in self.sharing.queues}
@@ -84,7 +84,7 @@ class Policy:
         return sum(gpus_of(job) for job in having if self.inside(job, queue))
 
     def share(self, having: Sequence[Job], accounts: Sequence[Account]) -> float:
-        """The dominant share of these jobs and accounts: now, and on average."""
+        """Return the dominant share of these jobs and accounts: the current and the average one."""
         there = [node for node in self.nodes.values() if node.schedulable]
         whole = (sum(n.gpus for n in there), sum(n.cpus for n in there), sum(n.memory_bytes for n in there))
         total = [0.0, 0.0, 0.0]
@@ -92,7 +92,7 @@ class Policy:
             cpus, gpus, memory = need(job)
             began = (
                 job.attempts[-1].started_at if job.nodes else NOW
-            )  # what the round places begins now, also a second time
+            )  # a job that this round places begins now, also a second time
             weight = 1.0 + (1.0 - 0.5 ** ((NOW - began) / self.sharing.half_life))
             for place, amount in enumerate((gpus, cpus, memory)):
                 total[place] += weight * ranks_of(job) * amount
@@ -104,7 +104,7 @@ class Policy:
         return round(max(amount / of if of else 0.0 for amount, of in zip(total, whole, strict=True)), 9)
 
     def place_of(self, job: Job, having: Sequence[Job]) -> tuple[object, ...]:
-        """What a job is chosen by: the smallest first."""
+        """Return the key by which jobs are chosen, the smallest first."""
         chain = self.chain(job.spec.queue)
         levels = []
         for queue in chain:
@@ -120,7 +120,7 @@ class Policy:
         return tuple(levels), -job.priority, self.share(mine, accounts), rank, job.submission.sequence
 
     def level(self, job: Job) -> int:
-        """How often a minute has to be doubled until it is as long as what the job is expected to need."""
+        """Return how often a minute is doubled to reach the time that the job is expected to need."""
         ran = 0.0
         if job.attempts and job.attempts[-1].state is AttemptState.PREEMPTED:
             ran = next(30.0 * 2**n for n in range(99) if seconds_run(job) < 60.0 * 2**n)
@@ -133,7 +133,7 @@ class Policy:
         return next(n for n in range(99) if expected <= 60.0 * 2**n)
 
     def overdue(self, waiting: Sequence[Job]) -> list[Job]:
-        """The first job of each lane in which none has started for too long, the longest first."""
+        """Return the first job of each lane in which none has started for too long, the longest wait first."""
         kinds = {(job.spec.queue, job.submission.user, job.priority) for job in waiting}
         found = []
         for kind in kinds if len(kinds) > 1 else ():
@@ -163,7 +163,7 @@ class Policy:
         return None
 
     def victims(self, job: Job, able: Sequence[Job], having: Sequence[Job], waiting: set[str]) -> list[Job]:
-        """Those that may be stopped for the job, in order."""
+        """Return the jobs that may be stopped for the job, in order."""
         chosen: list[Job] = []
         for other in able:
             if not self.sharing.queues or other.spec.queue == job.spec.queue:
@@ -175,14 +175,14 @@ class Policy:
                 if pair[0].name != pair[1].name
             )
             left = self.gpus(its.name, [one for one in having if one not in chosen])
-            most = min(self.guaranteed(mine.name), self.fair(mine, having, waiting))  # less, where too much is promised
+            most = min(self.guaranteed(mine.name), self.fair(mine, having, waiting))  # less if too much is guaranteed
             within = self.gpus(mine.name, having) + gpus_of(job) <= most + 1e-6
             above = left > self.fair(its, having, waiting) + 1e-6
             chosen += [other] if within and above and gpus_of(job) and gpus_of(other) else []
         return chosen
 
     def fair(self, queue: QueueSpec, having: Sequence[Job], waiting: set[str]) -> float:
-        """The fair share of a queue: its guarantee, and by weight what its level has beyond those, found by bisection."""
+        """Return a queue's fair share: its guarantee, and a weighted part of the rest of its level, by bisection."""
         configured = {one.name: one for one in self.sharing.queues}
         siblings = {one.name: one for one in self.sharing.queues if one.parent == queue.parent}
         if queue.parent:
@@ -212,7 +212,7 @@ class Policy:
 def random_policy(
     choose: random.Random, users: Sequence[str], names: Sequence[str], known: Mapping[str, Node]
 ) -> Policy:
-    """Queues in a third of the cases, use in the past and starts in most, small limits in some."""
+    """Return queues in a third of the cases, past usage and starts in most, small limits in some."""
     queues = _random_queues(choose) if len(names) > 1 and choose.random() < 0.7 else ()
     used = {
         Account(name, user): Used(NOW - choose.randint(0, 900), Amounts(*(choose.randint(0, 9) * 1e3 for _ in "gcm")))
@@ -238,7 +238,7 @@ def random_policy(
 
 
 def _random_times(choose: random.Random, users: Sequence[str]) -> RunTimes:
-    """Run times of like jobs, of some users and names enough of them."""
+    """Return run times of like jobs; some users and names have enough of them."""
     likes = [Like(user, name) for user in users for name in NAMES if choose.random() < 0.4]
     return RunTimes({who: [choose.choice([20.0, 200.0, 2000.0]) for _ in range(choose.randint(1, 5))] for who in likes})
 

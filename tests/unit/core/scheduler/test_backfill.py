@@ -1,4 +1,4 @@
-"""Short jobs run on what the head of the queue has claimed, and end before it could start."""
+"""Short jobs run on resources that the head of the queue has claimed, and end before it could start."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def starts(commands: Commands) -> list[str]:
 
 
 LONG_WAIT = Sharing(ageing=1800.0)
-"""With this, a job that waits since T0 claims what is free from all others."""
+"""With these terms, a job that waits since T0 claims the free resources from all others."""
 HEAD = waits("head", 2, 8, max_duration=timedelta(seconds=1))
 
 
 def test_a_job_that_ends_before_the_head_can_start_takes_what_it_has_claimed() -> None:
     busy = runs(
         "busy", 6, max_duration=3 * HOUR
-    )  # it runs for an hour more, by what is known, and ends after two at the latest
+    )  # it is expected to run for an hour more, and ends after two hours at the latest
     assert starts(ask(busy, HEAD, waits("short", 3, 2, max_duration=HOUR))) == ["short"]
     assert starts(ask(busy, HEAD, waits("long", 3, 2, max_duration=HOUR + timedelta(seconds=1)))) == []
     assert starts(ask(busy, HEAD, waits("unknown", 3, 2))) == [], "only a limit is sure"
@@ -74,7 +74,7 @@ def test_the_loop_is_woken_when_a_job_that_has_run_for_longer_is_expected_to_run
 
 
 def test_equals_pass_a_head_of_which_nobody_knows_when_it_starts_and_others_do_not() -> None:
-    """What is kept for it stands idle until jobs end that may run for ever."""
+    """Resources that are kept for the head stay idle until jobs end that may run for ever."""
     busy, last = runs("busy", 6), waits("unimportant", 4, 1, priority=40)
     assert starts(ask(busy, HEAD, waits("equal", 3, 1), last)) == ["equal"], "what is left is kept from the unimportant"
     assert starts(ask(busy, HEAD, waits("equal", 3, 2), last)) == ["equal"]
@@ -178,7 +178,7 @@ def test_the_head_starts_no_later_than_its_reservation_whatever_is_backfilled() 
     assert backfilled > 10
 
 
-# -- what is known of durations
+# -- known durations
 
 
 def ended(name: str, seconds: float, at: float = NOW, state: JobState = JobState.SUCCEEDED) -> Job:

@@ -1,4 +1,4 @@
-"""Jobs that may not start yet: their start time, their matrix's limit, a failure of another of it."""
+"""Jobs that may not start yet: their start time, their matrix's limit, a failure of another job of the matrix."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ ENDS = [JobState.SUCCEEDED, JobState.FAILED, None]
 
 
 def random_member(choose: random.Random, number: int) -> Job:
-    """A job with any conditions, on those before it or on ones that have ended."""
+    """Return a job with any conditions, on those before it or on jobs that have ended."""
     spec = make_spec(workers=1, priority=choose.choice([40, 50]))
     if choose.random() < 0.4:
         spec = replace(spec, start_at=datetime.fromtimestamp(NOW + choose.randint(-50, 150), UTC))
@@ -186,7 +186,7 @@ def test_a_failure_ends_the_other_jobs_of_a_matrix_that_fails_fast_in_the_same_s
     assert isinstance(stop, ev.StopRequested)
     assert (stop.job_id, stop.purpose, stop.by) == (runs.id, StopPurpose.CANCEL, by)
     assert sentence(by) == "fail_fast of grid-aaaaaa: grid-zzzzzz failed"
-    # Asked for once: the next decision goes on with what else there is.
+    # The stop is requested once: the next decision continues with the other jobs.
     later = ask(after(runs, stop), other, failed_fast={"grid-aaaaaa": JobId("grid-zzzzzz")})
     assert [type(e) for e in later.events] == [ev.AttemptStarted]
 

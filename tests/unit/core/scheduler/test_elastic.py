@@ -1,4 +1,4 @@
-"""Elastic jobs: how many ranks they start on, go on with after a loss, and when they are stopped to grow."""
+"""Elastic jobs: their number of ranks at the start and after a loss, and the stops that let them grow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def elastic_job(name: str = "elastic", sequence: int = 1, workers: Any = TWO_TO_
 
 
 def on(ranks: int, *, saved_at: float = LATER, **keys: Any) -> Job:
-    """An elastic job that runs on so many GPUs of node a since T0 + 3, and has just saved a checkpoint."""
+    """Return an elastic job that has run on ``ranks`` GPUs of node a since T0 + 3, and has just saved a checkpoint."""
     job = running(elastic_job(**keys), nodes=("a",) * ranks)
     return fold(job, checkpoint(job, 7, path="/ckpt/7", at=saved_at))
 
@@ -262,7 +262,7 @@ class TestGrowing:
         assert event.state is JobState.SUCCEEDED
 
 
-# -- whatever the cluster and the queue look like
+# -- random clusters and queues
 
 sizes = st.one_of(
     st.integers(1, 6),
@@ -284,7 +284,7 @@ def queue_of(drawn: list[tuple[Any, str, int, float]]) -> list[Job]:
 
 
 def settled(jobs: dict[JobId, Job], known: tuple[Node, ...], now: float) -> tuple[dict[JobId, Job], list[ev.Event]]:
-    """Decisions until nothing follows, all of them folded."""
+    """Fold decisions until none follows; return the jobs and all events."""
     told: list[ev.Event] = []
     for _ in range(20):
         commands = decide(State(jobs=jobs, nodes=nodes(*known)), now)
@@ -314,8 +314,8 @@ def test_everybody_is_placed_within_his_bounds_and_who_waits_could_not_start(
 ) -> None:
     jobs, _ = settled({j.id: j for j in queue_of(drawn)}, known, T0)
     check_books(jobs, known)
-    # With every elastic job at its fewest, the queue would have been served no better; worse it may be, when fewer ranks
-    # leave other nodes free.
+    # With every elastic job at its minimum, no further job of the queue would start; some may not start, because smaller
+    # gangs leave other nodes free.
     least = [elastic_job(str(j.id), j.submission.sequence, j.size.least, **_keys(j)) for j in queue_of(drawn)]
     frugal, _ = settled({j.id: j for j in least}, known, T0)
     assert {i for i, j in jobs.items() if j.gang_open} >= {i for i, j in frugal.items() if j.gang_open}
@@ -359,7 +359,7 @@ def test_growing_takes_nothing_from_who_waits_and_does_not_flap(
                 assert event.purpose is StopPurpose.RESIZE
                 assert now - stopped_at.get(event.job_id, float("-inf")) >= GROW
                 stopped_at[event.job_id] = now
-        # Whoever waits now has claimed what is free: a growing job's stop left the claims alone.
+        # Jobs that wait now have claimed the free resources: a growing job's stop left the claims alone.
         still = [j for j in waiting if jobs[j.id].state is JobState.PENDING and could_ever_fit(j, nodes(*known))]
         free = free_on(known, jobs.values())
         for job in sorted(still, key=queue_order):
@@ -375,7 +375,7 @@ def test_growing_takes_nothing_from_who_waits_and_does_not_flap(
 
 
 def _one_turn(job: Job, now: float) -> Job:
-    """What the runtime does until the next look: start, save, or stop and release."""
+    """Do what the runtime does before the next decision: start, save, or stop and release."""
     if job.state is JobState.STARTING:
         pids = tuple(range(1, job.num_workers + 1))
         job = fold(job, ev.AttemptRunning(job_id=job.id, at=now, attempt=job.attempt_number, pids=pids))

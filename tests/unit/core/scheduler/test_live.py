@@ -1,4 +1,4 @@
-"""The index of live jobs: a decision on one that is kept is the decision on one that is made anew, whatever has changed."""
+"""The index of live jobs: after any changes, its decisions are those of a new index."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def followed(job: Job, event: ev.Event, now: float) -> Job:
-    """The record after an event, and after what the runtime answers at once to a start."""
+    """Return the record after an event, and after the runtime's immediate answer to a start."""
     job = fold(job, event)
     return fold(job, up(job, at=now, attempt=job.attempt_number)) if isinstance(event, ev.AttemptStarted) else job
 
 
 def disturb(choose: random.Random, jobs: LiveJobs, now: float) -> None:
-    """A job ends, is stopped, lets go of its gang, or is forgotten."""
+    """Stop a random job, let it end and release its gang, or forget it."""
     if not jobs:
         return
     job = jobs[choose.choice(list(jobs))]
@@ -112,7 +112,7 @@ def test_a_record_that_has_not_changed_is_looked_at_again_when_its_time_comes() 
 
 
 def wide(ranks: int) -> Job:
-    """A gang with a rank on each of so many nodes."""
+    """Return a job with one rank on each of ``ranks`` nodes."""
     return running(pending(make_spec(workers=ranks), job_id="wide"), nodes=tuple(f"n{rank}" for rank in range(ranks)))
 
 

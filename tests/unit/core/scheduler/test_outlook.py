@@ -1,4 +1,4 @@
-"""When jobs are expected to start: the decisions, played forward."""
+"""Expected starts of jobs, found by playing the decisions forward."""
 
 from __future__ import annotations
 

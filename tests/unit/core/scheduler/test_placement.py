@@ -1,4 +1,4 @@
-"""Where a gang goes: every strategy, shares of GPUs, and claims that keep a big job from starving."""
+"""Placement of gangs: every strategy, shares of GPUs, and claims that keep a big job from starving."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_shares_of_one_gpu_are_what_earlier_shares_left() -> None:
 
 
 def sharing(shares: float, *gpus: str, job_id: str = "shares-abc234") -> Job:
-    """A job that runs on one node with a share of each of these GPUs."""
+    """Return a job that runs on one node with a share of each of these GPUs."""
     job = running(pending(make_spec(workers=len(gpus), gpu=shares), job_id=job_id), nodes=("a",) * len(gpus))
     seats = tuple(replace(seat, gpu_ids=(gpu,)) for seat, gpu in zip(job.seats, gpus, strict=True))
     return after(job, ev.GangPlaced(job_id=job.id, at=T0 + 3, gang=job.gang, seats=seats))
@@ -291,7 +291,7 @@ def test_every_gang_is_whole() -> None:
 
 
 class TestClaim:
-    """What is set aside for a gang that does not fit yet."""
+    """Resources that are set aside for a gang that does not fit yet."""
 
     def test_it_leaves_nothing_that_could_help_it(self) -> None:
         known = nodes(A8, C4)

@@ -1,4 +1,4 @@
-"""Which jobs stop for one of higher priority, and which never do."""
+"""Jobs that stop for one of higher priority, and jobs that never do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NODES = nodes(node("a", gpus=8))
 
 
 def running(name: str, ranks: int, sequence: int = 1, **keys: Any) -> Job:
-    """A job that has run on node a since T0 + 3, in its queue at priority 50 unless told."""
+    """Return a job that has run on node a since T0 + 3, by default with the priority 50."""
     return run(pending(make_spec(workers=ranks, **keys), sequence=sequence, job_id=name), nodes=("a",) * ranks)
 
 
@@ -135,7 +135,7 @@ def test_a_job_is_not_preempted_again_and_again() -> None:
 
 
 def _preempted(job: Job, times: int) -> Job:
-    """The job, after it was preempted so many times in the last minutes and started again."""
+    """Return the job after it was preempted ``times`` times in the last minutes and started again."""
     by = ByPreemption(job="other", priority=60)
     at = NOW - 10.0 * times
     for _ in range(times):

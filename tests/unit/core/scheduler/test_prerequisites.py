@@ -1,4 +1,4 @@
-"""A job that depends on others: when it starts, what it waits for, and when it can no longer start."""
+"""A job that depends on others: its start, the reasons why it waits, and ends of others that rule out its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``decide``: what follows from every state, in which order jobs start, and what a stop leads to."""
+"""``decide``: the decisions in every state, the order in which jobs start, and the consequences of a stop."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def zeros(job: Job, at: float = T0 + 10) -> Job:
 
 
 class TestQueue:
-    """Which of the jobs that wait are started."""
+    """The choice among the waiting jobs."""
 
     def test_a_job_that_fits_is_started_in_a_gang_of_its_own(self) -> None:
         event = only_event(pending())
@@ -162,7 +162,7 @@ class TestQueue:
 
 
 class TestLive:
-    """STARTING and RUNNING."""
+    """Jobs in the states STARTING and RUNNING."""
 
     @pytest.mark.parametrize("job", [starting(), running()], ids=["STARTING", "RUNNING"])
     def test_a_healthy_job_is_to_exist_and_to_be_watched(self, job: Job) -> None:
@@ -269,7 +269,7 @@ class TestLive:
 
 
 class TestRecovering:
-    """RECOVERING."""
+    """Jobs in the state RECOVERING."""
 
     def test_the_rest_of_the_attempt_is_killed_first(self) -> None:
         job = running()
@@ -324,7 +324,7 @@ class TestRecovering:
 
 
 class TestDraining:
-    """DRAINING."""
+    """Jobs in the state DRAINING."""
 
     def drained(self, purpose: StopPurpose) -> Job:
         job = running()
@@ -429,7 +429,7 @@ class TestDraining:
 
 
 class TestRequestStop:
-    """A person's or the scheduler's wish."""
+    """Stops requested by a person or by the scheduler."""
 
     @pytest.mark.parametrize(
         ("state", "purpose", "expected"),

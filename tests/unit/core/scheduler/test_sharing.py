@@ -305,7 +305,7 @@ def test_it_is_asked_again_when_a_lane_becomes_overdue() -> None:
     )
 )
 def test_nothing_starves(arrivals: Sequence[tuple[int, int, int, str, int]]) -> None:
-    """The bound of order.py, for a stream of jobs of a queue that outweighs the others a thousandfold."""
+    """The bound of order.py holds for a stream of jobs of a queue that outweighs the others a thousandfold."""
     ageing, longest = 300.0, 100.0
     stream = [TraceJob(at=20.0 * n, seconds=100.0, ranks=4, user="urgent") for n in range(300)]
     others = [
@@ -324,7 +324,7 @@ def test_nothing_starves(arrivals: Sequence[tuple[int, int, int, str, int]]) -> 
         assert ran.wait <= (ahead + 1) * (ageing + len(kinds) * longest)
 
 
-# -- what was used
+# -- past usage
 
 
 def test_the_history_counts_a_gang_from_its_order_to_its_end() -> None:

@@ -1,4 +1,4 @@
-"""Every fact has words, and no fact needs to be read back from them."""
+"""Every fact has a sentence, and no fact has to be read back from its sentence."""
 
 from __future__ import annotations
 

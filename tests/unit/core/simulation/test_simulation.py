@@ -1,4 +1,4 @@
-"""A simulated queue: what the production scheduler makes of a trace, and the figures of it."""
+"""A simulated queue: the production scheduler's decisions on a trace, and their figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def play(*trace: TraceJob, policy: str = "orch", checkpoint_seconds: float = 10.
 
 
 def times(outcome: Outcome) -> list[tuple[float, float, float]]:
-    """Submission, start and end of each job, in order of submission."""
+    """Return submission, start and end of each job, in order of submission."""
     return sorted((one.job.at, one.started_at, one.ended_at) for one in outcome.ran)
 
 
@@ -80,7 +80,7 @@ def test_a_preempted_job_repeats_what_no_checkpoint_covers() -> None:
 
 def test_the_one_that_loses_least_is_preempted() -> None:
     trace = [job(0, 100, 4, priority=10), job(18, 100, 4, priority=10), job(32, 20, 4, priority=90)]
-    assert times(play(*trace))[0] == (0, 0, 122)  # at 32 it loses 2 seconds, the other 4
+    assert times(play(*trace))[0] == (0, 0, 122)  # at 32 the first job loses 2 seconds, the second 4
 
 
 def test_the_bound_stops_the_longer_job_for_the_shorter_one() -> None:

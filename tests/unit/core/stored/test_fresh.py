@@ -1,4 +1,4 @@
-"""Records of jobs that have only been submitted are read by what they have of their own, and as any other record is."""
+"""The quick reading of records of jobs that have only been submitted gives the same jobs as the full reading."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OTHER = pending(
 
 
 def reader() -> FreshRecords:
-    """A reader that has seen one record."""
+    """Return a reader that has seen one record."""
     found = FreshRecords(job_record._spec_of)
     found.learn(job_to_dict(FIRST), FIRST)
     return found
@@ -84,12 +84,12 @@ def test_a_record_that_lacks_a_key_or_has_one_more_is_left_to_the_full_reading()
 
 
 def text_of(job: Job, **change: Any) -> str:
-    """The record as the store has it."""
+    """Return the text of the record in the store."""
     return json.dumps({**job_to_dict(job), **change}, separators=(",", ":"))
 
 
 def text_reader() -> FreshRecords:
-    """A reader that has seen the text of one record."""
+    """Return a reader that has seen the text of one record."""
     found = FreshRecords(job_record._spec_of)
     found.learn_text(text_of(FIRST), FIRST)
     return found

@@ -1,4 +1,4 @@
-"""What is stored is what was: events and jobs survive their JSON form."""
+"""Events and jobs survive conversion to JSON and back."""
 
 from __future__ import annotations
 

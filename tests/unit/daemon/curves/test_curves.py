@@ -1,4 +1,4 @@
-"""What is drawn of jobs' records: means with extremes, parts found by their times, long records sampled, foreign lines passed over."""
+"""Charts of jobs' records: means with extremes, parts selected by time, long records sampled, foreign lines skipped."""
 
 from __future__ import annotations
 

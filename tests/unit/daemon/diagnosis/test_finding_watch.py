@@ -1,4 +1,4 @@
-"""What the daemon makes of reports and progress: findings as events, in the record, in metrics and in web hooks."""
+"""Findings from reports and progress: as events, in the record, in metrics and in web hooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is estimated of jobs' time left as they report, and the record of how good that was."""
+"""Estimates of jobs' time left as they report, and the record of their accuracy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def report(step: int, at: float, total: int | None = 100, phase: str = "") -> Pr
 
 
 class World:
-    """A desk whose clock shows what the last report did."""
+    """A desk with a clock that shows the time of the last report."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.path = tmp_path / "estimates.jsonl"

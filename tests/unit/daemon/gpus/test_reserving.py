@@ -1,4 +1,4 @@
-"""Which GPUs are kept from Ray: bad ones that no gang is on."""
+"""GPUs that are reserved so that Ray does not hand them out: bad ones without a gang."""
 
 from __future__ import annotations
 

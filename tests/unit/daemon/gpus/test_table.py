@@ -1,4 +1,4 @@
-"""What people are shown of a GPU whose exporter says nothing: one that starts is no failure, one that hangs is."""
+"""The display of a GPU without an exporter's report: an exporter that starts is no failure, one that hangs is."""
 
 from __future__ import annotations
 

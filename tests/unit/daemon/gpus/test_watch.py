@@ -1,4 +1,4 @@
-"""What the daemon makes of its exporters' reports: whole windows, and what to record."""
+"""The daemon's use of its exporters' reports: whole windows, and the jobs to record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOB = JobId("digits-k3f9q2")
 
 
 class RecordingExporters:
-    """Exporters that hold what they were told, as the actors do; `forget` is a death of one."""
+    """Exporters that keep their instructions, as the actors do; `forget` stands for the death of one."""
 
     def __init__(self, home: Path) -> None:
         node = SimpleNamespace(home_shared=True, home=str(home))
@@ -72,7 +72,7 @@ def job(
     record: bool = True,
     ago: float | None = 3600.0,
 ) -> Any:
-    """A job of which one rank sits on the GPUs of each of `seats`, and that runs since `ago` seconds (None: not yet)."""
+    """Return a job with a rank on the GPUs of each of `seats`, running for `ago` seconds (None: not yet)."""
     return SimpleNamespace(
         id=job_id,
         gang=1,
@@ -88,7 +88,7 @@ def job(
 
 
 class World:
-    """A watch among fakes."""
+    """A GPU watch with fakes around it."""
 
     def __init__(self, home: Path) -> None:
         self.exporters = RecordingExporters(home)
@@ -112,7 +112,7 @@ class World:
         asyncio.run(self.watch.round())
 
     def loads(self, **watts: float) -> None:
-        """A minute of full load at so many watts, by GPU."""
+        """Set a minute of full load with these watts, by GPU."""
         now = time.time()
         for uuid, power in watts.items():
             load = GpuLoad(utilization=1.0, memory=1e9, power=power)
@@ -132,7 +132,7 @@ def test_a_daemon_that_has_just_started_knows_the_last_minute(world: World) -> N
     world.round()
     assert world.balances.raw[JOB].worst is not None
     assert world.balances.json_ready[JOB]["quantities"]["power"]["cv"] == pytest.approx(0.5)
-    world.exporters.points.clear()  # nothing new: what is known stays, and is not taken twice
+    world.exporters.points.clear()  # nothing new: known values stay, and are not counted twice
     world.round()
     assert world.balances.json_ready[JOB]["quantities"]["power"]["mean"] == pytest.approx(200.0)
 
@@ -193,11 +193,11 @@ def test_telemetry_of_a_job_that_ended_while_no_daemon_was_there_is_ended(world:
     assert world.exporters.recorded["GPU-c"] == {}
     world.round()
     world.round()
-    assert world.exporters.asked[-1] == set()  # nobody holds a GPU and nothing is recorded: nobody is asked
+    assert world.exporters.asked[-1] == set()  # no job holds a GPU and nothing is recorded: no exporter is called
 
 
 def test_telemetry_of_a_job_that_ended_before_the_next_round_is_ended(world: World) -> None:
-    """Its exporter was told to record and has not reported it yet: the job's energy would go on growing."""
+    """Its exporter records and has not reported that yet: otherwise the job's energy would continue to grow."""
     world.round()
     world.jobs = [job(("GPU-a",))]
     world.round()

@@ -1,4 +1,4 @@
-"""Jobs at their users' disposal are not late, and an interactive one is cancelled when all of its ranks are idle."""
+"""A job is not late while a rank is at a breakpoint; an interactive job is cancelled when all its ranks are idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """One job of two ranks, and what it is sent."""
+    """One job of two ranks, and the events that it receives."""
 
     def __init__(self, **spec: Any) -> None:
         job = pending(make_spec(**spec))

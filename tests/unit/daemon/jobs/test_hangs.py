@@ -1,4 +1,4 @@
-"""The watch over running jobs: when it looks, what it does about what it sees, and what it leaves alone."""
+"""The watch over running jobs: its examinations, its reactions, and the jobs that it leaves alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCKED = (Frame("pull", "/work/data.py", 7),)
 
 
 class World:
-    """A running job, ranks that are as ``ranks`` says, and a clock that moves when the watch does."""
+    """A running job, ranks in the states that ``ranks`` gives, and a clock that advances with the watch."""
 
     def __init__(self, *, gpu: float = 0.0, **health: Any) -> None:
         job = pending(make_spec(gpu=gpu, health=HealthSpec(**health)))
@@ -80,7 +80,7 @@ class World:
             self.watch.progress(self.job, self.job.attempt_number, rank, snapshot)
 
     def pass_by(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Ticks for so long; examinations run to their end."""
+        """Tick for ``seconds``; examinations run to their end."""
 
         async def ticks() -> None:
             end = self.now + seconds
@@ -294,7 +294,7 @@ def test_a_rank_out_of_reach_is_not_still() -> None:
     world.job = changed(world.job, degraded=False)
     del world.ranks[0]
     world.pass_by(20.0)
-    assert world.events == []  # it does not answer: it may be at work
+    assert world.events == []  # rank 0 does not answer: it may be at work
 
 
 def test_a_limit_in_the_job_file_is_kept_to_with_or_without_proof() -> None:
@@ -314,7 +314,7 @@ def test_output_counts_as_a_sign_of_life_of_a_script_that_reports_nothing() -> N
     def prints() -> None:
         world.ranks[0]["printed"] = next(lines)
 
-    world.pass_by(590.0)  # until health.startup_timeout nothing has to be seen of it
+    world.pass_by(590.0)  # no sign of life is required before health.startup_timeout
     assert world.events == []
     world.pass_by(60.0, prints)
     assert world.events == []

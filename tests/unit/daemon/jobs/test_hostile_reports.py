@@ -1,4 +1,4 @@
-"""Whatever a rank reports, its job goes on, the others do, and the daemon starts again."""
+"""Whatever a rank reports, its job and the others continue, and the daemon starts again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def loop_with(
 
 
 async def take(loop: Loop, *events: ev.Event) -> None:
-    """Have the loop take the events; returns when the answer to a command after them has come."""
+    """Let the loop process the events; return after the answer to a command that follows them."""
     rounds = asyncio.create_task(loop.run())
     loop.post(events)
     command = asyncio.create_task(loop.command(list))
@@ -82,7 +82,7 @@ def test_a_fact_that_cannot_be_folded_is_left_out_and_told_on_its_job_alone(name
 
 
 def test_a_fact_whose_fold_fails_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it raises: a defect of the fold is one job's, too."""
+    """Whatever the fold raises: a defect of it affects one job only."""
     real = Loop._fold
 
     def failing(self: Loop, event: ev.Event, batch: list[Any]) -> None:

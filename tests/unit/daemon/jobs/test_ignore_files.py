@@ -1,4 +1,4 @@
-"""Ignore files of a working directory: what they cost, and what may stand in their place."""
+"""Ignore files of a working directory: the cost of their patterns, and other kinds of files in their place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARS = "*a*a*a*a*a*a*a*a*a*a*a*a*b"
 
 
 def test_a_pattern_of_many_stars_holds_nothing_up(tmp_path: Path) -> None:
-    """With a backtracking matcher this test does not end."""
+    """A backtracking matcher would not end on this pattern."""
     (tmp_path / ".gitignore").write_text(f"{STARS}\n*.bin\n")
     (tmp_path / ("a" * 250)).write_text("")
     (tmp_path / "weights.bin").write_text("")
@@ -25,7 +25,7 @@ def test_a_pattern_of_many_stars_holds_nothing_up(tmp_path: Path) -> None:
 
 
 def test_so_does_a_pattern_of_outputs(tmp_path: Path) -> None:
-    """The same for the files that a job brings back."""
+    """The same holds for the patterns of the files that a job brings back."""
     (tmp_path / ("a" * 250)).write_text("")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "x").write_text("1")
@@ -33,21 +33,21 @@ def test_so_does_a_pattern_of_outputs(tmp_path: Path) -> None:
 
 
 def test_an_ignore_file_that_is_a_fifo_is_told(tmp_path: Path) -> None:
-    """It would be waited for without end."""
+    """Reading it would block for ever."""
     os.mkfifo(tmp_path / ".orchignore")
     with pytest.raises(snapshot.WorkdirError, match=r"\.orchignore: it is not a regular file"):
         snapshot.measure(tmp_path)
 
 
 def test_an_ignore_file_that_is_too_long_is_told(tmp_path: Path) -> None:
-    """Ten thousand patterns are the most."""
+    """The limit is 10,000 patterns."""
     (tmp_path / ".gitignore").write_text("".join(f"name-{number}\n" for number in range(10_001)))
     with pytest.raises(snapshot.WorkdirError, match="more than 10000 patterns"):
         snapshot.measure(tmp_path)
 
 
 def test_an_ignore_file_may_be_a_link(tmp_path: Path) -> None:
-    """Many repositories share one."""
+    """Many repositories link to a shared file."""
     (tmp_path / "shared").write_text("*.bin\n")
     (tmp_path / ".gitignore").symlink_to("shared")
     (tmp_path / "weights.bin").write_text("")

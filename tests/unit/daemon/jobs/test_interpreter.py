@@ -1,4 +1,4 @@
-"""A submission says when the job's interpreter lacks torch and the script imports it."""
+"""A submission reports that the job's interpreter lacks torch, if the script imports it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Asked = tuple[JobSpec, str, Path]
 
 
 def python(directory: Path, *, code: int) -> str:
-    """A program that stands for an interpreter, and answers every question with this exit code."""
+    """Write a program that stands for an interpreter and ends with this exit code; return its path."""
     path = directory / f"python{code}"
     path.write_text(f"#!/bin/sh\necho asked >> {directory}/asked\nexit {code}\n")
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What .gitignore and .orchignore leave out of a job's copy is counted, named, and found again when a script misses it."""
+"""Files that ignore files exclude from a job's copy are counted, named, and found when a script misses one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.core.builders import make_spec, pending, running, submission
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    """As nanoGPT: data beside the script, and a .gitignore that leaves it out."""
+    """Make a directory like nanoGPT's: data beside the script, and a .gitignore that excludes it."""
     folder = tmp_path / "work"
     (folder / "data" / "shakespeare_char").mkdir(parents=True)
     (folder / "train.py").write_text("print(1)")

@@ -1,4 +1,4 @@
-"""A job's log as a stream, with files that are not what they should be."""
+"""A job's log as a stream, also with files of the wrong kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_which_attempts_are_shown(tmp_path: Path, pool: Pool) -> None:
 
 
 def test_readers_of_a_log_that_is_a_fifo_take_no_thread(tmp_path: Path, pool: Pool) -> None:
-    """Each would wait for a writer, in a thread, without end."""
+    """Each reader would block a thread for ever, waiting for a writer."""
     (tmp_path / "attempt-0002").mkdir()
     os.mkfifo(log_path(tmp_path, 2, 0))
 

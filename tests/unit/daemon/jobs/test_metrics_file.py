@@ -1,4 +1,4 @@
-"""What a job reported outlives the daemon that heard it, and is believed only as far as it is well formed."""
+"""A job's reports outlive the daemon that received them, and are used only as far as they are well formed."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FULL = ProgressSnapshot(
 
 
 def report(step: int, at: float, **fields: Any) -> ProgressSnapshot:
-    """A rank's report."""
+    """Return a rank's report."""
     return ProgressSnapshot(step=step, max_step=step, last_report_at=at, **fields)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A job's metrics file."""
+    """Return the path of a job's metrics file."""
     return tmp_path / "metrics.jsonl"
 
 
@@ -143,7 +143,7 @@ def test_what_is_no_regular_file_is_neither_read_nor_written_and_nobody_waits_fo
 
 def test_the_last_report_of_a_job_is_there_for_the_next_daemon(path: Path) -> None:
     job, book = running(), ProgressBook()
-    for step in range(1, 21):  # within one second: of all but the first no line is written as they come
+    for step in range(1, 21):  # within one second: only the first of them is written as a line when it arrives
         book.take(job, 1, 0, report(step, T0 + step / 100, metrics={"loss": 1 / step}), path)
     book.settle(job.id, path)
     book.settle(job.id, path)

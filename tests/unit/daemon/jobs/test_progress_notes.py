@@ -1,4 +1,4 @@
-"""What the progress of a rank makes the daemon note down."""
+"""Notes that the daemon makes from the progress of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What jobs inherit of the daemon's environment."""
+"""The variables that jobs inherit from the daemon's environment."""
 
 from orchestrator.daemon.jobs.secrets import without_secrets
 

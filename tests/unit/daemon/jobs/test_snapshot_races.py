@@ -1,4 +1,4 @@
-"""Snapshots while others take the same one, while files change, and while the disk is full."""
+"""Workdir archives while others make the same one, while files change, and while the disk is full."""
 
 from __future__ import annotations
 

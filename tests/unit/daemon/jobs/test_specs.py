@@ -1,4 +1,4 @@
-"""What a job runs, told from the event of its submission, and in what two differ."""
+"""The spec of a job, read from the event of its submission, and the differences of two specs."""
 
 from __future__ import annotations
 

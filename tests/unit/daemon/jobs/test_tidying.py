@@ -1,4 +1,4 @@
-"""What a job leaves outside its directory goes with its end, or with the next daemon's start."""
+"""Files that a job leaves outside its directory are removed at its end, or at the next daemon's start."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OTHER = JobId("other-zzzzzz")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home whose node directories and pages lie below it."""
+    """Return a home that contains its node directories and pages."""
     monkeypatch.setattr(tidying, "page_directory", lambda _namespace: tmp_path / "pages")
     monkeypatch.setattr(tidying, "node_directory", lambda _namespace, node_id: tmp_path / "nodes" / node_id)
     return tmp_path
 
 
 def leave(home: Path, job_id: JobId) -> list[Path]:
-    """What a job of two ranks leaves."""
+    """Write the files that a job of two ranks leaves; return their paths."""
     files = [
         Paths(home=home, socket=home / "sock").secrets(job_id),
         *(home / "pages" / f"{job_id}.{rank}.page" for rank in range(2)),
@@ -42,17 +42,17 @@ def leave(home: Path, job_id: JobId) -> list[Path]:
     ]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file.write_text("" if file.suffix == ".lock" else "x")  # the content of a lock names a tree that may live
+        file.write_text("" if file.suffix == ".lock" else "x")  # a lock's content would name a live tree
     return files
 
 
 def tidy(home: Path, store: MemoryStore) -> Tidying:
-    """The tidying of a daemon."""
+    """Return the tidying of a daemon."""
     return Tidying(store, Paths(home=home, socket=home / "sock"), "orch-0", get_logger("test"))
 
 
 async def stored() -> MemoryStore:
-    """A store with a job that ended and one that waits."""
+    """Return a store with a job that ended and one that waits."""
     store = MemoryStore()
     await end(store, await add(store, ID))
     await add(store, OTHER)

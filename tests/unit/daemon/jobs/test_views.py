@@ -1,4 +1,4 @@
-"""From a record and its progress to what the API answers: who is slow, and where ranks stand."""
+"""Views of the API from a record and its progress: the slow rank, and the state of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon measures of itself and of jobs, as a scrape gets it."""
+"""Measurements of the daemon and of jobs, as a scrape receives them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_blocked_loop_shows_as_lag_for_a_while(metering: Metering) -> None:
         nonlocal now
         if len(shown) == LAGS_KEPT + 2:
             raise asyncio.CancelledError
-        now += seconds + (0.25 if not shown else 0.0)  # blocked once
+        now += seconds + (0.25 if not shown else 0.0)  # the loop is blocked once
         shown.append(lag())
 
     with pytest.raises(asyncio.CancelledError):

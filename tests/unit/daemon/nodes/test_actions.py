@@ -125,7 +125,7 @@ def test_reservations_are_written_seen_by_the_loop_and_known_to_the_next_daemon(
     async def run() -> None:
         world = World(Rounds())
         now = world.rounds.loop.now()
-        world.quarantine._clock = world.rounds.loop.now  # the world's own time
+        world.quarantine._clock = world.rounds.loop.now  # the clock of the test's loop
         later = ReservationRequest(start=now + 3600, seconds=600, reason="new driver")
         world.rounds.loop.decided = LiveJobs([running(nodes=("a1", "a1"))])
         reply = await world.actions.change("a1", NodeChange(reserve=later), "ada")

@@ -1,4 +1,4 @@
-"""What the loop knows of nodes."""
+"""Care of nodes: the loop receives their state, and submissions wait for them."""
 
 from __future__ import annotations
 

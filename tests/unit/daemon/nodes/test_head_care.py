@@ -1,4 +1,4 @@
-"""A head that died is started again, as often as it takes, and everything that died with it is forgotten."""
+"""A head that died is restarted until it comes up, and everything that died with it is forgotten."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_started_again_until_it_comes_up() -> None:
         assert problems == {"ray": "Ray's head died and is being started again"}
         async with asyncio.timeout(300):
             await woken.wait()
-        assert seen == ["no port"]  # the failed try was told until the next came up
+        assert seen == ["no port"]  # the failure was reported until the next try succeeded
         assert problems == {}
         assert cluster.restarts == []
         task.cancel()
@@ -41,7 +41,7 @@ def test_it_is_started_again_until_it_comes_up() -> None:
 
 
 def test_one_that_dies_while_jobs_are_prepared_is_started_again_at_once() -> None:
-    """What was asked of its agents may never be answered: those of Ray that end with a raylet are awaited for a minute."""
+    """Requests to its agents may never be answered: Ray waits for a minute for those that end with a raylet."""
 
     async def run() -> None:
         cluster, woken = FakeCluster(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""What is held against nodes is followed, written and acted on."""
+"""Strikes against nodes are tracked, stored and acted on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_written_is_written_later() -> None:
         store.full = False
         await health.look()
         assert [place.name for place in await store.places()] == ["a"]
-        assert reserved == ["asked"]  # by the look: no GPU is avoided, so the gang's end asked for nothing
+        assert reserved == ["asked"]  # by ``look``: no GPU is quarantined, so the gang's end requested nothing
 
     asyncio.run(run())
 

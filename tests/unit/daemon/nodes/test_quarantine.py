@@ -1,4 +1,4 @@
-"""A node that keeps failing is quarantined until it passes its health check, or a person trusts it."""
+"""A node that keeps failing is quarantined until it passes its health check, or a user ends the quarantine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACES = nodes(node("a"), node("b"))
 
 
 class Cluster:
-    """A clock that is set, and nodes that say what a test wants."""
+    """A clock that is set, and nodes with problems that a test sets."""
 
     def __init__(self) -> None:
         self.now = T0
@@ -96,7 +96,7 @@ def test_a_person_may_trust_it_at_once() -> None:
 
 
 def restarted(cluster: Cluster) -> NodeQuarantine:
-    """What a daemon makes of the record that the one before has left."""
+    """Return the quarantine that a daemon restores from the record of the daemon before it."""
     store = MemoryStore()
 
     async def through() -> list[StoredPlace]:

@@ -1,4 +1,4 @@
-"""Fork servers and idle workers are asked for once for each node and gang."""
+"""Fork servers and idle workers are requested once for each node and gang."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_no_worker_is_made_where_none_is_useful_until_one_is() -> None:
 
 
 def gang(ranks: int, *, cpu: float = 0, gpu: float = 0) -> LiveJobs:
-    """A job that runs on node "a"."""
+    """Return live jobs with one job, which runs on node "a"."""
     return LiveJobs([running(pending(make_spec(workers=ranks, cpu=cpu, gpu=gpu)))])
 
 

@@ -1,4 +1,4 @@
-"""Where web hooks may go: no address that hands out a machine's credentials, in whatever form it is written."""
+"""Addresses of web hooks: those that hand out a machine's credentials are refused, in every notation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ALLOWED = [
 
 @pytest.mark.parametrize("address", REFUSED)
 def test_an_address_of_credentials_is_refused_by_name(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the name server answers is judged, and that very answer is spoken to."""
+    """The answer of the name server is checked, and the connection goes to that same answer."""
     assert hook_addresses.is_refused(address)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     asked = []

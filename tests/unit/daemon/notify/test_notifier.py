@@ -1,4 +1,4 @@
-"""Web hooks against a real HTTP server that fails first: signed, sent again, also by the daemon after the one that died."""
+"""Web hooks to a real HTTP server that fails at first: signed, and sent again, also by the next daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.store.lives import write
 
 
 class Hook(ThreadingHTTPServer):
-    """Answers with the statuses of ``script`` in turn, then 200; remembers what came."""
+    """HTTP server that answers with the statuses of ``script`` in turn, then 200, and records the requests."""
 
     daemon_threads = True
 
@@ -58,7 +58,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def hook() -> Iterator[Hook]:
 
 
 def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) -> None:
-    """One life of a daemon's notifier."""
+    """Run ``case`` with a new notifier on the store in ``path``."""
 
     async def life() -> None:
         store = SqliteStore.open(path / "store.db", reserve=None)

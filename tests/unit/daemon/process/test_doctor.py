@@ -1,4 +1,4 @@
-"""`orch doctor` says of memory limits what the daemon has, and not what this shell would have."""
+"""`orch doctor` reports the memory limits of the daemon, not those of this shell."""
 
 from __future__ import annotations
 

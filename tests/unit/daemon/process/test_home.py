@@ -1,4 +1,4 @@
-"""The daemon's home is its user's alone: made so, closed where it was open, refused where that cannot be."""
+"""The daemon's home belongs to its user alone: made private, closed if it is open, refused if it cannot be closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shared() -> Iterator[Path]:
 
 
 def old_home(home: Path) -> Settings:
-    """As an earlier version left it under umask 022."""
+    """Make a home as an earlier version left it under umask 022."""
     settings = Settings(home=home)
     job = settings.paths.job("job-aaaaaa")
     for directory in (settings.paths.run, settings.paths.ray / "s", job / "work", job / "logs"):
@@ -137,7 +137,7 @@ def test_doctor_says_what_others_can_get_at(tmp_path: Path, shared: Path, monkey
     assert "other users can get at" in said
     prepare_home(settings)
     assert not what_doctor_says(settings, shared)
-    for directory in (settings.home, settings.paths.run):  # as for a group
+    for directory in (settings.home, settings.paths.run):  # as with a group's access
         directory.chmod(0o710)
     assert not what_doctor_says(settings, shared)
     settings.paths.run.chmod(0o750)

@@ -1,4 +1,4 @@
-"""What is wrong with a daemon's options is said before a process is started."""
+"""Errors in a daemon's options are reported before a process is started."""
 
 from __future__ import annotations
 

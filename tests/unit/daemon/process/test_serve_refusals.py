@@ -1,4 +1,4 @@
-"""What keeps a daemon from starting is said before anything is made."""
+"""Conditions that keep a daemon from starting are reported before anything is made."""
 
 from __future__ import annotations
 

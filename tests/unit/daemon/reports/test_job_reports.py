@@ -1,4 +1,4 @@
-"""Reports of ended jobs: who gets one, and that no failure of one is the daemon's."""
+"""Reports of ended jobs: the jobs that get one, and failures of reports, which do not affect the daemon."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_dependents_end_follows_from_the_others_also_down_a_chain(tmp_path: Pa
 
 
 async def submitted_after(desk: Desk, other: str, name: str) -> JobId:
-    """As ``submit`` does it, without waiting for nodes."""
+    """Submit a job that depends on ``other`` as ``submit`` does, without waiting for nodes."""
     needed = (Prerequisite(job_id=JobId(other), on=EndCondition.SUCCESS),)
     event = submission(make_spec(name=name), job_id=f"{name}-bbbbbb", prerequisites=needed)
     job, _ = await desk.rounds.store.submit(event)

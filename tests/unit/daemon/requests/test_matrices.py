@@ -37,7 +37,7 @@ GRID = (
 
 
 class GridDesk:
-    """The matrix desk beside the others."""
+    """A desk of matrices beside the other desks."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -61,7 +61,7 @@ class GridDesk:
 
 
 def held(text: str = GRID) -> str:
-    """Without a runtime no started job ends: these wait."""
+    """Return the text of a matrix on hold: without a runtime, a started job would never end."""
     return text + "hold: true\n"
 
 
@@ -257,7 +257,7 @@ def test_a_held_job_is_released_and_one_that_runs_is_not_held(tmp_path: Path) ->
         with pytest.raises(RefusedError, match="only a job in the queue can be held"):
             await desk.act(job_id, Verb.HOLD)
         again = await desk.act(job_id, Verb.RERUN)
-        assert again.state == "PENDING"  # the hold was for the first
+        assert again.state == "PENDING"  # the hold applied to the first job only
 
     on_a_desk(tmp_path, story)
 

@@ -1,4 +1,4 @@
-"""What pruning counts."""
+"""The numbers that pruning reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues that are changed while the daemon runs, and what is told of shares."""
+"""Queues that are changed while the daemon runs, and the report of shares."""
 
 from __future__ import annotations
 

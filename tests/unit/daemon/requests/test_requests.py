@@ -1,4 +1,4 @@
-"""What the API asks about jobs, on a production loop and a store in memory."""
+"""Requests of the API about jobs, on a production loop and a store in memory."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_submission_is_durable_and_known_to_the_loop(tmp_path: Path) -> None:
         assert desk.counted.took == 2
         with pytest.raises(RefusedError):
             await desk.submissions.submit(desk.request(YAML.replace("tiny", "other")), ADA)
-        assert [p.name for p in desk.settings.paths.jobs.iterdir()] == [reply.job_id]  # nothing of those not taken
+        assert [p.name for p in desk.settings.paths.jobs.iterdir()] == [reply.job_id]  # no files of refused submissions
 
     on_a_desk(tmp_path, story)
 
@@ -173,7 +173,7 @@ def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
 
 
 class CountedPool(SharedPool):
-    """Notes the functions that it runs."""
+    """Pool that records the functions that it runs."""
 
     def __init__(self) -> None:
         super().__init__("submissions", 1, 1)

@@ -1,4 +1,4 @@
-"""What was used, from the events of jobs in a store in memory."""
+"""The usage of resources, from the events of jobs in a store in memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def usage(desk: Desk, price: float | None = None) -> UsageDesk:
 
 
 async def waited(desk: Desk, name: str, seconds: float, **fields: Any) -> JobId:
-    """A job of two GPUs that was cancelled after so long in the queue."""
+    """Add a job of two GPUs that was paused after ``seconds`` in the queue; return its id."""
     job_id = JobId(f"{name}-{name[0] * 6}")
     job = await desk.rounds.accept(job_id=job_id, spec={"workers": 2}, **fields)
     desk.nodes.set({})

@@ -1,4 +1,4 @@
-"""A search from its submission to its end: an advisor that answers as told, a production loop, a store in memory."""
+"""A search from its submission to its end: an advisor with given answers, a production loop, a store in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PRUNER = ByPruner(matrix="net-abc234", metric="loss", step=7, value=2.5)
 
 
 class Oracle:
-    """Suggests 0.2, 0.3, ... by number; ``prune`` and ``given`` are what it answers; ``fails`` so many times."""
+    """Advisor that suggests 0.2, 0.3, ... and answers ``prune`` and ``given``; its first ``fails`` calls fail."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[str], int]] = []
@@ -72,7 +72,7 @@ class Oracle:
 
 
 class Searching:
-    """The desks of a daemon with a search; ``restart`` is another daemon on the same store and files."""
+    """The desks of a daemon with a search; ``restart`` starts another daemon on the same store and files."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -113,11 +113,11 @@ class Searching:
         return reply.matrix_id
 
     async def act(self, matrix_id: str, verb: Verb) -> str:
-        """Run a command on the matrix; what the reply says."""
+        """Run a command on the matrix; return the message of the reply."""
         return (await self.matrices.act(matrix_id, ActionRequest(verb=verb), ADA)).message
 
     async def trials(self, matrix_id: str, count: int) -> list[Job]:
-        """The jobs, once there are so many."""
+        """Return the jobs, once there are ``count`` of them."""
         return await self.until(matrix_id, lambda jobs: len(jobs) == count)
 
     async def until(self, matrix_id: str, holds: Callable[[list[Job]], bool]) -> list[Job]:
@@ -128,7 +128,7 @@ class Searching:
             await asyncio.sleep(0.001)
 
     async def end(self, job: Job, *, failed: bool = False) -> None:
-        """End a job that has not started, long enough ago for its records to be complete: failed, or pruned, which is well."""
+        """End a job that has not started, long enough ago for its records to be complete, as failed or as pruned."""
         state = JobState.FAILED if failed else JobState.CANCELLED
         reason = MaxDuration(limit_seconds=1.0) if failed else Cancelled(by=PRUNER)
         event = ev.JobFinished(job_id=job.id, at=self.desk.rounds.loop.now() - 60, state=state, reason=reason)
@@ -144,7 +144,7 @@ class Searching:
 
 def on_a_search(tmp_path: Path, story: Callable[[Searching], Any]) -> None:
     async def run(desk: Desk) -> None:
-        desk.nodes.set({})  # nothing starts: trials end when the test says so
+        desk.nodes.set({})  # nothing starts: the test ends the trials
         searching = Searching(desk)
         try:
             await story(searching)

@@ -1,4 +1,4 @@
-"""What decisions are told of the past, and which jobs are refused for their queue."""
+"""Past usage in decisions, and jobs that are refused because of their queue."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_since_when_the_gpus_of_a_job_are_idle_is_known_also_to_the_next_daemon(
         told.append(dict(book.idle))
     assert told == [{job.id: T0 + 100}, {}, {job.id: T0 + 300}]
     again = ShareBook()
-    for change in found:  # it has the record of now beside each of the events
+    for change in found:  # the current record accompanies each of the events
         again.observe_idle(found[-1].after, change.event)
     assert again.idle == {job.id: T0 + 300}
     last = found[-1].after

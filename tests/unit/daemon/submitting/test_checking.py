@@ -1,4 +1,4 @@
-"""What a submission needs of the daemon's interpreter for its trackers."""
+"""Checks of a submission's trackers: packages of the daemon's interpreter, and variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster refuses of the nodes and labels that a job names."""
+"""Nodes and labels of a job that a cluster refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_job_for_a_node_that_is_down_is_taken_and_waits() -> None:
 
 
 def test_what_no_node_could_hold_is_refused_also_while_all_are_down() -> None:
-    """It was taken, and waited for ever."""
+    """Such a job must not be accepted, because it would wait for ever."""
     down = {name: replace(each, alive=False) for name, each in THERE.items()}
     check_fits(asked(10), down)
     with pytest.raises(RefusedError, match=r"no node can fit 11 ranks .*\(a: .*8 GPUs; b: .*2 GPUs\)"):

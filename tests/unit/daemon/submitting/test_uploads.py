@@ -1,4 +1,4 @@
-"""Uploaded working directories: pieces are what their names say, and no manifest of a client leads out of its directory."""
+"""Uploaded working directories: pieces match their names, and no manifest of a client leads out of its directory."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_user_cannot_fill_the_disk(uploads: Uploads) -> None:
 
 
 def test_a_piece_that_goes_while_they_are_counted_counts_for_nothing(uploads: Uploads, tmp_path: Path) -> None:
-    """The draft of another request gets its name between the listing and the look at it: as a link to nothing here."""
+    """Another request's draft is renamed between the listing and its stat; a dangling link stands for it here."""
     first = sent(uploads, b"first")
     (tmp_path / "uploads" / str(UID) / first[:2] / ".draft-gone").symlink_to(tmp_path / "gone")
     uploads.missing(UID, [first], 5, NOW)
@@ -139,7 +139,7 @@ def test_a_directory_over_the_limit_is_refused_before_it_is_sent(uploads: Upload
         ([{"path": "a", "type": "link", "target": "b"}, file("a/x")], "lies below 'a'"),
         ([{"path": "a", "type": "link", "target": "/etc"}], "outside of the directory"),
         ([{"path": "a/b", "type": "link", "target": "../../x"}], "outside of the directory"),
-        ([{"path": "a", "type": "link", "target": ""}], "links to nothing"),
+        ([{"path": "a", "type": "link", "target": ""}], "has no valid target"),
         ([{"path": "a", "type": "fifo"}], "neither a file, a link nor a directory"),
         ([file("a", size=-1)], "has no size"),
         ([file("a", size=True)], "has no size"),

@@ -1,4 +1,4 @@
-"""Load balance: the same numbers as PromQL's, and no number where there is nothing to say."""
+"""Load balance: the same numbers as PromQL's, and no number without data."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ CASES: dict[str, list[tuple[float, float, float]]] = {
 
 
 def wobble(case: str, gpu: int, tick: int) -> float:
-    """A factor around 1 that both sides draw alike."""
+    """Return a factor from 0.8 to 1 that is the same on both sides."""
     return random.Random(f"{case}/{gpu}/{tick}").uniform(0.8, 1.0)
 
 
 def in_process(case: str) -> Balance:
-    # Prometheus before version 3 counts the sample at the window's old end in; from 3 on it does not, as we do not.
+    # Prometheus before version 3 includes the sample at the start of the window; later versions and orch exclude it.
     window = LoadWindow(WINDOW_SECONDS + 1e-6)
     for tick in range(END // STEP + 1):
         for gpu, (utilization, memory, power) in enumerate(CASES[case]):
@@ -56,7 +56,7 @@ def in_process(case: str) -> Balance:
 
 
 def promtool_test(case: str) -> dict[str, object]:
-    """A promtool unit test of the same samples that expects the answers of this process."""
+    """Return a promtool unit test of the same samples that expects the results of this process."""
     ticks = range(END // STEP + 1)
     series = []
     for gpu, (utilization, memory, power) in enumerate(CASES[case]):

@@ -130,7 +130,7 @@ def test_a_simulated_gpu_is_read_twice_for_its_rates() -> None:
 
 
 class FakeSession:
-    """A session whose daemon has one node and one job."""
+    """A session with a daemon that has one node and one job."""
 
     endpoint = None
 
@@ -258,7 +258,7 @@ def test_record_runs_a_command_and_ends_with_its_code(orch: Orch, nvml: FakeNvml
     (path,) = out.iterdir()
     rows = list(csv.reader(path.read_text().splitlines()))
     assert len(rows) > 15
-    assert "asked at 100 Hz" in outcome.err
+    assert "requested 100 Hz" in outcome.err
     assert str(path) in outcome.err
     assert outcome.out == ""
 
@@ -359,7 +359,7 @@ def test_a_signal_ends_a_recording_in_order(tmp_path: Path, number: signal.Signa
         process.send_signal(number)
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
-    assert "asked at 100 Hz" in err
+    assert "requested 100 Hz" in err
     assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in out.glob("gpu_stats_*.json"))
     for path in out.iterdir():
         json.loads(path.read_bytes())
@@ -425,7 +425,7 @@ def test_a_command_without_ranks_is_on_the_first_simulated_gpu() -> None:
 
 
 class OneJob:
-    """A session whose daemon has one job, on GPUs that the test names, and that ends once ``over`` says so."""
+    """A session with a daemon of one job, on GPUs that the test names; the job ends once ``over`` returns true."""
 
     def __init__(self, *ranks: RankView, over: Callable[[], bool] = lambda: False) -> None:
         self.console = Console({})
@@ -452,7 +452,7 @@ class OneJob:
 
 
 def entries(out: Path) -> list[dict[str, Any]]:
-    """What has been recorded so far."""
+    """Return the entries that have been recorded so far."""
     return [entry for path in out.glob("*.json") for entry in json.loads(path.read_bytes())]
 
 
@@ -481,7 +481,7 @@ def test_a_job_on_simulated_gpus_is_recorded_with_its_processes(tmp_path: Path) 
     out = tmp_path / "out"
     session = OneJob(
         RankView(rank=0, node="n", gpu_uuids=("simulated-abc-1",), pid=os.getpid()),
-        over=lambda: any(entry.get("memory_used", 0) > 10 for entry in entries(out)),  # this very process is on it
+        over=lambda: any(entry.get("memory_used", 0) > 10 for entry in entries(out)),  # this process runs on it
     )
     assert record_job(session, out) == 0
     assert len(list(out.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""docs/monitoring.md says what the code does."""
+"""docs/monitoring.md agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host has: every vendor at once, in a stable order, whatever state its drivers are in."""
+"""The GPUs of a host: all vendors at once, in a stable order, whatever state its drivers are in."""
 
 from __future__ import annotations
 

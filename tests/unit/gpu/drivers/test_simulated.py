@@ -1,4 +1,4 @@
-"""Simulated GPUs: they show what really runs, from a fake /proc with a clock and from real processes."""
+"""Simulated GPUs: their values follow the real load, from a fake /proc with a clock and from real processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.unit.gpu.support import wait_for
 
 
 class FakeProc:
-    """A /proc whose processes the test moves on by hand."""
+    """A fake /proc with processes that the test updates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

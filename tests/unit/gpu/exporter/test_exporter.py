@@ -1,4 +1,4 @@
-"""The exporter as a scraper sees it: quick, honest about GPUs that do not answer, closed to strangers."""
+"""The exporter as a scraper sees it: quick, without values of GPUs that do not answer, closed to strangers."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_first_free_port_of_a_range_is_taken(make_reader: MakeReader) -> Non
 
 
 def two_ports_in_a_row() -> tuple[int, socket.socket]:
-    """A port that is taken by the socket, and whose neighbour was free a moment ago."""
+    """Return a port and the socket that holds it; the next port was free a moment ago."""
     for _ in range(100):
         taken = socket.create_server(("127.0.0.1", 0))
         first = taken.getsockname()[1]
@@ -317,7 +317,7 @@ def test_idle_and_surplus_connections_are_dropped(make_reader: MakeReader) -> No
     with GpuExporter([make_reader("GPU-a")], "n", replace(FAST, http=http_settings)) as running:
         address = urlsplit(running.url)
         sockets = [socket.create_connection((address.hostname or "", address.port or 0), timeout=300) for _ in range(3)]
-        for plain in sockets:  # the third one is taken when there is room for it
+        for plain in sockets:  # the third one is accepted when there is room for it
             with plain, contextlib.suppress(ConnectionResetError):
                 assert plain.recv(1) == b""
         wait_for(lambda: "orch_exporter_up" in scrape(running.url), "room for a scrape again")

@@ -1,4 +1,4 @@
-"""The exporter's text: a golden page, catalogued names only, and absence as absence."""
+"""The exporter's text: a golden page, catalogued names only, and no lines for missing values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UP = ExporterStatus(up=True, last_success=1.7e9, read_errors=0)
 
 
 def full_sample() -> Sample:
-    """A sample with every value that there is."""
+    """Return a sample with every possible value."""
     return sample(
         duration_seconds=0.0012,
         utilization=0.5,

@@ -101,7 +101,7 @@ def test_the_multi_gpu_entry_adds_up_the_very_same_samples() -> None:
 
 
 GPUTOP_NUMBERS = ("utilization", "memory_used", "memory_total", "memory_percent", "power", "power_limit", "fan_speed")
-"""Keys that gputop's --gen-graph and --compare look up in each row without asking whether they are there, and compare with 0.
+"""Keys that gputop's --gen-graph and --compare look up in each row without checking that they exist, and compare with 0.
 
 As of its commit 3bb2c275: `utilization`, `memory_percent`, `power` and `fan_speed` of each row, `timestamp` in one of two forms, of the
 first row `gpu_name`, `power_limit`, and `critical` and `emergency` of `temp_limits`. They add up temperatures and clocks.
@@ -148,7 +148,7 @@ def test_what_a_gpu_does_not_say_is_listed_as_absent(tmp_path: Path) -> None:
 
 
 def test_the_first_row_is_a_whole_one() -> None:
-    """A GPU whose first reading has no rate: the recording begins with the second one."""
+    """The first reading of a GPU has no rate: the recording begins with the second one."""
     formatter = _single_formatter(0)
     view = view_of(full(utilization=None))
     assert formatter(AT, 0.0, [view], {}) is None
@@ -365,7 +365,7 @@ def test_achieved_and_distinct_rates_are_told_apart(nvml: FakeNvml, tmp_path: Pa
             "the sensor has news 20 times a second, however often it is asked"
         )
     text = running.stats.text()
-    assert "asked at 100 Hz" in text
+    assert "requested 100 Hz" in text
     assert "new power values/s" in text
     assert "J by the counter" in text
     assert result["missed_ticks"] == running.stats.missed

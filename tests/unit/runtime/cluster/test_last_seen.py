@@ -1,4 +1,4 @@
-"""Nodes that are down are known as they were, and a host that has joined again is there once."""
+"""Nodes that are down are shown as they were, and a host that has joined again is listed once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """Raylets of some hosts, as Ray knows them, and what the daemon makes of them round by round."""
+    """Raylets of some hosts, as Ray lists them, and the daemon's view of them after each round."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.seen = LastSeen(file)
@@ -42,7 +42,7 @@ class Host:
         self.raw[node_id] = replace(self.raw[node_id], alive=False, ended=at or 1_000)
 
     def round(self, *silent: str) -> dict[str, Node]:
-        """A round in which all that are alive answer but ``silent``."""
+        """Run a round in which all living raylets but ``silent`` answer."""
         alive = [node for node in self.raw.values() if node.alive]
         self.reports = {node.id: node_report("G", node_id=node.id, hostname=node.hostname) for node in alive}
         self.seen.note(self.raw, self.reports, {node.id for node in alive} - set(silent))

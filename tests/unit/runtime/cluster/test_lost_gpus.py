@@ -1,4 +1,4 @@
-"""A GPU that falls off the bus is counted out, and moves no other."""
+"""A GPU that falls off the bus is not counted, and the other GPUs keep their numbers."""
 
 from __future__ import annotations
 

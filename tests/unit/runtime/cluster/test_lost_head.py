@@ -1,4 +1,4 @@
-"""What a daemon's own driver does when the head that it talks to dies."""
+"""The daemon's own driver when the head to which it is connected dies."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from orchestrator.spec.settings import Settings
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OF_THE_DRIVER:
-        monkeypatch.setenv(name, "before")  # put back as it was, whatever the test sets
+        monkeypatch.setenv(name, "before")  # restored after the test, whatever it sets
         monkeypatch.delenv(name)
     monkeypatch.setattr(embedded, "ray_environment", lambda _token: {})
 
 
 def standing_head(home: Path, port: int) -> None:
-    """The home's head is said to be this process, which listens there."""
+    """Record this process, which listens on ``port``, as the home's head."""
     pids = {"raylet": (os.getpid(), psutil.Process().create_time())}
     (home / "ray").mkdir()
     write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session_dir="/nowhere", pids=pids))
 
 
 def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None = None) -> str | None:
-    """What Ray would find in the environment, of a cluster that cannot be connected to."""
+    """Return the reconnection time in the environment of Ray when a cluster refuses the connection."""
     seen: list[str | None] = []
 
     def connect(address: str, _space: str) -> None:
@@ -75,7 +75,7 @@ def node(*, alive: bool) -> RayNode:
 def test_an_embedded_head_whose_node_is_dead_is_lost_though_its_processes_live(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its raylet is stopped, or never comes to its end."""
+    """Its raylet is stopped by a signal, or does not finish ending."""
     lost: list[str] = []
     listed: list[RayNode] = []
     monkeypatch.setattr(module, "list_nodes", lambda: {one.id: one for one in listed})

@@ -1,4 +1,4 @@
-"""Nodes are met, asked again and dropped; what they offer is what nobody else holds."""
+"""Nodes are added, polled and dropped; they offer the resources that other programs do not hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Agent:
 
 
 class Ray:
-    """Runs calls at once; ``makes`` gives the agent of each node, ``held`` what others hold, look by look."""
+    """Runs calls at once; ``agents`` has the agent of each node, ``held`` what others hold in successive rounds."""
 
     def __init__(self, **agents: Agent) -> None:
         self.agents, self.held, self.deaf = agents, list[dict[str, Held]](), set[str]()

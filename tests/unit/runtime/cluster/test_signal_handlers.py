@@ -1,4 +1,4 @@
-"""Python's SIGTERM handler stays what it is although Ray resets it when it disconnects."""
+"""Python's SIGTERM handler stays installed although Ray resets it when it disconnects."""
 
 from __future__ import annotations
 

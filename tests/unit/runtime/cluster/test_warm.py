@@ -1,4 +1,4 @@
-"""How many idle workers an embedded head is asked to keep."""
+"""The number of idle workers that an embedded head is requested to keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where exporters listen, from settings and the node that they run on."""
+"""Addresses of exporters, from settings and the node that they run on."""
 
 from __future__ import annotations
 

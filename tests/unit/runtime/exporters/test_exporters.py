@@ -1,4 +1,4 @@
-"""Exporters of GPUs that fail stay named: an alert on what has vanished from sight would never be raised."""
+"""Exporters of GPUs that fail stay listed: an alert about an exporter that has vanished would never be raised."""
 
 from __future__ import annotations
 

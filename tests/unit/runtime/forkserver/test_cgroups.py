@@ -1,4 +1,4 @@
-"""Where control groups can be made, and what their files say: trees of files as the two versions have them."""
+"""Places where control groups can be made, and the content of their files: trees of files of both versions."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_groups_of_killed_keepers_are_removed(tmp_path: Path) -> None:
 
 
 def unified() -> str:
-    """Where this machine has a hierarchy of the second version that this process may write to; empty where it has none."""
+    """Return the place of a writable hierarchy of the second version on this machine; empty where there is none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, kind = line.partition(" - ")
         place = fields.split()[4]

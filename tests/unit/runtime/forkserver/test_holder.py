@@ -1,4 +1,4 @@
-"""What stands in a rank's lock file: whole, of this boot, or nothing."""
+"""The record in a rank's lock file: whole and of this boot, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner's end of a lifeline, against a keeper played by a socket."""
+"""The owner's end of a lifeline, against a keeper that is simulated by a socket."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_record_that_is_no_file_or_too_large_is_refused(tmp_path: Path) -> Non
         read_exit_record(path)
     path.unlink()
     path.touch()
-    os.truncate(path, 2**40)  # a terabyte without a block
+    os.truncate(path, 2**40)  # a sparse file of a terabyte
     with pytest.raises(ExitRecordError, match="more than"):
         read_exit_record(path)
 

@@ -1,4 +1,4 @@
-"""A secret is found as it is, and as what libraries print of it."""
+"""A secret is found in its own form, and in the forms in which libraries print it."""
 
 from __future__ import annotations
 

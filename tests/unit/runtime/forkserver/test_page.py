@@ -1,4 +1,4 @@
-"""What the keeper reads of a page is what the training process wrote there; nothing else is believed."""
+"""The keeper reads from a page what the training process wrote there, and accepts nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk finds what is below a process, by both of the kernel's ways."""
+"""The walk finds the processes below a process, with both interfaces of the kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.stack import PATIENCE_SECONDS
 
 @pytest.fixture
 def shell() -> subprocess.Popen[bytes]:
-    """A process with a child and a grandchild."""
+    """Start a process with a child and a grandchild."""
     program = "sh -c 'sleep 1000 & wait' & echo up; wait"
     return subprocess.Popen(["sh", "-c", program], stdout=subprocess.PIPE, start_new_session=True)
 

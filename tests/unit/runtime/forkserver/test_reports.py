@@ -1,4 +1,4 @@
-"""The keeper reads all that its child wrote, and nobody else's."""
+"""The keeper reads everything that its child wrote, and nothing of other processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ERROR = {"event": "error", "type": "E", "message": "grüß \udcff", "traceback":
 
 @pytest.fixture(autouse=True)
 def woken() -> Iterator[list[int]]:
-    """Counts the signals that wake the keeper, which is this process."""
+    """Yield the signals that have woken the keeper, which is this process."""
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
     yield seen
@@ -68,7 +68,7 @@ def test_clip_keeps_both_ends() -> None:
 
 
 def forge(reports: Reports, raw: bytes) -> None:
-    """Write as a script can that finds the memory."""
+    """Write to the memory as a script could that finds it."""
     memory = reports._memory
     begin = reports._read
     memory[begin : begin + len(raw)] = raw

@@ -1,4 +1,4 @@
-"""When the fork server forks ahead, and when it lets go."""
+"""Conditions under which the fork server forks ahead, and under which it releases a spare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.work import descriptors_stay
 
 
 class Clock:
-    """Stands still until told."""
+    """A time that stands still until a test changes it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -52,7 +52,7 @@ def add(found: Spares, pairs: list[tuple[socket.socket, socket.socket]], *pids: 
 
 
 def is_open(pair: tuple[socket.socket, socket.socket]) -> bool:
-    """Whether the server still holds its end."""
+    """Return whether the server still holds its end."""
     pair[1].setblocking(False)
     try:
         return pair[1].recv(1) != b""
@@ -97,7 +97,7 @@ def test_as_many_as_could_be_needed_and_no_more(clock: Clock, pairs: list[tuple[
 def test_one_that_nobody_needs_is_let_go_after_a_while(
     clock: Clock, pairs: list[tuple[socket.socket, socket.socket]]
 ) -> None:
-    """A gang that failed needs none for a moment, and all of them right after."""
+    """A failed gang needs no spare for a moment, and all of them right after."""
     found = Spares()
     add(found, pairs, 1, 2)
     assert not found.adjust(2)
@@ -127,7 +127,7 @@ def test_needed_again_in_time_it_stays(clock: Clock, pairs: list[tuple[socket.so
 def test_a_request_goes_to_the_first_that_takes_it(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
     found = Spares()
     assert found.hand_over({"mode": "script"}, []) is None
-    add(found, pairs, 2**22 + 1, 2**22 + 2)  # above any process number
+    add(found, pairs, 2**22 + 1, 2**22 + 2)  # above any process id
     pairs[0][1].close()
     assert found.hand_over({"mode": "script"}, []) == 2**22 + 2
     assert b"script" in pairs[1][1].recv(1000)

@@ -1,4 +1,4 @@
-"""Who is the server of a socket."""
+"""Identification of the server of a socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_server_that_has_just_begun_is_known_once_it_has_noted_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, socket_file = tmp_path / "s.lock", tmp_path / "s"
-    socket_file.touch()  # of the server before
+    socket_file.touch()  # left by the server before
     command = [sys.executable, "-c", HOLDER, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as holder:
         assert holder.stdin is not None

@@ -1,4 +1,4 @@
-"""What the fork server does with torch before it forks, and what it must not do with a build for GPUs."""
+"""The fork server's use of torch before it forks, and its restrictions with a build for GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.runtime.forkserver import warm
 
 
 class BackwardError(Exception):
-    """A backward pass was asked for."""
+    """A backward pass was called."""
 
 
 def _no_backward(*_: object, **__: object) -> None:
@@ -19,7 +19,7 @@ def _no_backward(*_: object, **__: object) -> None:
 
 
 def test_a_build_for_gpus_is_warmed_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an H100 it opened the driver and left two threads, and every rank was started cold."""
+    """On an H100, a backward pass opened the driver and left two threads, and every rank was started cold."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.Tensor, "backward", _no_backward)
     warm.train_once(torch)

@@ -1,4 +1,4 @@
-"""Framing: what is sent arrives, whole or as an error."""
+"""Framing: a message arrives whole, or as an error."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SUCCEEDED = after(RUNNING, ev.AttemptSucceeded(job_id=RUNNING.id, at=T0 + 11, at
 
 
 class Scene:
-    """A gang of one rank; what was done with it, in order."""
+    """A gang of one rank, and the calls about it, in order."""
 
     def __init__(self, job: Job) -> None:
         self.done: list[str] = []
@@ -72,7 +72,7 @@ def test_a_gang_whose_end_is_confirmed_late_is_kept() -> None:
         assert SUCCEEDED.succeeded
         scene = Scene(SUCCEEDED)
         release = asyncio.create_task(scene.ender.release(SUCCEEDED))
-        for _ in range(50):  # turns of the event loop: by then one that does not wait has ended
+        for _ in range(50):  # turns of the event loop, in which a release that does not wait would have ended
             await asyncio.sleep(0)
         assert not release.done()
         scene.confirmed.set()

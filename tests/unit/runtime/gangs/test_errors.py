@@ -1,4 +1,4 @@
-"""What each of Ray's errors means for a gang."""
+"""The meaning of each of Ray's errors for a gang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What actors and keepers say, and the facts that follow."""
+"""Messages of actors and keepers, and the facts that follow from them."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
     paths = Paths(home=tmp_path, socket=tmp_path / "s")
     record(paths, 0, exit_code=0, stop_seen_at=8.0, keeper_terminated_at=7.0, last_step=11, total_steps=60)
     record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
-    record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch asked
-    record(paths, 3, exit_code=0)  # of a keeper that noted none of this
+    record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch requested the stop
+    record(paths, 3, exit_code=0)  # of a keeper that recorded none of this
     words = [w.exit for w in last_words(paths, JOB, 1, 4) if isinstance(w, ev.RankExited)]
     assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]
     told = [(w.stop_seen_at, w.stop_scope, w.last_step, w.total_steps) for w in words]
@@ -116,7 +116,7 @@ def test_a_failed_save_is_told() -> None:
 
 
 def test_a_failure_is_told_when_it_begins_and_not_with_each_save() -> None:
-    """On a full disk every save fails anew, each with its own step and size in the message."""
+    """On a full disk every save fails again, each with its own step and size in the message."""
     failing, told = NOT_FAILING, []
     for step, kind in ((1, "ENOSPC"), (2, "ENOSPC"), (None, ""), (3, "ENOSPC"), (4, "EACCES"), (5, "EACCES")):
         failure = f"snapshot of step {step} not stored" if kind else ""

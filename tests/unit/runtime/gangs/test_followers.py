@@ -1,4 +1,4 @@
-"""What follows a rank goes on to its end, whatever goes wrong on the way; an actor that answers nothing is ended."""
+"""A rank is followed to its end, whatever fails on the way; an actor that does not answer is ended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_asked_for_has_the_fork_servers_word() -> None:
 
 
 class Remote:
-    """A method of an actor: ``answers`` are awaited one after the other, the last again and again."""
+    """A method of an actor: ``answers`` are awaited one after the other, the last one repeatedly."""
 
     def __init__(self, *answers: Callable[..., Awaitable[Any]]) -> None:
         self.answers, self.calls = list(answers), 0
@@ -91,7 +91,7 @@ def says(value: Any) -> Callable[..., Awaitable[Any]]:
 
 
 class Scene:
-    """Gangs with one gang of one rank, whose actor answers as told; what was posted, and which actors were ended."""
+    """A gang of one rank with an actor that gives set answers, the posted events, and the actors that were ended."""
 
     def __init__(
         self, tmp_path: Path, poll: Remote, *, stopped: bool = True, patience: Patience = SHORT, **options: Any
@@ -143,7 +143,7 @@ def test_the_end_of_a_rank_is_told_whatever_cannot_be_taken_of_it(tmp_path: Path
     )
     scene = Scene(tmp_path, Remote(says(reply)), **options)
     asyncio.run(scene.follow())
-    told = [kind for kind in scene.kinds() if kind != "job_noted"]  # what could not be taken is noted
+    told = [kind for kind in scene.kinds() if kind != "job_noted"]  # notes report values that could not be taken
     assert told == ["attempt_running", "rank_exited", "attempt_gone"]
 
 

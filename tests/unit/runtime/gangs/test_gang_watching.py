@@ -1,4 +1,4 @@
-"""A rank's story is told to its end, whatever its host says on the way."""
+"""A rank's events are reported to its end, whatever its rank actor replies on the way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GONE = RankEvent(number=3, kind="gone", at=3.0)
 
 
 class Actor:
-    """A rank actor that gives these replies, one a call, and after the last one waits."""
+    """A rank actor that returns these replies, one per call, and waits after the last one."""
 
     def __init__(self, *replies: PollReply) -> None:
         self._replies = list(replies)
@@ -52,7 +52,7 @@ class Actor:
 
 
 class Watched:
-    """A gang with one rank, and what its relay told."""
+    """A gang with one rank, and the events that its relay posted."""
 
     def __init__(self, *replies: PollReply, pages: Path | None = None) -> None:
         self.events: list[ev.Event] = []
@@ -90,7 +90,7 @@ class Watched:
         self.events += events
 
     def run(self) -> list[str]:
-        """Follow the rank to its end; the kinds of what was told."""
+        """Follow the rank to its end; return the kinds of the posted events."""
         self.gang = Gang(number=1, actors=[self.actor])
 
         async def follow() -> None:
@@ -106,7 +106,7 @@ def reply(number: int, *events: RankEvent, **more: Any) -> PollReply:
 
 
 def test_the_end_of_a_rank_is_reported_once_the_head_is_known_to_stand() -> None:
-    """What ended the rank may be ending the head as well: the next attempt must not be started there."""
+    """The cause of the rank's end may end the head as well: the next attempt must not be started there."""
     watched = Watched(reply(1, STARTED), reply(3, EXITED, GONE))
     assert watched.run() == ["attempt_running", "rank_exited", "attempt_gone"]
     assert watched.checked == [1]
@@ -139,7 +139,7 @@ def test_a_late_reply_of_the_daemons_own_machine_moves_no_time(tmp_path: Path) -
 
 
 def test_progress_of_an_older_host_is_checked() -> None:
-    """It has no idea of what cannot be used, and its snapshots lack what was added since."""
+    """It does not mark unusable values, and its reports lack the fields that were added since."""
     facts = CheckpointFacts(saved_at=cast("Any", [1]), saved_step=3)
     old = object.__new__(ProgressSnapshot)
     for field in dataclasses.fields(ProgressSnapshot):

@@ -27,7 +27,7 @@ KILL = KillRanks(JOB.id, 1, JOB.gang)
 
 
 class RayActors:
-    """Actors that are made when they are asked for; ``slow`` holds up what is asked for first."""
+    """Actors that are made on request; ``slow`` delays the first call."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -52,7 +52,7 @@ class RayActors:
 
 
 class World:
-    """Gangs whose launches fail as told, and what they posted."""
+    """Gangs with launches that fail as set, and the events that they posted."""
 
     def __init__(self, tmp_path: Path, *failures: Exception) -> None:
         self.failures, self.did, self.posted = list(failures), list[str](), list[Any]()
@@ -181,7 +181,7 @@ def test_a_gang_is_attached_once_and_calls_about_it_keep_their_order(tmp_path: P
         world.actors.slow = slow = asyncio.Event()
         attaching = asyncio.create_task(world.table.attach(JOB))
         await asyncio.sleep(0)
-        attaching.cancel()  # a newer effect replaces it; what it asked Ray for goes on
+        attaching.cancel()  # a newer effect replaces it; its request to Ray continues
         removing = asyncio.create_task(world.table.remove(JOB))
         await asyncio.sleep(0)
         slow.set()

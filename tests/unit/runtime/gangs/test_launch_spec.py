@@ -1,4 +1,4 @@
-"""What each rank of a gang is told, and what telling it costs."""
+"""The launch plan of each rank of a gang, and the cost of making it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_plan_costs_the_same_in_a_gang_of_any_size(nodes: int) -> None:
         by_node = {f"n{number}": places() for number in range(nodes)}
         return calls(lambda: list(rank_plans(job, seats, ("10.0.0.1", 29500), by_node)))
 
-    counted(8)  # what is computed once for the process
+    counted(8)  # makes the values that are computed once for the process
     first, second, third = counted(64), counted(128), counted(256)
     assert third - second <= 2 * (second - first)
 

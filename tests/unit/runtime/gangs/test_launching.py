@@ -32,7 +32,7 @@ class LaunchedError(Exception):
 
 
 class World:
-    """A gang whose actors have launched these attempts; asking for the job's files is the first step of a launch."""
+    """A gang with actors that have launched these attempts; the first step of a launch requests the job's files."""
 
     def __init__(self, tmp_path: Path, *launched: int) -> None:
         self.paths = Paths(home=tmp_path, socket=tmp_path / "s")

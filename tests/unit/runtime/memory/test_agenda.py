@@ -1,4 +1,4 @@
-"""The clock of the in-memory runtime moves when it is told to, and runs what is due in order."""
+"""The clock of the in-memory runtime moves when a test moves it, and runs due actions in order."""
 
 from __future__ import annotations
 

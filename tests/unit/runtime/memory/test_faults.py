@@ -1,4 +1,4 @@
-"""Faults as data: each has its effect on what is posted, and a schedule gives the same story every time."""
+"""Faults as data: each has its effect on the posted events, and a schedule gives the same events every time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class World:
-    """One job of two ranks on node ``a`` of two, and what was posted of it."""
+    """One job of two ranks on node ``a`` of two, and the events that were posted about it."""
 
     def __init__(self, *schedule: tuple[float, f.Fault], script: Script | None = None, gpu: float = 1) -> None:
         made = Script() if script is None else script

@@ -1,4 +1,4 @@
-"""What a node of an existing cluster leaves on a machine that lives on is removed by the next one."""
+"""Files that an ended node of an existing cluster leaves on a running machine are removed by the next node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_directories_of_ended_nodes_are_removed(
         assert noted(monkeypatch, directory, os.getpid()) == os.getpid()
     for directory in (gone, serving):
         (directory / "raylet").write_text(f"{ended} 1")
-    (reused / "raylet").write_text(f"{os.getpid()} 1")  # another process has its number
+    (reused / "raylet").write_text(f"{os.getpid()} 1")  # another process has its process id
     (serving / "fork" / "x.sock").touch()  # its fork server has not ended
     (mine / "raylet").write_text(f"{ended} 1")
     clear_ended_nodes(mine)

@@ -1,4 +1,4 @@
-"""A job's files between the daemon and a node of its own: nothing is lost, nothing twice, nothing outside its directory."""
+"""Transfer of a job's files between the daemon and another node: none lost, none twice, none outside its directory."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_jobs_that_have_ended_are_forgotten_and_the_cache_is_bounded(tmp_path: P
 
 
 def test_what_goes_while_the_cache_is_listed_is_passed_over(tmp_path: Path) -> None:
-    """A draft gets its name, a job's directory is removed, between the listing and the look at it: as a link to nothing here."""
+    """A draft is renamed, a job's directory removed, between the listing and the stat: dangling links stand for them here."""
     files = NodeFiles(tmp_path, cache_bytes=0)
     digest = hashlib.sha256(b"data").hexdigest()
     files.put_blob(digest, 0, b"data", last=True)
@@ -224,7 +224,7 @@ def test_a_mirror_that_was_removed_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 class Agent:
-    """A node's agent without Ray: its files, and a directory that it may not see."""
+    """A node's agent without Ray: its files, and whether it sees the daemon's directory."""
 
     def __init__(self, home: Path, *, sees: bool = True, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.node = NodeFiles(home, chunk_bytes=chunk_bytes)
@@ -249,7 +249,7 @@ class Agent:
 def two_sides(
     tmp_path: Path, *agents: Agent, limit: int = 1000, chunk_bytes: int = CHUNK_BYTES, gone: tuple[str, ...] = ()
 ) -> tuple[JobFiles, Paths]:
-    """The daemon's side with nodes "n0", "n1", ... that share nothing, and "here", which does; ``gone`` have no agent."""
+    """Return the daemon's side: nodes "n0", "n1", ... share nothing, "here" does, and ``gone`` have no agent."""
     known = {name: agent for number, agent in enumerate(agents) if (name := f"n{number}") not in gone}
     reports = {name: SimpleNamespace(home_shared=False) for name in [*known, *gone]} | {
         "here": SimpleNamespace(home_shared=True)
@@ -302,7 +302,7 @@ def test_a_node_that_is_gone_is_told_by_name(tmp_path: Path) -> None:
 
 
 class RayError(Exception):
-    """What a call of Ray raises: the error of the method is its cause."""
+    """Error that a call of Ray raises; its cause is the error of the method."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause

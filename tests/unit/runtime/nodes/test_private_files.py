@@ -1,4 +1,4 @@
-"""Directories and files of this user alone, beside other users who got there first."""
+"""Directories and files of this user alone, also where other users were first to create them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VICTIM = 54321
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory like /tmp: every user can make something in it."""
+    """Make a directory like /tmp, in which every user can create files."""
     directory = Path(tempfile.mkdtemp(prefix="orch-shared-", dir="/tmp"))
     directory.chmod(0o1777)
     yield directory
@@ -138,12 +138,12 @@ def test_a_path_below_a_directory_that_a_rank_writes_to_follows_no_link(tmp_path
     assert mode(tmp_path / "base" / "a" / "b") == 0o700
 
 
-# -- the places under /tmp and /dev/shm, with another user who was there first
+# -- paths under /tmp and /dev/shm that another user has created first
 
 
 @pytest.fixture
 def places(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`/tmp` and `/dev/shm` in one directory that every user can write to."""
+    """Use one directory that every user can write to as `/tmp` and `/dev/shm`."""
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     return shared
 

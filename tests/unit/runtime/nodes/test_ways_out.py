@@ -19,7 +19,7 @@ JOB = "job-aaaaaa"
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
-    """A directory of the system, with something precious in it."""
+    """Make a directory of the system, with a precious file in it."""
     directory = tmp_path / "etc"
     directory.mkdir()
     (directory / "passwd").write_text("precious")

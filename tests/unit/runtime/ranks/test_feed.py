@@ -1,4 +1,4 @@
-"""What a daemon hears of a rank: numbered events, each once, of the attempt that it asks for."""
+"""The events that a daemon receives from a rank: numbered, each once, of the requested attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 class World:
-    """A feed whose progress and checkpoints are what a test says."""
+    """A feed with progress and checkpoints that a test sets."""
 
     def __init__(self) -> None:
         self.fence = AttemptFence("digits-abc234", 0)
@@ -146,7 +146,7 @@ def test_a_report_that_the_daemon_reads_itself_comes_with_other_news_only() -> N
 
 
 def test_progress_that_is_not_on_the_page_is_sent_to_a_daemon_that_reads_it() -> None:
-    """Steps were found in the script's output."""
+    """The steps were found in the script's output."""
 
     async def run() -> None:
         world = World()

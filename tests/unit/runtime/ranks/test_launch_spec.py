@@ -1,4 +1,4 @@
-"""A rank's plan is what its process is asked for with, and crosses from one version to the next."""
+"""A rank's plan: the request for its process is made from it, and it is compatible across versions."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ PLAN = RankPlan(
 
 
 def test_an_actor_of_an_earlier_version_takes_a_plan_of_this_one() -> None:
-    """It takes the values in the order of its own fields, and passes over what follows."""
+    """It reads the values in the order of its own fields, and ignores those that follow."""
 
     class Unpickler(pickle._Unpickler):
-        """Reads what an instance is given, and not the instance."""
+        """Reads the state that an instance is given, without the instance."""
 
         def find_class(self, module: str, name: str) -> object:
             return Given if name == "RankPlan" else super().find_class(module, name)

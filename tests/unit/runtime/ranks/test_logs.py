@@ -1,4 +1,4 @@
-"""A rank's log: what the rank has written, what orch adds to it, and how it is read."""
+"""A rank's log: the lines that the rank has written, the lines that orch adds, and reading them."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_reader_follows_a_file_that_is_rotated_away(tmp_path: Path) -> None:
 def test_only_the_end_of_a_large_log_is_read_for_its_last_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is read, and not by the time that takes."""
+    """The bytes that are read are counted, and not the time."""
     path = log_path(tmp_path, 1, 0)
     path.parent.mkdir(parents=True)
     line = b"1700000000.000000 o " + b"x" * 100 + b"\n"
@@ -293,7 +293,7 @@ def test_a_file_of_one_endless_line_is_skipped_in_pieces(tmp_path: Path) -> None
     assert texts(every(LogReader(tmp_path))) == ["before", "after"]
     assert texts(LogReader(tmp_path).last(5)) == ["before", "after"]
     path.write_bytes(b"1.0 o before\n")
-    os.truncate(path, 2**40)  # a terabyte of zeros, without a block
+    os.truncate(path, 2**40)  # a sparse file with a terabyte of zeros
     assert texts(LogReader(tmp_path).last(5)) == []
     assert texts(every(LogReader(tmp_path))) == ["before"]
 

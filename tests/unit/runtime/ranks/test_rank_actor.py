@@ -37,7 +37,7 @@ def test_a_call_for_another_gang_changes_nothing(tmp_path: Path) -> None:
             await actor.retire("b-abc234-g1")
         with pytest.raises(StaleAttemptError):
             await actor.take("b-abc234", 1, 1)
-        await actor.take("a-abc234", 1, 1)  # what it does already
+        await actor.take("a-abc234", 1, 1)  # it serves this gang already
         assert await actor.serve("a-abc234-g1", "prepare", 1, None) is None
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""What becomes of a rank's snapshots is told, also where none has ever reached storage."""
+"""The storing of a rank's snapshots is reported, also where none has ever reached storage."""
 
 from __future__ import annotations
 

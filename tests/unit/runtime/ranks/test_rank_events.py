@@ -1,4 +1,4 @@
-"""What a rank's actor tells crosses from one version to the next: a restarted daemon follows the attempts that are running."""
+"""Events of a rank's actor are compatible across versions: a restarted daemon follows the running attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLY_OF_AN_EARLIER_VERSION = (
     b"YW5rlIWUUpRLA0sEjBhvcmNoZXN0cmF0b3IuY29yZS5ldmVudHOUjAlNZW1vcnlVc2WUk5QpgZRdlChLBUsGaCCMBU91dE9mlJOU"
     b"jAVsaW1pdJSFlFKUZWJlYmgKKYGUXZQoSwOMBGdvbmWUR0AMAAAAAAAASwBOTk5oD2gPTikpaA9OaA9OTk5OTmVih5ROTk5lYi4="
 )
-"""As an actor of the version pickled it whose events had the fields of an end beside their own."""
+"""Pickled by an actor of a version in which events had the fields of an end beside their own."""
 
 END = Exit(
     rank=0,

@@ -1,4 +1,4 @@
-"""A rank whose actor runs in what Ray installed: which interpreter, which modules, which command."""
+"""A rank with an actor in an environment that Ray installed: its interpreter, its modules, its command."""
 
 from __future__ import annotations
 

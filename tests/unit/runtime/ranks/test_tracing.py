@@ -1,4 +1,4 @@
-"""Asking a rank for a trace, when the rank listens, does not, ends, fails, or takes too long."""
+"""Requests for a trace from a rank that listens, does not listen, ends, fails, or takes too long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.train.script.trace_request import TraceRefusedError
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[PageReader]:
-    """The page of a rank that runs a training loop: this process."""
+    """Yield the page of a rank that runs a training loop: this process."""
     made = PageReader.create(tmp_path / "page")
     rank = ProgressPage.open(tmp_path / "page")
     assert rank.claim()
@@ -48,7 +48,7 @@ def left(page: PageReader) -> set[str]:
 
 
 def answer(page: PageReader) -> None:
-    """What the training loop does."""
+    """Answer the request as the training loop does."""
     request = files.beside(page.path, files.REQUEST_SUFFIX)
     assert files.steps_asked(request) == 3
     draft = files.beside(page.path, f"{files.TRACE_SUFFIX}.part")

@@ -1,4 +1,4 @@
-"""A rank's environment: whose value wins, and what never passes."""
+"""A rank's environment: the precedence of values, and variables that are never passed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def environment(progress_path: str | None = None, **arguments: Any) -> dict[str, str]:
-    """That of rank 3, the second on its node."""
+    """Return the environment of rank 3, the second on its node."""
     node = node_environment(**ARGUMENTS | arguments)
     return rank_environment(node, rank=3, local_rank=1, progress_path=progress_path)
 

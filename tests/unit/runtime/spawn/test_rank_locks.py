@@ -1,4 +1,4 @@
-"""A rank's lock file: who holds it, what it says, and when it goes. Trees are real processes."""
+"""A rank's lock file: its holder, its content, and its removal. Trees are real processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def held(path: Path, keeper: Identity | None = None, process: Identity | None = None) -> Iterator[int]:
-    """The lock is held, by a tree with this keeper and process."""
+    """Hold the lock for a tree with this keeper and process."""
     handle = open_lock(path)
     assert try_lock(handle, path)
     if keeper is not None and process is not None:
@@ -50,13 +50,13 @@ def held(path: Path, keeper: Identity | None = None, process: Identity | None = 
 
 
 def written(path: Path, keeper: Identity, process: Identity) -> None:
-    """The keeper of such a tree was killed."""
+    """Leave the lock file as a killed keeper of such a tree does."""
     with held(path, keeper, process):
         pass
 
 
 def sleeper(path: Path | None = None) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, marked as the tree of ``path``."""
+    """Start a process in a session of its own, marked as the tree of ``path``."""
     env = dict(os.environ) | ({MARK: mark_of(path)} if path is not None else {})
     return subprocess.Popen(SLEEP, start_new_session=True, env=env)
 

@@ -1,4 +1,4 @@
-"""Both ends of a Unix socket look who the other one is: nothing is sent to a server of another user."""
+"""Both ends of a Unix socket check the other's user: nothing is sent to a server of another user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VICTIM = 54321
 
 
 class Impostor:
-    """A server that takes what it is sent; SO_PEERCRED names the user that it had when it began to listen."""
+    """A server that stores what it receives; SO_PEERCRED names the user that it had when it began to listen."""
 
     def __init__(self, path: Path, uid: int) -> None:
         self.received = bytearray()
@@ -141,7 +141,7 @@ def test_a_daemon_of_another_user_in_a_place_open_to_all_is_sent_nothing(place: 
 
 @as_root
 def test_a_daemon_that_serves_a_group_is_known_by_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory of the daemon's home is the daemon's user's, and no other user can have made it."""
+    """The directory of the daemon's home belongs to the daemon's user, and no other user can have made it."""
     home = Path(tempfile.mkdtemp(prefix="orch-peer-", dir=Path.home()))
     try:
         os.chown(home, OTHER, OTHER)

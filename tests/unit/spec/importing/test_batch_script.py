@@ -1,4 +1,4 @@
-"""A batch script for Slurm becomes a job.yaml: its allocation shared out among the ranks, its lines read and never run."""
+"""A batch script for Slurm becomes a job.yaml: its allocation is shared among the ranks, its lines are never run."""
 
 from __future__ import annotations
 

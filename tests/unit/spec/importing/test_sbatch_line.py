@@ -1,4 +1,4 @@
-"""A line of sbatch: which words are options, and what it submits."""
+"""A line of sbatch: its options, and the script that it submits."""
 
 from __future__ import annotations
 

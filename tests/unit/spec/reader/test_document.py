@@ -1,4 +1,4 @@
-"""YAML text to nodes: positions, bounds, and what is refused; with libyaml and without it."""
+"""Conversion of YAML text to nodes: positions, bounds, and refusals; with libyaml and without it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ Refused: TypeAlias = Callable[[str], Problem]
 
 @pytest.fixture(params=[yaml.CSafeLoader, yaml.SafeLoader], ids=["libyaml", "python"])
 def read(request: pytest.FixtureRequest) -> Read:
-    """Reads a text with one of the two parsers."""
+    """Return a function that reads a text with one of the two parsers."""
 
     def read(text: str) -> tuple[Node | None, list[Problem]]:
         problems: list[Problem] = []
@@ -38,7 +38,7 @@ def read(request: pytest.FixtureRequest) -> Read:
 
 @pytest.fixture
 def refused(read: Read) -> Refused:
-    """What is wrong with a text, which is one thing."""
+    """Return a function that returns the only problem of a text."""
 
     def refused(text: str) -> Problem:
         with pytest.raises(SpecError) as caught:
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_is_one_problem_with_its_place(
 @pytest.mark.parametrize(
     ("text", "line", "message", "hint"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, '"a" stands twice', "the first is in line 1"),
+        ("a: 1\nb: 2\na: 3\n", 3, '"a" occurs twice', "the first is in line 1"),
         ("a: !!python/object:os.system x\n", 1, "tags are not taken", "remove the tag"),
         ("a: !!set {b}\n", 1, "tags are not taken", "remove the tag"),
         ("a: ! x\n", 1, "tags are not taken", "remove the tag"),

@@ -1,4 +1,4 @@
-"""Other systems' words: every one leads to a key that exists, and the known ones get the right hint."""
+"""Keys of other systems: each leads to an existing key, and the known ones get the right hint."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_no_foreign_word_stands_twice_or_is_one_of_ours_in_its_place() -> None:
         ("timeout-minutes: 4", "max_duration"),
         ("needs: [a]", "depends_on"),
         ("command: x", "entrypoint"),
-        # slips of the pen
+        # typing errors
         ("entrypont: x", "did you mean entrypoint?"),
         ("resouces: {}", "did you mean resources?"),
         ("resources: {num_worker: 4}", "did you mean num_workers?"),

@@ -1,4 +1,4 @@
-"""Features that are not built yet: refused by name while they stand in the table, accepted the moment they do not."""
+"""Features that are not built yet: refused by name while they are in the table, and accepted otherwise."""
 
 import pytest
 
@@ -21,7 +21,7 @@ EXAMPLES = {
     "trainer": "trainer: {precision: bf16}",
     "notify": "notify: [{url: https://example.org/x}]",
 }
-"""One value of each kind that was not built at first. Lines stay here when they leave the table."""
+"""One value of each kind that was not built at first. Lines stay here after they are removed from the table."""
 
 
 @pytest.mark.parametrize("entry", EXAMPLES)

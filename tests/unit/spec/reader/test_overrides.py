@@ -1,4 +1,4 @@
-"""`--set key=value`: what it sets, what it refuses, and how it names itself in messages."""
+"""`--set key=value`: the values that it sets, its refusals, and its name in messages."""
 
 from functools import partial
 from typing import Any
@@ -95,9 +95,9 @@ def test_a_job_can_be_written_on_the_command_line_alone() -> None:
         ("a..b=4", "", "is not a key", "joined by dots"),
         (".".join(["a"] * 17) + "=4", "", "is not a key", "joined by dots"),
         ("priority.x=4", "", 'nothing can be set below "10"', "set the key itself"),
-        ("retry.log_policies.x=4", "", "x is no position in a list of 1", "count from 0"),
-        ("retry.log_policies.2=4", "", "2 is no position in a list of 1", "count from 0"),
-        ("retry.log_policies." + "9" * 5000 + "=4", "", "is no position", "count from 0"),
+        ("retry.log_policies.x=4", "", "x is not a position in a list of 1", "count from 0"),
+        ("retry.log_policies.2=4", "", "2 is not a position in a list of 1", "count from 0"),
+        ("retry.log_policies." + "9" * 5000 + "=4", "", "is not a position", "count from 0"),
         ("env=[1", "", "not valid YAML", "a bracket is not closed"),
         ("env={A: !!str x}", "", "tags are not taken", "remove the tag"),
         ("env={A: no}", "env.A", "the YAML boolean no", 'write "no"'),

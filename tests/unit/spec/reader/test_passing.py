@@ -1,4 +1,4 @@
-"""`env: {pass: [...]}`: which variables of an environment a job file takes, and what is refused."""
+"""`env: {pass: [...]}`: the variables of an environment that a job file takes, and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_too_many_patterns_and_the_same_twice_are_errors() -> None:
     listed = ", ".join(f"A{number}" for number in range(MOST_PATTERNS + 1))
     with pytest.raises(SpecError, match=f"a list of {MOST_PATTERNS + 1} items"):
         parse_job(f"{HEAD}env: {{pass: [{listed}]}}\n")
-    with pytest.raises(SpecError, match="stands twice"):
+    with pytest.raises(SpecError, match="occurs twice"):
         parse_job(f"{HEAD}env: {{pass: [A, A]}}\n")
 
 

@@ -1,4 +1,4 @@
-"""`orch init`: the file it writes is a job as it stands, and with every commented line switched on."""
+"""`orch init`: the file that it writes is a valid job, also with every commented line enabled."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The real Trainer, Lightning and Accelerate: reported, stopped at a saved step, and gone on with, to the same weights."""
+"""The real Trainer, Lightning and Accelerate report, stop at a saved step, and continue to the same weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def context(tmp_path: Path, page: ProgressPage | None = None) -> Context:
 
 
 class StopAt(Context):
-    """Asked to stop once a step was reported."""
+    """A context that receives SIGTERM once a step was reported."""
 
     def __init__(self, directory: Path, step: int) -> None:
         super().__init__(RankEnvironment(checkpoint_dir=str(directory / "orch"), device="cpu"))
@@ -161,7 +161,7 @@ def lightning_parts() -> tuple[Any, Any, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
-    return trainer, Module(), StatefulDataLoader(data(), batch_size=4)  # whose place Lightning saves as well
+    return trainer, Module(), StatefulDataLoader(data(), batch_size=4)  # Lightning saves its position as well
 
 
 def test_lightning_reports_stops_and_goes_on(tmp_path: Path, page: ProgressPage) -> None:

@@ -34,7 +34,7 @@ def test_every_rank_is_a_worker_with_the_same_cluster_and_its_own_index(store: T
     assert [one["cluster"]["worker"] for one in found] == [workers] * 3
     assert [one["task"] for one in found] == [{"type": "worker", "index": rank} for rank in range(3)]
     assert [json.loads(environ["TF_CONFIG"]) for environ in environs] == found
-    assert set_tf_config(environs[1]) == found[1]  # what is set stays
+    assert set_tf_config(environs[1]) == found[1]  # an existing value is kept
 
 
 def test_a_restart_has_other_addresses(store: TCPStore) -> None:
@@ -44,7 +44,7 @@ def test_a_restart_has_other_addresses(store: TCPStore) -> None:
 
 
 def test_a_rank_that_does_not_come_is_an_error(store: TCPStore) -> None:
-    with pytest.raises(RecoveryTimeoutError, match="not every one of 2 ranks came"):
+    with pytest.raises(RecoveryTimeoutError, match="not all of 2 ranks arrived"):
         set_tf_config(environment(store, 0, 2), patience=timedelta(seconds=0.1))
 
 

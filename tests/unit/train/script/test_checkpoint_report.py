@@ -1,4 +1,4 @@
-"""What a rank tells of its checkpoints."""
+"""A rank's report of its checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.train.script.progress_facts import CheckpointFacts
 
 
 class Page:
-    """A page that keeps what is written to it."""
+    """Records every write."""
 
     def __init__(self) -> None:
         self.facts: list[CheckpointFacts] = []

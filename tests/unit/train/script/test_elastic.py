@@ -113,7 +113,7 @@ def test_with_a_fixed_number_of_ranks_nobody_has_to_ask() -> None:
 
 def test_the_runtime_says_how_many_there_may_be() -> None:
     assert read_environment({"ORCH_ELASTIC": "2-8"}).elastic == (2, 8)
-    with pytest.raises(EnvironmentValueError, match="ORCH_ELASTIC: '8-2' is no range"):
+    with pytest.raises(EnvironmentValueError, match="ORCH_ELASTIC: '8-2' is not a range"):
         read_environment({"ORCH_ELASTIC": "8-2"})
     assert parse_range("3-3") == (3, 3)
 

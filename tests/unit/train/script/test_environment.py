@@ -1,4 +1,4 @@
-"""What a training process learns from its environment."""
+"""The settings that a training process reads from its environment."""
 
 import pytest
 

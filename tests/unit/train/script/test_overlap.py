@@ -1,4 +1,4 @@
-"""Saves that overlap with training: what is saved is the state at the save, or the checkpoint before stays the newest."""
+"""Saves that overlap with training: the saved state is that at the save, or the checkpoint before stays the newest."""
 
 import copy
 import signal
@@ -20,7 +20,7 @@ from tests.support import warm
 
 
 class Awaited(Future):
-    """A future that tells when somebody waits for it."""
+    """A future that sets an event when its result is awaited."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Awaited(Future):
 
 
 class Gate(Executor):
-    """Runs nothing before it is opened."""
+    """Executor that runs its calls when it is opened."""
 
     def __init__(self):
         self.work = []
@@ -49,7 +49,7 @@ class Gate(Executor):
 
 
 class Training:
-    """A model with batch norm whose weights are large enough to be copied late."""
+    """A model with batch norm, and with weights that are large enough to be copied late."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -72,7 +72,7 @@ class Training:
 
 @pytest.fixture
 def saver(tmp_path, page):
-    """A maker of savers; ``saver(gate)`` copies late when the gate is opened."""
+    """Yield a function that makes savers; ``saver(gate)`` copies late when the gate is opened."""
     made = []
 
     def make(gate=None, **environ):
@@ -93,7 +93,7 @@ def saver(tmp_path, page):
 
 
 class Told:
-    """A schedule that remembers what it was told."""
+    """A schedule that records its calls."""
 
     def __init__(self):
         self.waits, self.lost_saves = [], 0
@@ -125,7 +125,7 @@ def same(left, right):
 
 
 def begun(saver):
-    """A run whose first save is done: the first is never late, since no optimizer has been seen yet."""
+    """Return a run with its first save done, which is never late, since no optimizer has been seen yet."""
     training = Training()
     training.step()
     assert save(saver, training, 1)
@@ -188,7 +188,7 @@ def test_a_state_that_is_changed_meanwhile_is_not_saved_and_the_one_before_stays
     training.step()
     expected = copy.deepcopy(training.state())
     assert save(one, training, 3)
-    assert gate.work == []  # whole at once from now on
+    assert gate.work == []  # from now on, states are copied at once
     assert same(newest(tmp_path).state, expected)
 
 
@@ -217,7 +217,7 @@ def test_by_default_three_saves_are_rehearsals(saver, tmp_path):
     training = begun(one)
     for step in range(2, 2 + REHEARSALS):
         assert save(one, training, step, overlap=None)
-        assert (gate.work, newest(tmp_path).step) == ([], step)  # whole at once
+        assert (gate.work, newest(tmp_path).step) == ([], step)  # copied at once
         training.step()
     assert [cost for _, cost in one.schedule.waits] == [0.0] * REHEARSALS
     expected = copy.deepcopy(training.state())
@@ -250,7 +250,7 @@ def test_a_rehearsal_that_goes_wrong_loses_nothing_and_all_saves_are_whole(saver
         training.step()
     assert gate.work == []
     assert page.read().checkpoint.failed_saves == 0
-    save(one, training, 20)  # on the caller's word
+    save(one, training, 20)  # the caller sets ``overlap``
     assert len(gate.work) == 1
     gate.open()
 
@@ -335,7 +335,7 @@ def test_what_is_no_optimizers_own_small_or_not_dense_is_copied_at_once(saver):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_numbers_that_are_none_are_equal_to_themselves(dtype):
-    tensor = torch.full((65, 65), float("nan"), dtype=dtype)  # in all no multiple of 8 bytes
+    tensor = torch.full((65, 65), float("nan"), dtype=dtype)  # its size is not a multiple of 8 bytes
     watch = Watch([tensor])
     assert not watch.saw_change([tensor.clone()])
     assert not watch.saw_any_change([tensor.clone()])

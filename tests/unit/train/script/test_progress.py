@@ -1,4 +1,4 @@
-"""The progress page: what is written is read, and a half-written record is never seen."""
+"""The progress page: written values are read back, and a half-written record is never seen."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ def page(path):
 
 @pytest.fixture
 def rank(path, page):
-    """The rank's mapping of the page that the actor made."""
+    """Yield the rank's mapping of the page that the actor made."""
     rank = ProgressPage.open(path)
     yield rank
     rank.close()
@@ -151,7 +151,7 @@ def test_neither_a_change_of_phase_nor_a_save_counts_as_step_time(page, rank, mo
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     rank.write(step=1, phase="train")
     now[0] = 100.0
-    rank.write(step=2, phase="evaluate")  # the time since step 1 may hold anything
+    rank.write(step=2, phase="evaluate")  # the time since step 1 may include other work
     now[0] = 101.0
     rank.write_saving()
     assert page.read().saving_since > 0

@@ -1,4 +1,4 @@
-"""A progress page holds what its script put there: nothing on it may raise, and nothing unusable may pass."""
+"""Reading a progress page that a script has written: no content raises, and no unusable value passes."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ ANY_TIMES = settings(deadline=None, suppress_health_check=[HealthCheck.function_
 
 @pytest.fixture
 def page(tmp_path):
-    """The actor's end."""
+    """Yield the actor's end of the page."""
     page = PageReader.create(tmp_path / "page")
     yield page
     page.close()
@@ -36,14 +36,14 @@ def page(tmp_path):
 
 @pytest.fixture
 def rank(page):
-    """The script's end."""
+    """Yield the script's end of the page."""
     rank = ProgressPage.open(page.path)
     yield rank
     rank.close()
 
 
 def put(page, slots, payload):
-    """Have the page hold ``payload`` as a record that is whole."""
+    """Write ``payload`` to the page as a whole record."""
     content = bytearray(page.path.read_bytes())
     slots.publish(content, slots.last_counter(content) + 1, payload)
     with page.path.open("r+b") as file:
@@ -141,7 +141,7 @@ def test_names_that_would_steer_a_terminal_are_left_out(page, rank):
 
 
 def test_a_page_that_is_truncated_does_not_end_its_reader(page, rank):
-    """A mapping of it would: reading beyond the end of a mapped file is SIGBUS."""
+    """A mapping would: reading beyond the end of a mapped file raises SIGBUS."""
     rank.write(step=5)
     assert page.read().step == 5
     os.truncate(page.path, 0)

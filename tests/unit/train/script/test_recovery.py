@@ -107,7 +107,7 @@ def test_a_killed_run_ends_bit_identical_and_loses_at_most_one_step(tmp_path, un
     assert kills >= 3
     assert output[-1] == undisturbed
     lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()]
-    final = dict(lines)  # a repeated step counts as it was done last
+    final = dict(lines)  # of a repeated step, the last run counts
     assert sorted(final) == list(range(1, 301))
     for epoch in range(15):
         assert sorted(final[step] for step in range(epoch * 20 + 1, epoch * 20 + 21)) == list(range(20))

@@ -1,4 +1,4 @@
-"""When to save: the same answer on every rank."""
+"""The times of saves: the same decision on every rank."""
 
 import itertools
 import time
@@ -64,7 +64,7 @@ def test_the_same_step_is_answered_with_yes_once():
 
 
 def run(schedule, clock, steps, step_seconds, save_seconds):
-    """Drive a training loop of one rank on a clock of its own; the steps that were saved, and when."""
+    """Drive a training loop of one rank on a separate clock; return the steps that were saved, and their times."""
     due = []
     for step in steps:
         clock[0] += step_seconds
@@ -140,7 +140,7 @@ def test_after_a_save_that_was_lost_the_next_is_due_at_once(clock, setting):
 
 
 def in_step(schedules, steps, order, clock):
-    """Drive ranks as collectives would: nobody asks about a step before all have asked about the one before."""
+    """Drive ranks as collectives would: none asks about a step before all have asked about the one before."""
     answers = []
     for step in steps:
         clock[0] += 0.1
@@ -172,7 +172,7 @@ def test_all_ranks_answer_alike_whoever_asks_first(boards, clock, setting, order
     assert {len(set(answer)) for answer in answers} == {1}
     saved = [step for step, answer in enumerate(answers, start=1) if answer[0]]
     expected = {None: 10, 1: 1, 4: 4, 0.1: 1, 0.5: 5}[setting.steps or setting.seconds]
-    assert saved[0] == 2  # one step ahead, for all to know
+    assert saved[0] == 2  # announced one step ahead to all ranks
     assert {later - earlier for earlier, later in itertools.pairwise(saved[1:])} == {expected}
 
 

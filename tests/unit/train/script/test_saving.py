@@ -1,4 +1,4 @@
-"""Saving through shared memory: what the training script sees of it, and what the page tells."""
+"""Saving through shared memory: its use by the training script, and the reports on the page."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A profiler of the script's own with a schedule and `orch profile` leave each other alone. Each mistake ends the process (SIGSEGV)."""
+"""A script's own profiler with a schedule and `orch profile` do not interfere. Each mistake ends the process (SIGSEGV)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 9
 
 
 def scheduled(recorded: list[int], plan: Any) -> profile:
-    """A profiler that notes how many events each of its traces has, and exports it."""
+    """Return a profiler that appends the number of events of each of its traces to ``recorded``."""
 
     def ready(done: profile) -> None:
         recorded.append(len(done.events()))

@@ -1,4 +1,4 @@
-"""All ranks of a node stop after the same step, whoever hears of it first."""
+"""All ranks of a node stop after the same step, whichever rank reads the request first."""
 
 import subprocess
 import threading
@@ -119,7 +119,7 @@ print(step)
 
 
 def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_checkpoint(tmp_path):
-    """Only rank 1's page asks; both save their last state, and the next attempt finds it whole in memory."""
+    """Only rank 1's page has the request; both save their last state, and the next attempt finds it whole in memory."""
     from multiprocessing.connection import Listener
 
     pages = [ProgressPage.create(tmp_path / f"page{rank}") for rank in (0, 1)]

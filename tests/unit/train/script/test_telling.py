@@ -1,4 +1,4 @@
-"""What others get to see: reports, log lines, the progress bar, traces, quiet ends."""
+"""The output of a training process: reports, log lines, the progress bar, traces, quiet ends."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_long_run_logs_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_trace_of_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked for from outside, taken in the middle of training, whole once it has its name."""
+    """It is requested from outside, taken in the middle of training, and whole once it has its name."""
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
     manager = MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx)
     manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
@@ -147,7 +147,7 @@ def test_a_trace_of_a_running_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_trace_of_a_loop_of_the_user_s_own_that_ends_early(tmp_path: Path) -> None:
-    """`train_step` counts the steps, too; what was traced when training ends is written."""
+    """`train_step` counts the steps, too; the trace so far is written when training ends."""
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"))
     with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
         manager._tracer = Tracer(tmp_path / "page", torch.device("cpu"))
@@ -166,7 +166,7 @@ def test_a_trace_of_a_loop_of_the_user_s_own_that_ends_early(tmp_path: Path) -> 
 
 
 def test_a_trace_is_told_of_also_when_it_was_fetched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked takes the file away as soon as it has its name: the training loop must not come back to it."""
+    """The requester removes the file as soon as it has its name: the training loop must not use it again."""
     replace = Path.replace
 
     def fetch_at_once(path: Path, target: Path) -> Path:
@@ -215,7 +215,7 @@ def test_a_trace_that_a_profiler_of_the_script_ends_is_given_up(tmp_path: Path) 
 
 
 def test_a_profiler_of_the_script_that_outlasts_a_trace_is_left_alone(tmp_path: Path) -> None:
-    """To end ours would end that one, and torch crashes the process when it is exported."""
+    """Ending the trace would end that profiler, and torch crashes the process when it is exported."""
     tracer = Tracer(tmp_path / "page", torch.device("cpu"))
     tracer.ask(1)
     tracer.look()
@@ -272,7 +272,7 @@ def test_rank_0_raises_the_error_itself_and_others_a_quiet_twin(capfd: pytest.Ca
     assert isinstance(twin, DataError)
     assert isinstance(twin, SystemExit)
     assert str(twin) == "sample 3 is broken"
-    assert "Rank 0 is gone" in capfd.readouterr().err
+    assert "rank 0 has failed" in capfd.readouterr().err
 
 
 def test_an_uncaught_quiet_error_ends_the_process_without_a_word() -> None:

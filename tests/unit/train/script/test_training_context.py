@@ -23,7 +23,7 @@ from orchestrator.train.script.training_context import CheckpointWarning, Contex
 
 @pytest.fixture
 def make(tmp_path, page):
-    """A maker of contexts that report to ``page`` and save below the test's folder."""
+    """Return a function that makes contexts, which report to ``page`` and save below the test's folder."""
 
     def make(**environ):
         defaults = {
@@ -132,7 +132,7 @@ def test_reports_work_without_a_page():
 
 
 def test_a_recording_is_told_epoch_batch_and_phase(make, tmp_path):
-    """As `orch record` reads it (gpu.recorder.TrainingFile), by rank 0 alone."""
+    """Rank 0 alone writes it, in the form that `orch record` reads (gpu.recorder.TrainingFile)."""
     path = tmp_path / "training.json"
     told = TrainingFile(path)
     ctx = make(ORCH_TRAINING_METADATA=str(path))
@@ -267,7 +267,7 @@ def test_should_stop_follows_the_page(make, page):
 
 
 class Never(Executor):
-    """Begins nothing."""
+    """Executor that starts no call."""
 
     def submit(self, _call, /, *_args, **_kwargs):
         return Future()

@@ -1,4 +1,4 @@
-"""The examples are what they say they are."""
+"""The examples of the wheel are those of the repository."""
 
 from __future__ import annotations
 

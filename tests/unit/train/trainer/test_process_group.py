@@ -1,4 +1,4 @@
-"""Where a rank is: what the configuration says of it, against what the launcher says."""
+"""The place of a rank: the values of the configuration against those of the launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOUND = torch.device("cuda", 1)
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR"):
-        monkeypatch.setenv(name, "")  # so that what the code sets is undone
+        monkeypatch.setenv(name, "")  # so that values that the code sets are undone
         monkeypatch.delenv(name)
 
 

@@ -1,4 +1,4 @@
-"""`orch import` prints a job.yaml and names what it left out; it submits nothing and asks no daemon."""
+"""`orch import` prints a job.yaml and names what it left out; it submits nothing and calls no daemon."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_imported(orch: Orch, home: Path) -> None:
     assert (refused.code, refused.out) == (2, "")
     assert "next:" in refused.err
     (home / "binary").write_bytes(b"\0\1")
-    assert "no shell script" in orch("import", str(home / "binary")).err
+    assert "not a shell script" in orch("import", str(home / "binary")).err
     assert orch("import", "srun -t soon python train.py").code == 2
     assert orch("import", "-o", str(home / "none" / "x"), "python t.py").code == 2
     assert orch("import").code == 2

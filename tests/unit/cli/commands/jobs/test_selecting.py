@@ -1,4 +1,4 @@
-"""Several jobs at once: which are meant, what is asked first, and how the command ends."""
+"""Commands on several jobs: their selection, the confirmation, and the exit codes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_jobs_are_compared_at_equal_steps(orch: Orch, home: Path) -> None:
     ("options", "said"),
     [
         (["--align", "epoch"], "--align 'epoch' is unknown"),
-        (["--fail-if", "memory"], "'memory' is no condition"),
+        (["--fail-if", "memory"], "'memory' is not a condition"),
         (["--fail-if", "mem>1%"], "mem is not compared between these runs"),
         (["--fail-if", "temperature>1%"], "temperature has no difference in per cent"),
         (["--align", "step"], "reports no steps"),

@@ -1,4 +1,4 @@
-"""`orch estimate`: time left with intervals, memory of GPUs, and how good such estimates were."""
+"""`orch estimate`: time left with intervals, memory of GPUs, and the accuracy of earlier estimates."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_matrix_is_estimated_as_a_whole(orch: Orch, served: ServedFake) -> Non
 
 
 def test_a_matrix_whose_jobs_begin_with_its_name_is_meant_by_it(orch: Orch, served: ServedFake) -> None:
-    """`name: sweep-${matrix.lr}` makes such jobs; the beginning of the name alone means none of them."""
+    """`name: sweep-${matrix.lr}` creates such jobs; a part of the name that fits several jobs is refused."""
     train(served, name="sweep-0-1")
     train(served, name="sweep-0-2")
     served.do(put(replace(grid(0), id="sweep-abc234", name="sweep", jobs=())))

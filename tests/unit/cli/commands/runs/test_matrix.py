@@ -91,7 +91,7 @@ def test_wait_and_dry_runs_take_the_jobs_of_a_matrix(orch: Orch, served: ServedF
 
 
 def named_by_values(served: ServedFake) -> list[str]:
-    """Jobs of a matrix whose name has ``${matrix.lr}``: each has a name of its own, and the matrix the beginning of it."""
+    """Add jobs that are named by ``${matrix.lr}``, and a matrix named by their common prefix; return the jobs' ids."""
 
     def add(service: FakeService) -> list[str]:
         names = ("digits-0-1", "digits-0-01")
@@ -155,7 +155,7 @@ def test_results_are_by_configuration_over_all_runs(orch: Orch, served: ServedFa
         (("matrix", "nothing"), "there is no matrix 'nothing'"),
         (("matrix", "--watch"), "no matrix was named"),
         (("matrix", "digits", "--repeats", "lr"), "--repeats says how results are put together"),
-        (("matrix", "digits", "--repeats", "x", "--results", "out"), "--repeats x is no parameter"),
+        (("matrix", "digits", "--repeats", "x", "--results", "out"), "--repeats x is not a parameter"),
         (("matrix", "digits", "--watch", "--results", "out"), "--watch shows no results"),
         (("matrix", "digits", "--results", "/proc/none/out"), "cannot be written"),
         (("submit", "job.yaml", "--start-at", "soon"), "--start-at 'soon' is not a time"),

@@ -46,7 +46,7 @@ def test_runs_of_one_name_are_told_apart(orch: Orch, home: Path) -> None:
     ("ref", "code", "said"),
     [
         ("gone.json", 3, "gone.json does not exist"),
-        ("nojob", 3, "no daemon runs that knows a job nojob"),
+        ("nojob", 3, "no running daemon has a job nojob"),
         ("same", 2, "same is the beginning of 2 jobs: same-aaaaaa, same-bbbbbb"),
         ("empty", 2, "neither telemetry nor metrics.jsonl"),
         ("x" * 5000, 3, "is neither a file nor a job"),

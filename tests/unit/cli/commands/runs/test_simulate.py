@@ -1,4 +1,4 @@
-"""`orch simulate`: traces, synthetic jobs, the daemon's history, and what is refused."""
+"""`orch simulate`: traces, synthetic jobs, the daemon's history, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch trackio`: the dashboard's address, and what there is to say where there is none."""
+"""`orch trackio`: the dashboard's address, and the messages where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`orch usage`: a table, CSV and JSON of what was used."""
+"""`orch usage`: the usage of resources as a table, CSV and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory errors count from the first look on, and a counter that was set to 0 begins anew."""
+"""Memory errors count from the first reading on, and a counter that was reset starts again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences count by how seldom chance makes them."""
+"""Differences count by their improbability under chance."""
 
 from __future__ import annotations
 

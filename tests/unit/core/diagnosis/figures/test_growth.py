@@ -1,4 +1,4 @@
-"""Memory that grows steadily is told from a cache that fills, from batches of varied length, and from what was not seen."""
+"""Steady growth of memory is distinguished from a cache that fills, batches of varied length, and gaps in the data."""
 
 from __future__ import annotations
 

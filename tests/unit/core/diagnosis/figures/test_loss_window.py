@@ -1,4 +1,4 @@
-"""A jump of the loss is told by many values, and noise, spikes and slow swings are none."""
+"""A jump of the loss needs many values; noise, spikes and slow swings are no jumps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_loss_that_stays_high_has_jumped() -> None:
         [0.6 + 0.5 * (i % 150 < 20) + 0.001 * (i % 7) for i in range(460)],  # warm restarts
         [2.0 + math.sin(i / 60.0) + 0.001 * (i % 7) for i in range(500)],
         [5.0 / (1 + i) for i in range(200)],
-        noisy(10, 1.0) + noisy(d.JUMPED_VALUES, 9.0),  # too little is known
+        noisy(10, 1.0) + noisy(d.JUMPED_VALUES, 9.0),  # too few values
         [0.0, 1e-300] * 50,
     ],
 )

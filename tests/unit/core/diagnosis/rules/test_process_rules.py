@@ -1,4 +1,4 @@
-"""What the processes of ranks tell where their scripts do not: who waits for whom, what for, and memory that runs out."""
+"""Findings from ranks' processes without reports of their scripts: waiting, starved input, memory that runs out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 class Ranks:
-    """Processes by rank: processors used, shares of looks, and bytes a second of growth; seen every two seconds."""
+    """Processes by rank: CPU use, shares of samples, and growth in bytes per second; observed every two seconds."""
 
     def __init__(self, *ranks: dict[str, float], grouped: bool = True, available: int | None = None) -> None:
         self.ranks = ranks
@@ -24,7 +24,7 @@ class Ranks:
         self.available = available
 
     def seen(self, at: float) -> tuple[ProcessSeen, ...]:
-        told = 5.0 * (at // 5.0)  # the actor tells every five seconds
+        told = 5.0 * (at // 5.0)  # the rank actor reports every five seconds
         return tuple(
             ProcessSeen(
                 rank=number,
@@ -70,7 +70,7 @@ def reporting(ranks: int = 3, *, parts: bool = False) -> JobModel:
 
 
 class TestARankThatTheOthersWaitForWhileItSleeps:
-    """Processor time shows nothing: the rank uses none, as those do that wait for it."""
+    """CPU time shows nothing: the sleeping rank uses as little as the ranks that wait for it."""
 
     SLEEPS = ({"busy": 0.05, "locked": 0.6}, {"busy": 0.05}, {"busy": 0.05, "locked": 0.55})
 
@@ -130,9 +130,9 @@ def test_memory_of_every_rank_is_one_finding_and_shares_what_its_node_has_left()
 @pytest.mark.parametrize(
     ("ranks", "limit"),
     [
-        (({"grows": 1e7}, {}), None),  # nothing limits it
-        (({"grows": 1e7}, {}), 64 * GIB),  # it is far from its limit
-        (({"grows": 1e4}, {}), 3 * GIB),  # it lasts for days
+        (({"grows": 1e7}, {}), None),  # no limit
+        (({"grows": 1e7}, {}), 64 * GIB),  # far from its limit
+        (({"grows": 1e4}, {}), 3 * GIB),  # memory for days
         (({}, {}), 2 * GIB),
     ],
 )

@@ -1,4 +1,4 @@
-"""Storage that is full, and storage that is slow, each with what shows it; what is usual for it is no finding."""
+"""Findings about full storage and slow storage, with their evidence; the usual speed is no finding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GB = 10**9
 
 
 class Job:
-    """Two ranks; what their storage does is told every two seconds."""
+    """Two ranks; their storage is reported every two seconds."""
 
     def __init__(self) -> None:
         self.diagnosis = Diagnosis(0.0)

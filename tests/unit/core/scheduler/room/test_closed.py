@@ -1,4 +1,4 @@
-"""Nodes that take nothing new are named to jobs that would have room there."""
+"""Nodes that take no new jobs are named to the jobs that would have room there."""
 
 from __future__ import annotations
 

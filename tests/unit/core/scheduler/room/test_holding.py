@@ -1,4 +1,4 @@
-"""The jobs that hold gangs, and what is found once for each of their records."""
+"""The jobs that hold gangs, and values that are computed once for each of their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reservations of nodes: what starts before one, what stops when it begins, and what a job that waits is told."""
+"""Reservations of nodes: jobs that start before one, jobs that stop when it begins, and the reasons of waiting jobs."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def starts(commands: Commands) -> dict[str, tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("hours", "now", "fits"),
     [
-        (2.0, T0, True),  # ends when it begins
+        (2.0, T0, True),  # ends when the reservation begins
         (2.1, T0, False),
-        (None, T0, False),  # not known to end
-        (0.5, NOON, False),  # it has begun
-        (None, NOON + HOUR, True),  # it is over
+        (None, T0, False),  # without a known end
+        (0.5, NOON, False),  # the reservation has begun
+        (None, NOON + HOUR, True),  # the reservation is over
     ],
 )
 def test_only_what_ends_in_time_starts_before(hours: float | None, now: float, fits: bool) -> None:
@@ -117,7 +117,7 @@ def test_a_job_that_needs_the_node_is_not_refused_and_is_expected_after_it() -> 
 
 
 def test_the_head_of_the_queue_is_backfilled_around_its_start_after_a_reservation() -> None:
-    """It needs both nodes, and one of them is reserved: until that is over, jobs run that end by then."""
+    """The head needs both nodes, and one is reserved: jobs that end with the reservation run until then."""
     head = pending(make_spec(workers=4, max_duration=timedelta(hours=4)), job_id="head")
     fits, over = lasting(3.0, job_id="fits", sequence=2), lasting(3.1, job_id="over", sequence=3)
     commands = decided([head, fits, over], reserved("a", WORK), reserved("b"))

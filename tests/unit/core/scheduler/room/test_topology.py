@@ -1,4 +1,4 @@
-"""Gangs that stay near: as few groups of a topology label as possible."""
+"""Gangs are placed on as few groups of a topology label as possible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RACKS = (on("a", 4, rack="r1"), on("b", 3, rack="r2"), on("c", 3, rack="r2"), on
 
 
 def put(workers: int, *known: Node, strategy: str = "PACK") -> tuple[str, ...] | None:
-    """Where a gang goes; the same with an index of what is free."""
+    """Return the placement of a gang, which must be the same with an index of free resources."""
     job, there = pending(make_spec(workers=workers, strategy=strategy)), nodes(*known)
     free = free_on(known, ())
     found = place(job, free, there)
@@ -32,7 +32,7 @@ def put(workers: int, *known: Node, strategy: str = "PACK") -> tuple[str, ...] |
     [
         (4, "PACK", ("a",) * 4),  # one node is nearer than one rack
         (5, "PACK", ("a",) * 4 + ("d",)),  # the roomiest nodes alone would be a and b, of two racks
-        (8, "PACK", ("a",) * 4 + ("d",) * 2 + ("b",) * 2),  # r1 and r2 are as large: by name
+        (8, "PACK", ("a",) * 4 + ("d",) * 2 + ("b",) * 2),  # r1 and r2 are equally large: in the order of their names
         (2, "SPREAD", ("a", "d")),
         (3, "SPREAD", ("a", "d", "b")),
         (5, "SPREAD", ("a", "a", "b", "c", "d")),  # more ranks than nodes: over all of them

@@ -1,4 +1,4 @@
-"""What is free, kept with an index: it says what counting anew says, whatever was changed and undone."""
+"""The index of free resources agrees with a new count, whatever was changed and undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consolidation: jobs move to other nodes for one that fits only then, where that costs less than it gains."""
+"""Consolidation: jobs move to other nodes for a job that fits only then, where that costs less than it gains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ON = Sharing(consolidate=True)
 
 
 def runs(job_id: str, at: str, ranks: int = 2, *, saved: float = 5.0, **keys: Any) -> Job:
-    """A job that began long ago and saved so many seconds ago."""
+    """Return a job that began long ago and saved ``saved`` seconds ago."""
     job = running(pending(make_spec(workers=ranks, **keys), job_id=job_id), nodes=(at,) * ranks, at=T0 + 2)
     return after(job, checkpoint(job, 5, path="/c", at=NOW - saved))
 
@@ -64,7 +64,7 @@ def test_the_job_that_loses_the_least_moves_and_all_say_so() -> None:
     commands = ask(cheap, dear, waits())
     (asked,) = commands.events
     assert isinstance(asked, ev.StopRequested)
-    lost, gained = 2 * (5 + 1), 4 * 7198  # the start took a second; as long again as both have run
+    lost, gained = 2 * (5 + 1), 4 * 7198  # the start took a second; the gain is for as long as both have run
     by = ByConsolidation(job="large", nodes=("b", "b"), names=("b",), lost_gpu_seconds=lost, gained_gpu_seconds=gained)
     assert (asked.job_id, asked.purpose, asked.by) == ("cheap", StopPurpose.MOVE, by)
     assert commands.waiting["large"] == AwaitsMoves(jobs=("cheap",))
@@ -160,7 +160,7 @@ def test_an_elastic_job_shrinks_first() -> None:
 
 
 class TestTheMove:
-    """From the stop to the start of both."""
+    """The move, from the stop to the start of both jobs."""
 
     def under_way(self) -> tuple[Job, Job, Job]:
         moved, other, large = runs("x", "a"), runs("y", "b", saved=900), waits()

@@ -1,4 +1,4 @@
-"""Idle reclaim: jobs whose GPUs have all been idle for long give way to one that finds too little free."""
+"""Idle reclaim: jobs on GPUs that have all been idle for long give way to a job that does not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def waits(ranks: int = 2, **keys: Any) -> Job:
 
 
 def ask(*jobs: Job, limit: float | None = 1800.0, now: float = NOW, **idle: float) -> Commands:
-    """A decision; ``idle`` is for how many seconds jobs have been idle."""
+    """Return a decision; ``idle`` has the seconds for which jobs have been idle."""
     since = {job.id: now - idle[job.id] for job in jobs if job.id in idle}
     return decide(
         State(jobs={j.id: j for j in jobs}, nodes=NODES, sharing=Sharing(reclaim_idle=limit), idle=since), now

@@ -1,4 +1,4 @@
-"""Elastic jobs give back what they have beyond their smallest size before anything is preempted."""
+"""Elastic jobs give back their ranks beyond the smallest size before anything is preempted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NODES = nodes(node("a", gpus=8))
 
 
 def elastic(name: str = "elastic", ranks: int = 8, *, saved_at: float = NOW - 5, least: int = 2, **keys: Any) -> Job:
-    """An elastic job that runs on so many GPUs of node a since T0 + 3, and has just saved."""
+    """Return an elastic job that has run on ``ranks`` GPUs of node a since T0 + 3, and has just saved."""
     spec = make_spec(workers=ElasticWorkers(min=least, max=8), **keys)
     job = running(pending(spec, sequence=1, job_id=name), nodes=("a",) * ranks)
     return fold(job, checkpoint(job, 7, path="/c/7", at=saved_at))

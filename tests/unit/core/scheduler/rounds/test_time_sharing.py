@@ -1,4 +1,4 @@
-"""Time sharing: jobs that have run for long stop for those that are expected to need less, just after they saved."""
+"""Time sharing: jobs that have run for long stop, just after a save, for jobs that are expected to need less."""
 
 from __future__ import annotations
 

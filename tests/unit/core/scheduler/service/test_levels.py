@@ -1,4 +1,4 @@
-"""The order among jobs that shares and priorities leave equal: what is expected of them, then arrival."""
+"""The order of jobs with equal shares and priorities: the time that they are expected to need, then arrival."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def waits(job: str, sequence: int, *, at: float = NOW - 60, **keys: Any) -> Job:
 
 
 def preempted(job: Job, seconds: float, *, at: float = NOW - 30) -> Job:
-    """The job, after it ran for so long and was stopped for another."""
+    """Return the job after it ran for ``seconds`` and was preempted."""
     job = running(job, at=at - seconds)
     job = after(job, stop(job, StopPurpose.PREEMPT, at=at), gone(job, at=at), released(job, at=at))
     return after(job, ev.JobRequeued(job_id=job.id, at=at, reason=MadeRoom(by=ByUser(name="ada"))))

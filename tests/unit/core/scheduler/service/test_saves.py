@@ -22,7 +22,7 @@ URGENT = pending(make_spec(workers=4, priority=60), sequence=9, job_id="urgent")
 
 
 def saving(*, every: float = EVERY) -> Job:
-    """A job that has saved twice, the last time at SAVED."""
+    """Return a job that has saved twice, the last time at SAVED."""
     job = running(pending(make_spec(workers=8), job_id="low"), nodes=("a",) * 8)
     first = after(job, checkpoint(job, 5, path="/c/5", at=SAVED - every))
     return after(first, checkpoint(first, 6, path="/c/6", at=SAVED))

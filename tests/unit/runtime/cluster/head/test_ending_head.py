@@ -1,4 +1,4 @@
-"""A head whose control plane has closed its port while its processes still exist."""
+"""A head with a control plane that has closed its port while its processes still exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def port() -> Iterator[socket.socket]:
 
 
 def cluster_on(home: Path, port: socket.socket, lost: list[str]) -> Cluster:
-    """A connected cluster whose control plane listens on ``port``."""
+    """Return a connected cluster with a control plane on ``port``."""
     paths = Settings.from_environ({"ORCH_HOME": str(home)}).paths
     cluster = Cluster(paths, ClusterOptions(), on_lost=lambda: lost.append("lost"))
     assert cluster._head is not None
@@ -61,7 +61,7 @@ def test_the_loss_of_a_head_that_is_ending_is_reported_once(tmp_path: Path, port
 def test_an_embedded_head_whose_node_ray_has_given_up_is_lost_with_an_actor(
     tmp_path: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch, state: str, lost_then: list[str]
 ) -> None:
-    """A raylet that is terminated is given up at once, and ends ten seconds later."""
+    """Ray gives up a terminated raylet at once, and the raylet ends ten seconds later."""
 
     def listed() -> dict[str, RayNode]:
         if state == "unknown":

@@ -31,7 +31,7 @@ def run_app(app, *, sock, loop):
 
 @contextmanager
 def late_agent_of(raylet: int, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """The late agent of a program that answers one call, and the file with its port."""
+    """Start the late agent of a program that answers one call; yield it and the file with its port."""
     (folder / "thirdparty_files" / "aiohttp").mkdir(parents=True)
     (folder / "thirdparty_files" / "aiohttp" / "__init__.py").touch()
     (folder / "thirdparty_files" / "aiohttp" / "web.py").write_text(WEB)

@@ -19,7 +19,7 @@ WAITS = "import sys; print(flush=True); sys.stdin.read()"
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., psutil.Process]]:
-    """Starts a process that has these on its command line and reads the token at this path, if any."""
+    """Yield a function that starts a process with these arguments and the token at this path, if any."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def started(*arguments: str, token: Path | None = None) -> psutil.Process:
@@ -43,7 +43,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., psutil.Process]]:
 
 
 def ended(process: psutil.Process) -> bool:
-    """Whether it has ended, reaped or not."""
+    """Return whether the process has ended, reaped or not."""
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""A head that does not start leaves nothing of what was begun beside it."""
+"""A head that does not start leaves no process that was started beside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.stack import wait_until
 
 
 def servers(socket: Path) -> list[int]:
-    """Processes of the fork server at ``socket``, its starter among them."""
+    """Return the processes of the fork server at ``socket``, its starter among them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -29,7 +29,7 @@ def servers(socket: Path) -> list[int]:
 
 
 class Headless(EmbeddedHead):
-    """A head that ends at once, after the fork server was begun."""
+    """A head that fails to start after its fork server has started."""
 
     async def _launch(self) -> Head:
         socket = self._site.fork_socket

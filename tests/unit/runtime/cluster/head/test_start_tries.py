@@ -1,4 +1,4 @@
-"""A start of Ray that fails is tried again with a line for each, in limits that grow with the machine's load."""
+"""A start of Ray that fails is tried again with a line for each, within limits that grow with the machine's load."""
 
 from __future__ import annotations
 

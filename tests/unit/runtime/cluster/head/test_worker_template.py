@@ -60,7 +60,7 @@ def template() -> Iterator[tuple[Path, psutil.Process]]:
 
 
 def ask(path: Path, program: Path, *arguments: str, **options: str) -> dict[str, object]:
-    """Have the program run by a fork; return what it printed."""
+    """Run the program in a fork; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", ASKS, str(path), str(program), *arguments],
         input="typed",

@@ -1,4 +1,4 @@
-"""Warm unless something was read already that would be different now."""
+"""A start is warm unless the fork server has read something that would be different now."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_options(tmp_path: Path) -> None:
         ("queue.pyc", True),
         ("queue.cpython-311-x86_64-linux-gnu.so", True),
         ("queue/__init__.py", True),
-        ("queue/other.py", False),  # a namespace package never wins
+        ("queue/other.py", False),  # a namespace package never shadows a module
         ("queue.txt", False),
         ("queue.py.bak", False),
         ("os.py", False),  # imported before any script is known
@@ -121,7 +121,7 @@ def test_place_that_cannot_be_listed_shadows_nothing(tmp_path: Path) -> None:
 
 
 def test_going_through_the_whole_environment_asks_for_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tqdm does when it is imported, and torch imports it where it is installed."""
+    """tqdm does so when it is imported, and torch imports tqdm where it is installed."""
     monkeypatch.setattr(warm, "_consulted", set())
     monkeypatch.setenv("SOME_VARIABLE", "1")
     with warm._recorded_environment():

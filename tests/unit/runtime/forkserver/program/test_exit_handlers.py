@@ -1,4 +1,4 @@
-"""What C libraries do at a process's end is left out where it only takes them apart, and done where it may write something."""
+"""Exit handlers of C libraries are skipped where they only free memory, and run where they may write something."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="`on_exit` 
 
 
 def ended(place: Path, *arguments: str) -> tuple[int, set[str], set[str]]:
-    """The exit code, what was printed, and which files are there after it."""
+    """Return the exit code, the printed words, and the files that exist afterwards."""
     for name in ("before", "after"):
         (place / name).touch()
     done = subprocess.run(

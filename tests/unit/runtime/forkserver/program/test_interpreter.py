@@ -1,4 +1,4 @@
-"""What can be asked of the forked interpreter's set-up without forking."""
+"""The parts of the forked interpreter's set-up that can be tested without forking."""
 
 from __future__ import annotations
 

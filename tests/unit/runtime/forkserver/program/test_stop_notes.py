@@ -1,4 +1,4 @@
-"""A handler of the script's for SIGTERM is noted before it is called, and the script sees none of it."""
+"""A script's handler for SIGTERM is recorded before it is called, and the script sees no difference."""
 
 from __future__ import annotations
 

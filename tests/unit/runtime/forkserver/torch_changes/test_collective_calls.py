@@ -28,7 +28,7 @@ WORLD = Group("0", "default_pg", (0, 1, 2))
 
 
 class Torch:
-    """A torch.distributed with the functions that matter."""
+    """A torch.distributed with the functions that the test needs."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -90,7 +90,7 @@ def test_calls_are_counted_by_group_and_read_from_the_page(page: PageReader, tor
 
 
 def test_a_call_never_fails_of_its_count(page: PageReader, torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.all_reduce(-100)  # what torch passes where the rank is in no such group
+    torch.all_reduce(-100)  # torch passes this where the rank is not in the group
     assert entered_call(page.head(), os.getpid()) is None
     monkeypatch.setenv("ORCH_PROGRESS_PATH", str(page.path.parent))
     for path in (str(page.path.parent), "", "/nowhere"):

@@ -1,4 +1,4 @@
-"""The daemon reads the pages of ranks on its own machine: new reports once, and none that the rank's actor must send."""
+"""The daemon reads ranks' pages on its own machine: new reports once, and none that the rank actor must send."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRETIVE = running(pending(make_spec(workers=2, secrets=("TOKEN",))))
 
 
 class World:
-    """The pages of a gang of two, read in rounds that a test counts."""
+    """The pages of a gang of two ranks, read in rounds that a test counts."""
 
     def __init__(self, directory: Path | None) -> None:
         self.taken: list[tuple[int, int | None]] = []
@@ -41,7 +41,7 @@ class World:
         self._rounds -= 1
 
     def read(self, rounds: int = 1) -> list[tuple[int, int | None]]:
-        """Read so many rounds; return what was taken in them."""
+        """Read the pages in ``rounds`` rounds; return the reports that were taken."""
         self.taken.clear()
         self.gang.gone.clear()
         self._rounds = rounds - 1

@@ -1,4 +1,4 @@
-"""Which gangs may serve another job: those of the same shape, of which an actor keeps nothing."""
+"""Gangs that may serve another job: those of the same shape with actors that keep nothing of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def job(**keys: Any) -> Job:
 
 
 def ended(found: Job, exit_code: int = 0) -> Job:
-    """Every rank has ended with this code, and the attempt with them."""
+    """Return the job after every rank has ended with this code, and the attempt with them."""
     from orchestrator.core import events as ev
 
     found = after(found, exited(found, exit_code=exit_code), gone(found))

@@ -1,4 +1,4 @@
-"""Which gang serves which job: kept across restarts of the daemon, and never two for one."""
+"""The assignment of gangs to jobs: kept across restarts of the daemon, and never two gangs for one job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.core.builders import after, exited, gone, make_spec, pending, ru
 
 
 def job(name: str, **keys: Any) -> Job:
-    """A job that runs, on one rank unless told."""
+    """Return a running job, on one rank by default."""
     spec = make_spec(**{"workers": 1, "gpu": 0, **keys})
     return running(pending(spec, job_id=f"{name}-abc234"))
 
@@ -88,7 +88,7 @@ def test_a_gang_that_is_parked_for_too_long_is_removed_and_not_taken(tmp_path: P
 
 
 def test_a_gang_that_no_job_needs_is_removed_though_jobs_go_on_needing_another(tmp_path: Path) -> None:
-    """Two jobs ran at the same time; from then on there is one after the other."""
+    """Two jobs run at the same time; from then on jobs run one after the other."""
     clock = Clock()
     parked, one, two = ParkedGangs(tmp_path / "gangs", clock=clock), job("one"), job("two")
     for each in (one, two):

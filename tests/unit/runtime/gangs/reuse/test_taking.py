@@ -1,4 +1,4 @@
-"""A daemon that finds a gang which an earlier one had taken, and died: the gang serves the job, or is removed and made anew."""
+"""A gang that a daemon took before it died: with the next daemon, it serves the job, or is removed and made again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKS = 2
 
 
 class FakeRay:
-    """Named actors that answer or not, and what was killed."""
+    """Named actors that answer or not, and the names of those that were killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.actors: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def ended(job: Job) -> Job:
 
 
 class World:
-    """A gang that the first job left parked; ``next_daemon`` gives the view of a daemon that starts then."""
+    """A gang that the first job left parked; ``next_daemon`` returns the actors in the view of a new daemon."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ray, self.folder = FakeRay(monkeypatch), tmp_path / "gangs"

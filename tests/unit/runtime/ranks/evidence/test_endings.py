@@ -1,4 +1,4 @@
-"""What a keeper noted becomes typed facts; what does not fit is unknown."""
+"""Notes of a keeper become typed facts; values that do not fit are unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
 def facts_of(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:
-    """Of a rank that ended at 8.0 by itself."""
+    """Return the facts about the stop of a rank that ended at 8.0 by itself."""
     return stop_facts(ending, printed, ended_at=8.0, killed=False)
 
 
@@ -53,7 +53,7 @@ def test_a_time_that_no_record_can_hold_is_unknown(wrong: Any) -> None:
 
 
 def test_a_rank_that_was_killed_has_not_left_because_its_keeper_was_terminated() -> None:
-    """Else the job waits for the others for as long as a stop may take, though no request has reached them."""
+    """Otherwise the job would wait for the others as long as a stop may take, though no request has reached them."""
     terminated = Ending(keeper_terminated_at=7.0)
     assert stop_facts(terminated, ended_at=8.0, killed=True) == StopFacts()
     seen = Ending(stop_seen_at=7.5, keeper_terminated_at=7.0)

@@ -1,4 +1,4 @@
-"""What the kernel tells of a rank's death: a real memory kill where this user may make one, else the files as they read."""
+"""The kernel's evidence of a rank's death: a real memory kill where this user may cause one, else written files."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_was_logged_before_a_mark_is_still_there_and_what_is_old_is_not_rea
         KernelMessage(said=f"Killed process 42 (python3) at {at}") for at in (14, 16)
     )
     logged(20)
-    watch.mark(began + 20)  # too soon: nothing moves
+    watch.mark(began + 20)  # too soon: the mark does not move
     logged(29)
     watch.mark(began + 31)
     assert watch.facts(42, began + 32) == tuple(
@@ -190,7 +190,7 @@ def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
         (
             MemoryUsed(
                 max_rss_bytes=1500, peak_bytes=1000, limit_bytes=1000, kills=1
-            ),  # what it shares is not its group's
+            ),  # its shared memory is not charged to its group
             False,
             MemoryUse(used_bytes=1000, limit_bytes=1000, killed=OutOf.LIMIT),
         ),

@@ -1,4 +1,4 @@
-"""What holds a port that a rank could not bind: real sockets, and the texts in which libraries name a port."""
+"""The process that holds a port which a rank could not bind: real sockets, and messages of libraries with a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at real processes: what is seen of one that computes, sleeps, waits in a lock, or is stopped."""
+"""Looks at real processes that compute, sleep, wait in a lock, or are stopped."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def doer() -> Iterator[Doer]:
 
 
 def twice(pid: int) -> tuple[RankLook, RankLook]:
-    """Two looks, as far apart as they have to be."""
+    """Return two looks that are at least half a second apart."""
     before = look_at(3, pid, stacks=True)
 
     def later() -> RankLook | None:
@@ -84,7 +84,7 @@ def test_what_a_process_does(doer: Doer, what: str, found: Standing) -> None:
         return None if seen is Standing.UNKNOWN else (seen, after)  # on a busy machine it may have had no processor
 
     seen, after = wait_until("two looks that show it", looked)
-    # One line of pure computing is caught at the same place now and then: it spins then, which is no proof either.
+    # Pure computing in one line may be seen twice at the same place: it counts as spinning, which is no proof either.
     assert seen is found or (what == "work" and seen is Standing.SPINS)
     assert (after.pid, after.rank, after.problem) == (pid, 3, "")
 
@@ -130,7 +130,7 @@ def test_without_py_spy_the_rest_is_still_seen(doer: Doer, monkeypatch: pytest.M
             "ptrace_scope",
         ),
         ("#!/bin/sh\necho 'no python here' >&2; exit 1", "no python here"),
-        ("#!/bin/sh\necho '[{}]'", "is not understood"),
+        ("#!/bin/sh\necho '[{}]'", "cannot be parsed"),
     ],
 )
 def test_a_py_spy_that_fails_is_told(

@@ -1,4 +1,4 @@
-"""What a rank's processes do is read from /proc, seldom, and told every few seconds."""
+"""The activity of a rank's processes is read from /proc, seldom, and reported every few seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
 
 
 class Machine:
-    """A /proc of one's own, and a clock."""
+    """A separate /proc, and a clock."""
 
     def __init__(self, path: Path) -> None:
         self.proc = path

@@ -1,4 +1,4 @@
-"""An exit record has its room on a disk that stays full, attempt after attempt."""
+"""Space for an exit record is kept on a disk that stays full, attempt after attempt."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RANKS = 3
 
 
 def record(home: Path, attempt: int, rank: int) -> Path:
-    """A rank's exit record."""
+    """Return the path of a rank's exit record."""
     return home / "exits" / f"attempt-{attempt}" / f"rank-{rank}.json"
 
 
 def end(path: Path, text: str) -> None:
-    """What the rank's keeper does."""
+    """Write the record as the rank's keeper does."""
     keeper._write_durably(str(path), json.dumps(text).encode())
 
 

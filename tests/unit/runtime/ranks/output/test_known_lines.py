@@ -1,4 +1,4 @@
-"""The lines of common trainers, as they print them; what looks like them and is none; and a story of them."""
+"""The lines of common trainers, as they print them; lines that only look like them; and a sequence of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's log policies: the first that is found counts, and none takes longer than its deadline."""
+"""A job's log policies: the first that matches counts, and no search takes longer than its deadline."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_the_newest_step_of_what_was_printed_is_shown_with_its_pace() -> None:
         assert now.step_seconds is not None
         assert now.step_seconds > 0
         assert now.recent_step_seconds
-        found.feed("step 2/1,000")  # a counter that begins anew
+        found.feed("step 2/1,000")  # the counter starts again
         await until(lambda: found.over(BLANK).step == 2)
         again = found.over(BLANK)
         assert (again.max_step, again.steps_reported) == (4, now.steps_reported)
@@ -109,7 +109,7 @@ def test_a_search_that_dies_is_told() -> None:
 
 
 def test_a_number_that_no_counter_reaches_is_no_step() -> None:
-    """A thousand digits would end the search with an error, and the rank's end would never be told."""
+    """A thousand digits would end the search with an error, and the rank's end would never be reported."""
 
     async def story(found: LogProgress) -> None:
         found.feed("step " + "9" * 900)

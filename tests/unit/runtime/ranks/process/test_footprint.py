@@ -1,4 +1,4 @@
-"""What a process holds beyond what it held before."""
+"""Resources that a process holds beyond those that it held before."""
 
 from __future__ import annotations
 

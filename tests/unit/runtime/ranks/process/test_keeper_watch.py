@@ -15,7 +15,7 @@ from tests.support.stack import wait_until
 
 
 def ended(*script: str, stopped: bool) -> int:
-    """How a keeper has ended, once its watch says that it has."""
+    """Return the exit code of a keeper, once its watch has reported its end."""
     command = [sys.executable, "-c", *script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdin is not None

@@ -1,4 +1,4 @@
-"""A process's end is told whatever goes wrong on the way to it."""
+"""A process's end is reported whatever fails before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXITED = Exited(exit_code=3, signal=None, cause=None, record_error=None, at=2.0)
 
 
 class Scene:
-    """A process whose keeper says what a test tells; an exception among it is raised."""
+    """A process with a keeper that sends these messages; an exception among them is raised."""
 
     def __init__(self, *says: Any, exits_fail: bool = False) -> None:
         self.says, self.did, self.exits_fail = list(says), list[str](), exits_fail

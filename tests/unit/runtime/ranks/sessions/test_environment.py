@@ -1,4 +1,4 @@
-"""What a command beside a rank finds in its environment."""
+"""The environment of a command that runs beside a rank."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def problems_of(**settings: Any) -> tuple[str, ...]:
 
 
 def test_the_source_example_is_a_valid_configuration() -> None:
-    """Every field that people know from the source is there, duplicates included."""
+    """Every field of the source is there, duplicates included."""
     config = MultiGPUConfig(
         training_mode=TrainingMode.DISTRIBUTED_DATA_PARALLEL,
         device_ids=(0, 1, 2, 3),
@@ -133,7 +133,7 @@ def test_every_wrong_value_is_told_at_once() -> None:
         ({"bucket_cap_mb": 25, "reduce_bucket_size": 1024}, "one setting"),
         ({"static_graph": True, "find_unused_parameters": True}, "turn one off"),
         ({"use_mixed_precision": False, "precision": "bf16"}, "leave one out"),
-        ({"global_batch_size": 100, "batch_size": 32, "world_size": 2}, "no multiple"),
+        ({"global_batch_size": 100, "batch_size": 32, "world_size": 2}, "not a multiple"),
         ({"global_batch_size": 64, "gradient_accumulation_steps": 2}, "leave gradient_accumulation_steps out"),
         ({"persistent_workers": True}, "set num_workers"),
         ({"rank": 2, "world_size": 2}, "count from 0"),
@@ -165,7 +165,7 @@ def test_contradictions_are_refused(settings: dict[str, Any], word: str) -> None
         ({"precision": "fp8"}, {"on_cuda": True, "cuda_devices": 1, "computes_fp8": False}, "8.9"),
         ({"training_mode": "data_parallel"}, {"world_size": 2}, "one process"),
         ({"training_mode": "fully_sharded"}, {}, "one rank"),
-        ({"global_batch_size": 64}, {"world_size": 3}, "no multiple"),
+        ({"global_batch_size": 64}, {"world_size": 3}, "not a multiple"),
     ],
 )
 def test_what_does_not_fit_the_machine_is_refused(settings: dict[str, Any], facts: dict[str, Any], word: str) -> None:
@@ -341,7 +341,7 @@ def test_an_unknown_option_ends_with_2() -> None:
 
 
 def test_the_other_ranks_end_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 says what is wrong; elsewhere the same error ends the process without a word."""
+    """Rank 0 reports the error; on the other ranks, it ends the process without output."""
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError) as caught:

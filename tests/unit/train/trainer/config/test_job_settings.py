@@ -1,4 +1,4 @@
-"""job.yaml's `trainer:`: checked at submission, read by every rank without a line of the script's."""
+"""job.yaml's `trainer:`: checked at submission, read by every rank without a line in the script."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_everything_wrong_is_told_at_once_where_it_stands() -> None:
     ("trainer", "message"),
     [
         ("{training_mode: data_parallel}", "world_size is 4"),
-        ("{global_batch_size: 100, batch_size: 32}", "no multiple of batch_size 32 x 4 ranks"),
+        ("{global_batch_size: 100, batch_size: 32}", "not a multiple of batch_size 32 x 4 ranks"),
         ("{backend: nccl}", "needs a GPU in every rank"),
         ("{device_ids: [0, 1, 2, 3]}", "this process sees none"),
         ("{checkpoint_frequency: 10}\ncheckpoint: {interval: 5}", "both say when to save"),

@@ -56,7 +56,7 @@ def test_training_takes_whole_steps(samples: int, world_size: int, batch_size: i
 
 @given(world_size=st.integers(1, 4), later=st.integers(1, 4), steps=st.integers(0, 5))
 def test_another_number_of_ranks_goes_on_where_the_first_stopped(world_size: int, later: int, steps: int) -> None:
-    """What was seen and what is still to come never overlap, and together are the epoch's order."""
+    """Samples that were seen and samples to come never overlap, and together are the epoch's order."""
     whole = sampler(0, 1, 48, batch_size=1)
     order = [index for (index,) in whole]
     before = [next_of(sampler(rank, world_size, 48), steps) for rank in range(world_size)]

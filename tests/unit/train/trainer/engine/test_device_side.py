@@ -1,4 +1,4 @@
-"""What happens on a GPU, as far as a CPU can tell: skips that the device decides, events that it writes down."""
+"""Behaviour on a GPU that a CPU can test: skips that the device decides, and events that it records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.train.trainer.builders import a_model, alone, cross_entropy, equ
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_a_fused_optimizer_skips_by_itself_what_the_device_calls_bad(kind: type[torch.optim.Optimizer]) -> None:
-    """The protocol is GradScaler's; torch keeps it for CPUs, too."""
+    """The protocol is GradScaler's; torch supports it on CPUs, too."""
     trainer = DistributedDataParallelTrainer(MultiGPUConfig(max_nonfinite_steps=1), alone())
     model = a_model()
     trainer.prepare(model, loss_fn=cross_entropy, optimizer=lambda ours: kind(ours, lr=0.1, fused=True))  # type: ignore[call-arg]
@@ -34,7 +34,7 @@ def test_a_fused_optimizer_skips_by_itself_what_the_device_calls_bad(kind: type[
 
 
 class Event:
-    """An event of a device that needs one millisecond for everything, and is `behind` by some events."""
+    """An event of a device that needs one millisecond for each; the first ``finished`` events are done."""
 
     passed = 0
     finished = 0

@@ -1,4 +1,4 @@
-"""What options do to a model: each one has its effect, and keeps parameters, names and results."""
+"""Options of a model: each one has its effect, and keeps parameters, names and results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 def kept_bytes(model: nn.Module, inputs: Tensor) -> int:
-    """The bytes that a forward pass keeps for the backward pass."""
+    """Return the bytes that a forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def test_compile_runs_the_backend_it_is_told() -> None:
 
 
 class Listening(nn.Linear):
-    """Remembers how it is compiled, and is not."""
+    """A layer that records the settings of its compilation, and is not compiled."""
 
     def compile(self, *_: Any, **settings: Any) -> None:
         self.asked = settings

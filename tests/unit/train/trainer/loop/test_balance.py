@@ -1,4 +1,4 @@
-"""Shares by measured speed: what they become, what of a checkpoint fits, and what cannot follow them."""
+"""Shares by measured speed: their values, those of a checkpoint, and loops and settings that cannot use them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_step_keeps_its_samples_and_does_not_get_longer(ranks: tuple[tuple[int
 
 @given(fixed=st.floats(0, 0.3), slower=st.floats(1.5, 4))
 def test_shares_settle_where_all_ranks_are_done_at_the_same_time(fixed: float, slower: float) -> None:
-    """Also where a part of a step takes the same time for any number of samples."""
+    """This holds also where a part of a step takes the same time for any number of samples."""
     portions: tuple[int, ...] = (256, 256)
 
     def busy() -> tuple[float, ...]:
@@ -214,11 +214,11 @@ def test_one_rank_has_nothing_to_share_and_any_global_batch_goes() -> None:
     ]
     assert list(conflicts_with_place(measured(global_batch_size=25), _around(2))) == []
     (finding,) = conflicts_with_place(measured(global_batch_size=3), _around(4))
-    assert finding.message == "global_batch_size 3 has not one sample for each of 4 ranks"
+    assert finding.message == "global_batch_size 3 is less than one sample for each of 4 ranks"
 
 
 def test_an_own_loop_is_refused_by_the_manager(tmp_path: Path) -> None:
-    """One rank of an elastic job, which may get more."""
+    """The job has one rank, but is elastic and may get more."""
     from orchestrator.train.script.environment import RankEnvironment
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager

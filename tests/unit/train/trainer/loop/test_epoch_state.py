@@ -32,7 +32,7 @@ def epoch(tmp_path: Path) -> EpochState:
 
 
 def shuffled() -> Feed:
-    """A user's own loader, which draws its order from the global generator."""
+    """Return a user's own loader, which draws its order from the global generator."""
     return Feed(DataLoader(TensorDataset(torch.arange(32)), batch_size=BATCH, shuffle=True))
 
 
@@ -79,6 +79,6 @@ def test_what_is_restored_is_for_one_epoch_alone(epoch: EpochState) -> None:
 
 
 def test_without_a_rank_s_own_state_whole_steps_count_as_used(epoch: EpochState) -> None:
-    epoch.restore(None)  # of another number of ranks
+    epoch.restore(None)  # the checkpoint is of another number of ranks
     epoch.begin(shuffled(), Progress(position=16), EpochLoss(CPU))
     assert epoch.used == 4

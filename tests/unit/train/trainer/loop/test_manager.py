@@ -1,4 +1,4 @@
-"""One process trains from beginning to end: what the manager promises without any other rank."""
+"""One process trains from beginning to end: the guarantees of the manager without any other rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.unit.train.trainer.builders import (
 
 
 def plain_loop(model: nn.Module, dataset: TensorDataset, order: list[list[int]]) -> None:
-    """The loop that everybody writes by hand."""
+    """Train with a plain loop, written by hand."""
     optimizer = sgd(model.parameters())
     for indices in order:
         inputs, targets = dataset[indices]
@@ -50,7 +50,7 @@ def plain_loop(model: nn.Module, dataset: TensorDataset, order: list[list[int]])
 
 
 def test_training_is_what_a_plain_loop_does(tmp_path: Path) -> None:
-    """Not one bit is different from the loop that the trainer replaces."""
+    """The weights are bit-identical to those of the loop that the trainer replaces."""
     dataset = a_dataset()
     with a_manager(tmp_path) as manager:
         model = a_model()
@@ -154,7 +154,7 @@ def test_a_scheduler_steps_once_per_update(tmp_path: Path) -> None:
 
 
 class LanguageModel(nn.Module):
-    """Takes tokens by name and returns its own loss, as Hugging Face models do."""
+    """A model that takes tokens by name and returns its own loss, as Hugging Face models do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Broken(Dataset[Any]):
         (Broken(9), "reading batch 1 of epoch 0 failed: OSError: image-9.png is truncated"),
         ([object()] * 16, "reading batch 0"),
         (["text"] * 16, "holds no tensor"),
-        (3, "is no dataset"),
+        (3, "is not a dataset"),
         ([torch.zeros(8)] * 8, "neither (inputs, targets) nor a mapping"),
     ],
 )
@@ -271,11 +271,11 @@ def test_using_it_before_set_up(tmp_path: Path) -> None:
         manager.fault_tolerance.handle_error(ValueError("x"))
 
 
-# Numbers that are none
+# Values that are not finite
 
 
 class Poisoned(Dataset[Any]):
-    """Sample `bad` and those after it hold NaN."""
+    """A dataset with NaN in the samples of the range `bad`."""
 
     def __init__(self, bad: range) -> None:
         self.bad = bad
@@ -317,7 +317,7 @@ def test_a_loss_that_stays_bad_stops_training_with_a_report(tmp_path: Path) -> N
 
 
 class Hungry(nn.Module):
-    """Runs out of memory for more than `limit` samples at once, as a device would."""
+    """A model that runs out of memory for more than `limit` samples at once, as a device would."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -408,7 +408,7 @@ def test_what_is_saved_is_told_with_an_error(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["step 1 is saved: the same command goes on from there"]
 
 
-# Going on
+# Resuming
 
 
 def run_to(
@@ -442,7 +442,7 @@ class Terminating(Dataset[Any]):
 
 @pytest.fixture
 def default_sigterm() -> Iterator[None]:
-    """SIGTERM as a fresh process has it, put back afterwards."""
+    """Reset SIGTERM to its state in a new process, and restore it afterwards."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -454,7 +454,7 @@ def default_sigterm() -> Iterator[None]:
 def test_stopped_in_an_epoch_and_gone_on_is_as_if_never_stopped(
     tmp_path: Path, settings: dict[str, Any], stop_at: int
 ) -> None:
-    """To the bit: weights, dropout's random numbers, history."""
+    """Weights, dropout's random numbers and the history are bit-identical."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     whole, undisturbed = run_to(tmp_path / "whole", 3, **settings)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -537,7 +537,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, change: str) 
 
 
 class Stream(IterableDataset[Any]):
-    """A dataset without a length that knows where it is."""
+    """A dataset without a length that has a position to save."""
 
     def __init__(self) -> None:
         self.at = 0

@@ -14,7 +14,7 @@ def test_on_a_cpu_the_number_is_there_at_once() -> None:
 
 
 class Number:
-    """A number of a GPU, whose copy to the host begins when it is asked for."""
+    """A number on a GPU; its copy to the host begins when it is requested."""
 
     def __init__(self, value: float) -> None:
         self.device = torch.device("cuda")
@@ -28,7 +28,7 @@ class Number:
 
 
 class Event:
-    """An event that the device reaches when the test says so."""
+    """An event that the device has reached once the test sets it."""
 
     reached = False
 

@@ -1,4 +1,4 @@
-"""What is measured is right, and unknown values are left out."""
+"""Measurements are right, and unknown values are left out."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_the_parts_of_a_step_are_told_apart() -> None:
 
 
 class Meter:
-    """A GPU whose energy counter goes up by ten joules with each reading."""
+    """A GPU with an energy counter that goes up by ten joules with each reading."""
 
     def __init__(self, uuid: str, *, counter: bool = True, lost: bool = False) -> None:
         self.info = GpuInfo(
@@ -388,7 +388,7 @@ def test_a_comparison_says_what_the_numbers_can_show() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
 def test_freed_memory_is_kept_for_the_next_step() -> None:
-    """Pages of a tensor that is made again and again are not asked of the kernel each time."""
+    """Pages of a tensor that is made again and again are not requested from the kernel each time."""
     assert keep_freed_memory()
 
     def faults() -> int:
