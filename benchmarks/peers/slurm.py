@@ -1,6 +1,6 @@
 """A Slurm of Debian's packages in a folder of its own: munged, slurmctld and slurmd in the foreground, as root, without systemd.
 
-``TUNING`` holds what Slurm's high-throughput guide advises, as far as it raises the rate of a machine with few processors. The folder has
+``TUNING`` holds the advice of Slurm's high-throughput guide that raises the rate of a machine with few processors. The folder has
 configuration, key, state and logs; leaving the context ends the processes and removes it. Nothing outside the folder is written.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from benchmarks.measure import wait_for
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +60,7 @@ TUNING: Final[Mapping[str, str]] = {
 
 
 def why_not(search_path: str = SEARCH_PATH) -> str:
-    """Why this machine cannot run it; empty where it can."""
+    """Return the reason why this machine cannot run Slurm; empty where it can."""
     missing = [command for command in COMMANDS if shutil.which(command, path=search_path) is None]
     if missing:
         return f"{', '.join(missing)} not found: apt-get install slurm-wlm munge"
@@ -103,7 +104,7 @@ class Slurm:
         self.close()
 
     def start_controller(self, *options: str) -> None:
-        """Start slurmctld and wait until it answers; it reads its state unless ``-c`` says otherwise."""
+        """Start slurmctld and wait until it answers; it reads its state unless ``-c`` is given."""
         self._start("slurmctld", "-D", *options, "-f", str(self.home / "slurm.conf"))
         wait_for("slurmctld answers", lambda: self._run("scontrol", "ping").returncode == 0, 120)
 
@@ -114,7 +115,7 @@ class Slurm:
         self._processes.remove(controller)
 
     def controller_bytes(self) -> int:
-        """The resident memory of slurmctld."""
+        """Return the resident memory of slurmctld in bytes."""
         pages = int(Path(f"/proc/{self._controller().pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -130,7 +131,7 @@ class Slurm:
         self.ask("scontrol", "update", f"nodename={NODE}", "state=resume")
 
     def queued(self) -> int:
-        """How many jobs have not ended."""
+        """Return the number of jobs that have not ended."""
         return len(self.ask("squeue", "-h", "-r", "-o", "%i").split())
 
     def clear(self) -> None:
@@ -139,20 +140,20 @@ class Slurm:
         wait_for("no job is left", lambda: not self.queued())
 
     def ask(self, *command: str) -> str:
-        """What a command prints. Raises RuntimeError with its error."""
+        """Return the output of a command. Raises RuntimeError with its error."""
         done = self._run(*command)
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]}: {done.stderr.strip()[:500]}")
         return done.stdout
 
     def version(self) -> str:
-        """Which Slurm this is."""
+        """Return the version of Slurm."""
         return self.ask("sbatch", "--version").strip()
 
     def close(self) -> None:
-        """End the processes, with what jobs are left, and remove the folder."""
+        """End the processes and the remaining jobs, and remove the folder."""
         if len(self._processes) > 1:
-            self._run("scancel", "--user=root", "--state=RUNNING")  # those that wait go with the folder
+            self._run("scancel", "--user=root", "--state=RUNNING")  # pending jobs are removed with the folder
         for process in reversed(self._processes):
             _end(process)
         self._processes.clear()
@@ -162,7 +163,7 @@ class Slurm:
         self.home.chmod(0o755)
         for name in ("state", "spool"):
             (self.home / name).mkdir()
-        host, ports = socket.gethostname().partition(".")[0], _free_ports(2)
+        host, ports = socket.gethostname().partition(".")[0], (free_port(), free_port())
         places = {
             "SlurmctldHost": f"{host}(127.0.0.1)",
             "SlurmctldPort": str(ports[0]),
@@ -215,7 +216,7 @@ class Slurm:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL for its whole session where that does not help."""
+    """Send SIGTERM, and SIGKILL to its whole session where that does not help."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_SECONDS)
@@ -223,11 +224,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]

@@ -35,6 +35,7 @@ from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
 from tests.support.kuberay import RAY_CLUSTER
+from tests.support.ports import free_port
 from tests.support.processes import kill_each, listening_on, tree
 from tests.support.stack import PATIENCE_SECONDS, wait_until
 from tests.unit.core.builders import ID, submission
@@ -45,7 +46,7 @@ BESIDE_PYTHON = Path(sys.executable).parent
 
 
 def tool(name: str) -> str:
-    """A program beside this Python or on the PATH; the test is skipped without it."""
+    """Return the path of a program beside this Python or on the PATH; skip the test without it."""
     found = shutil.which(name, path=f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}")
     if found is None:
         pytest.skip(f"{name} is missing")
@@ -125,7 +126,7 @@ while [ $i -lt 600 ]; do sleep 0.05; i=$((i + 1)); done
 
 
 class Container:
-    """The entry point with a fake `orch` before it on the PATH."""
+    """A run of the entry point with a fake `orch` first on the PATH."""
 
     def __init__(self, folder: Path, *arguments: str, down: str = "works") -> None:
         self.log = folder / "log"
@@ -182,7 +183,7 @@ trap before_each_command DEBUG
 
 
 def interrupted(folder: Path, before: int, down: str) -> str | None:
-    """The command before which the entry point got SIGTERM; None where it has fewer commands. Its daemon must end."""
+    """Return the command before which the entry point gets SIGTERM; None if it has fewer. Its daemon must end."""
     folder.mkdir()
     hook = folder / "hook"
     hook.write_text(INTERRUPT)
@@ -204,7 +205,7 @@ def interrupted(folder: Path, before: int, down: str) -> str | None:
             deadline = time.monotonic() + 300
             asleep = 0
             while process.poll() is None and not told.exists() and time.monotonic() < deadline:
-                # The last command that is there without a signal is `wait`: the shell sleeps. Before, it may only be slow.
+                # Without a signal, the script's last command is `wait`: the shell sleeps. Before that it may only be slow.
                 ready = log.exists() and "ready" in log.read_text()
                 asleep = asleep + 1 if ready and psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING else 0
                 if asleep == 25:
@@ -253,7 +254,7 @@ def test_other_programs_run_as_they_are_and_codes_come_through(tmp_path: Path) -
 
 
 def interpolated(value: Any) -> Any:
-    """Compose's ${NAME:-default} resolved with its defaults."""
+    """Replace Compose's ${NAME:-default} by the defaults."""
     if isinstance(value, dict):
         return {key: interpolated(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -369,7 +370,7 @@ KUBERNETES = "1.37"
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    """What kustomize makes of the base."""
+    """Return the objects that kustomize makes of the base."""
     done = run(tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes"))
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
@@ -511,7 +512,7 @@ console.log(found.join('\\n'));
 
 
 def operators_findings(items: list[dict[str, Any]], packages: Path, folder: Path) -> tuple[str, str]:
-    """What the operator's schemas say of the values, and what its types say of the keys."""
+    """Return the errors that the operator's schemas find in the values, and its types in the keys."""
     folder.mkdir()
     for i, item in enumerate(items):
         kind, module = item["kind"], f"@kubernetes-models/prometheus-operator/{item['apiVersion']}/{item['kind']}"
@@ -547,7 +548,7 @@ def test_objects_of_the_prometheus_operator_fit_its_schemas(
     assert "intervall" in keys
 
 
-# -- memory: what the embedded head sets for itself, wherever else Ray is started
+# -- memory: the settings of the embedded head, wherever else Ray is started
 
 
 OOM_SETTINGS = {
@@ -586,7 +587,7 @@ def unit(name: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def units(tmp_path: Path) -> list[Path]:
-    """The units, with a program in place of those that an installation has."""
+    """Return copies of the units, with /bin/true in place of an installation's programs."""
     made = []
     for path in (DEPLOY / "systemd").glob("*.service"):
         copied = tmp_path / path.name
@@ -597,7 +598,7 @@ def units(tmp_path: Path) -> list[Path]:
 
 def test_systemd_finds_nothing_wrong(units: list[Path]) -> None:
     done = run(tool("systemd-analyze"), "verify", *map(str, units))
-    # Known from systemd 254 on; earlier ones pass over it, as the unit says.
+    # Known from systemd 254 on; earlier versions ignore it, as the unit says.
     told = [line for line in done.stderr.splitlines() if "Unknown key 'DelegateSubgroup'" not in line]
     assert (done.returncode, told) == (0, [])
 
@@ -627,15 +628,6 @@ sys.stdin.readline()
 """
 
 
-def free_port() -> int:
-    """One below those that Ray gives to its workers."""
-    for port in range(7000, 10000):
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
 def environment_of(name: str, token: Path) -> dict[str, str]:
     settings = dict(word.split("=", 1) for line in unit(name)["Environment"] for word in line.split())
     settings["RAY_AUTH_TOKEN_PATH"] = str(token)
@@ -644,16 +636,14 @@ def environment_of(name: str, token: Path) -> dict[str, str]:
 
 
 def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: Path) -> None:
-    token, port, raylet = tmp_path / "token", free_port(), 0
+    token, port = tmp_path / "token", free_port()
     token.write_text("0" * 64)
     token.chmod(0o600)
     command = unit("orch-ray.service")["ExecStart"][0].split()[1:]
     command = [f"--port={port}" if word.startswith("--port=") else word for word in command]
     group = load(DEPLOY / "kubernetes/raycluster.yaml")["spec"]["headGroupSpec"]
     assert "node-manager-port" in group["rayStartParams"]
-    with socket.socket() as sock:  # the raylet's, by the parameter that the probes of Kubernetes need
-        sock.bind(("127.0.0.1", 0))
-        raylet = sock.getsockname()[1]
+    raylet = free_port()  # the probes of Kubernetes need a port that is set by parameter
     temp = Path(tempfile.mkdtemp(prefix="orch-r-"))
     started = [str(BESIDE_PYTHON / "ray"), *command, f"--node-manager-port={raylet}", f"--temp-dir={temp}"]
     ray = subprocess.Popen(
@@ -661,7 +651,7 @@ def test_the_units_ray_listens_on_loopback_only_and_where_probes_ask(tmp_path: P
     )
     driver = None
     try:
-        for number in (port, raylet):  # what the probes do
+        for number in (port, raylet):  # as the probes do
             wait_until(f"port {number} accepts connections", lambda number=number: accepts(number), interval=0.1)
         driver = subprocess.Popen(
             [sys.executable, "-c", DRIVER, f"127.0.0.1:{port}"],
@@ -719,7 +709,7 @@ def backup(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home whose record holds a job and is in use."""
+    """Return an empty home; ``in_use`` gives it an open store with a job."""
     folder = tmp_path / "home"
     folder.mkdir()
     return folder
@@ -793,10 +783,10 @@ def test_documents_name_files_that_are_there() -> None:
 
 
 def code_of(page: Path) -> str:
-    """What a page shows as something to type."""
+    """Return the code of a page: its blocks, without their comments, and its inline code."""
     text = page.read_text()
     blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
-    blocks = [re.sub(r"\s#.*", "", block) for block in blocks]  # what is said beside a command
+    blocks = [re.sub(r"\s#.*", "", block) for block in blocks]  # the comment beside a command
     return "\n".join(blocks + re.findall(r"`[^`]+`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)))
 
 

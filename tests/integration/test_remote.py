@@ -1,15 +1,15 @@
-"""A job of a laptop: the daemon is reached over TCP with its token alone, and files go there and come back."""
+"""A job submitted from a laptop: the daemon is reached over TCP with a token alone; files are uploaded and fetched."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, process_gone, wait_until
 from tests.support.tunnel import tunnel_to
 
@@ -33,15 +33,9 @@ SPEC = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture
 def remote(breakable: Stack, tmp_path: Path) -> Iterator[str]:
-    """The address of the session's daemon, started again with control over TCP; its Ray stays."""
+    """Yield the address of the session's daemon, started again with control over TCP; its Ray stays."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
     stop(breakable)
@@ -62,7 +56,7 @@ def stop(stack: Stack) -> None:
 
 @pytest.fixture
 def laptop(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The command line of a user with another home, in a directory that the daemon does not know."""
+    """Return orch's command line for a user with another home, in a directory that the daemon cannot reach."""
     home, project = tmp_path / "home", tmp_path / "project"
     home.mkdir(mode=0o700)
     (project / "data").mkdir(parents=True)

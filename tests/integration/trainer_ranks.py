@@ -1,11 +1,10 @@
-"""Starts a script on several ranks, as a launcher would, and waits for them. And what scripts and tests both build."""
+"""Helpers that start a script on several ranks, as a launcher would, and objects that scripts and tests both build."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,18 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.ports import free_port
 from tests.support.stack import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "trainer_scripts"
 DEADLINE_SECONDS = PATIENCE_SECONDS
 _STARTS = itertools.count()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(rank: int, world_size: int, port: int, **more: str) -> dict[str, str]:
@@ -53,7 +47,7 @@ class Ranks:
         self.processes = processes
 
     def wait(self) -> list[tuple[int, str, str]]:
-        """(status, stdout, stderr) of every rank."""
+        """Return (status, stdout, stderr) of every rank."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         ended = []
         for process in self.processes:
@@ -70,7 +64,7 @@ class Ranks:
 def start(script: str, *arguments: object, ranks: int = 2, cwd: Path, **more: str) -> Iterator[Ranks]:
     """Run a script of `trainer_scripts` (or any path) on `ranks` processes; none is left behind."""
     port = free_port()
-    # Checkpoints take ranks of one parent for one run, unless their launcher counts its restarts.
+    # orch's checkpoints treat all ranks of one parent as one run, unless their launcher counts its restarts.
     more = {"TORCHELASTIC_RESTART_COUNT": str(next(_STARTS)), **more}
     path = SCRIPTS / script
     processes = [
@@ -106,7 +100,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = DEADLIN
         time.sleep(0.01)
 
 
-# What both sides of a comparison build
+# Objects that both sides of a comparison build
 
 STEPS = 6
 RANK_BATCH = 8
@@ -137,7 +131,7 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:
 
 
 def trained_alone(model: nn.Module, batches: list[tuple[Tensor, Tensor]], *, clip: float | None = None) -> nn.Module:
-    """What one process gives that sees whole batches."""
+    """Return the model as one process trains it on whole batches."""
     optimizer = momentum(model.parameters())
     for inputs, targets in batches:
         optimizer.zero_grad()

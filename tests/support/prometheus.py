@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,6 +21,7 @@ import yaml
 from dashboards import build, lint
 from dashboards.widgets import to_json
 from orchestrator.telemetry import local_prometheus as lp
+from tests.support.ports import free_port
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LONG_AGO = {"3600": "3", "1800": "4", "600": "4", "60": "3"}
 
 
 class Page(BaseHTTPRequestHandler):
-    """Serves the server's `text`, or takes what is posted into its `taken`."""
+    """Serves the server's `text`, or appends a posted document to its `taken`."""
 
     server: Any
 
@@ -77,15 +77,8 @@ class Served(ThreadingHTTPServer):
         self._thread.join()
 
 
-def free_address() -> str:
-    """An address on which nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
-
-
 def shortened_rules() -> str:
-    """The rules with short durations, and nothing else changed: averages over eight seconds, `for` of two to eight."""
+    """Return the rules with short durations and no other change: averages over eight seconds, `for` of two to eight."""
     document = yaml.safe_load(lp.bundled_rules())
     for group in document["groups"]:
         group["interval"] = "1s"
@@ -116,7 +109,7 @@ def _shorten(folder: Path) -> None:
 
 
 class Watched:
-    """Prometheus and Alertmanager watching the daemon whose reading listener is at `daemon`."""
+    """Prometheus and Alertmanager watching a daemon; `daemon` is the address of its reading listener."""
 
     def __init__(self, folder: Path, daemon: str, stack: ExitStack, *, seconds: float = PATIENCE_SECONDS) -> None:
         self._seconds = seconds
@@ -126,8 +119,8 @@ class Watched:
             folder,
             daemon=daemon,
             binaries=lp.find_binaries(),
-            prometheus_address=free_address(),
-            alertmanager_address=free_address(),
+            prometheus_address=f"127.0.0.1:{free_port()}",
+            alertmanager_address=f"127.0.0.1:{free_port()}",
             webhook=f"http://{self.webhook.address}/",
         )
         _shorten(folder)
@@ -139,7 +132,7 @@ class Watched:
             self.eventually(partial(_ready, f"{url}/-/ready"), f"{url} is ready")
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The series of an instant query; fails the test when the query errs."""
+        """Return the series of an instant query; fail the test if the query fails."""
         text = urllib.parse.urlencode({"query": expr})
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=PATIENCE_SECONDS) as response:
@@ -149,18 +142,18 @@ class Watched:
             pytest.fail(f"{expr}: {error.read().decode()}")
 
     def firing(self) -> dict[str, list[dict[str, str]]]:
-        """Labels of the alerts that fire, by alert."""
+        """Return the labels of the alerts that fire, by alert."""
         found: dict[str, list[dict[str, str]]] = {}
         for series in self.query('ALERTS{alertstate="firing"}'):
             found.setdefault(series["metric"]["alertname"], []).append(series["metric"])
         return found
 
     def ever_fired(self) -> set[str]:
-        """Every alert that has fired since Prometheus was started."""
+        """Return every alert that has fired since Prometheus was started."""
         return {s["metric"]["alertname"] for s in self.query('last_over_time(ALERTS{alertstate="firing"}[10m])')}
 
     def received_of(self, name: str, **labels: str) -> list[dict[str, Any]]:
-        """Return what the webhook received of this alert."""
+        """Return the firing alerts of this name and labels that the webhook received."""
         return [a for a in self.received() if {"alertname": name, **labels}.items() <= a["labels"].items()]
 
     def received(self) -> list[dict[str, Any]]:
@@ -168,18 +161,18 @@ class Watched:
         return [alert for message in self.webhook.taken for alert in message["alerts"] if alert["status"] == "firing"]
 
     def empty_queries(self) -> set[str]:
-        """Queries of panels and variables, and recording rules, that have no data now; none of them may err."""
+        """Return the queries of panels and variables, and recording rules, that have no data now; none may fail."""
         empty = {where for where, expr in board_queries() if not self.query(expr)}
         return empty | {name for name in recorded() if not self.query(name)}
 
     def rules(self) -> Iterator[dict[str, Any]]:
-        """Every rule as Prometheus has loaded and evaluated it."""
+        """Yield every rule as Prometheus has loaded and evaluated it."""
         with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=PATIENCE_SECONDS) as response:
             for group in json.load(response)["data"]["groups"]:
                 yield from group["rules"]
 
     def eventually(self, condition: Callable[[], Any], what: str, missing: Callable[[], Any] | None = None) -> Any:
-        """Poll for `condition`; the test fails at the deadline, saying what was awaited."""
+        """Poll for `condition`, and return its value; fail the test with `what` at the deadline."""
         deadline = time.monotonic() + self._seconds
         while not (found := condition()):
             if time.monotonic() > deadline:
@@ -189,19 +182,19 @@ class Watched:
 
 
 def recorded() -> set[str]:
-    """Names of the recording rules."""
+    """Return the names of the recording rules."""
     groups = yaml.safe_load(lp.bundled_rules())["groups"]
     return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
 
 
 def alerts() -> set[str]:
-    """Names of the alerts."""
+    """Return the names of the alerts."""
     groups = yaml.safe_load(lp.bundled_rules())["groups"]
     return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def board_queries() -> Iterator[tuple[str, str]]:
-    """(place, query) of every query of every board, as Grafana sends it with every variable at All."""
+    """Yield (place, query) of every query of every board, as Grafana sends it with every variable at All."""
     for board in BOARDS:
         for where, expr in lint.queries(board):
             yield f"{board['title']}: {where}: {expr}", _filled(expr, board)
@@ -219,7 +212,7 @@ def _filled(expr: str, board: dict[str, Any]) -> str:
 
 
 def check_rules_are_well(watched: Watched) -> None:
-    """Prometheus has loaded every rule, and none errs."""
+    """Check that Prometheus has loaded every rule, and that none fails."""
     found = list(watched.rules())
     assert {rule["name"] for rule in found} == recorded() | alerts()
     for rule in found:
@@ -227,7 +220,7 @@ def check_rules_are_well(watched: Watched) -> None:
 
 
 def check_texts(watched: Watched) -> None:
-    """No template that people were shown has a hole in it."""
+    """Check that every template in the received alerts was filled in completely."""
     for alert in watched.received():
         for text in alert["annotations"].values():
             assert "<no value>" not in text, alert

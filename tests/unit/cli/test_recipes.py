@@ -1,4 +1,4 @@
-"""docs/recipes.md: each script runs and goes on, each job file is one, each command runs."""
+"""docs/recipes.md: each script runs and resumes, each job file is valid, each command runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from orchestrator.cli.registry import ENTRIES
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.reader.reading import all_keys
 from tests.support import warm
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,11 +78,8 @@ def test_ranks_that_do_not_find_each_other_are_told_what_to_write(
 
 
 def _two_ranks(script: str, folder: Path, *, errors: bool = False) -> list[tuple[int, str]]:
-    """Run it as two ranks on processors; return how each ended, and the last line of its output or errors."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    """Run the script as two ranks on CPUs; return each one's exit code and last line of output or errors."""
+    both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     both |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "recipe", "OMP_NUM_THREADS": "1"}
 
     def run(rank: int) -> tuple[int, str]:
