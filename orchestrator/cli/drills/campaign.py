@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.1
 MOST_REFUSALS: Final = 3
 """A kind that a job has refused this many times in a row is no longer tried on that job."""
+CHARGEABLE: Final = ("STARTING", "RUNNING", "RECOVERING")
+"""States of jobs of which the end of Ray ends an attempt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Campaign:
     much: bool = False
     on_round: Callable[[Round], None] = lambda _: None
     _refusals: dict[tuple[str, Kind], int] = field(default_factory=dict)
+    _known_budgets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self) -> CampaignReport:
         """Run the campaign. Ctrl-C and SIGTERM end it: stopped processes continue, and the results are reported."""
@@ -49,14 +52,14 @@ class Campaign:
             while (left := self.seconds - (time.monotonic() - began)) > 0:
                 choice = self._choice(dice)
                 if choice is None:
-                    report.ended_because = "no job is left that a drill may be done to"
+                    report.ended_because = "no job is left for a drill"
                     break
                 job, kind = choice
                 done = self._round(job, kind, dice.randrange(job.num_workers))
                 report.rounds.append(done)
                 self.on_round(done)
                 if not done.intact and not done.refused:
-                    report.ended_because = "a drill found a defect: what it left is kept as it is"
+                    report.ended_because = "a drill found a defect; its traces are kept"
                     break
                 self._wait_for_progress(job.id, done, min(left, self.drill_seconds))
         except (KeyboardInterrupt, SystemExit):
@@ -74,7 +77,13 @@ class Campaign:
             jobs = [self.client.job(job_id) for job_id in self.jobs]
             alive = [job for job in jobs if not job.is_terminal]
             running = [job for job in alive if job.state == "RUNNING"]
-            choices = [(job, kind) for job in running for kind in self.kinds if not self._obstacle(job, kind, alive)]
+            others = self._others()
+            choices = [
+                (job, kind)
+                for job in running
+                for kind in self.kinds
+                if not self._obstacle(job, kind, [*alive, *others])
+            ]
             if choices:
                 kind = dice.choice(sorted({kind for _, kind in choices}))
                 return dice.choice([choice for choice in choices if choice[1] is kind])
@@ -82,14 +91,22 @@ class Campaign:
                 return None
             time.sleep(POLL_SECONDS)
 
+    def _others(self) -> list[JobView]:
+        """Return the jobs, of all users, that are not the campaign's and that a drill of it would charge."""
+        if Kind.RAY not in self.kinds:
+            return []
+        return [job for job in self.client.jobs(states=CHARGEABLE).jobs if job.id not in self.jobs]
+
     def _obstacle(self, job: JobView, kind: Kind, alive: Sequence[JobView]) -> BudgetReached | RefusedRepeatedly | None:
-        """Return why the job is not drilled with this kind; None if it may be. ``alive``: jobs that have not ended."""
+        """Return why the job is not drilled with this kind; None if it may be.
+
+        ``alive`` has the jobs that a drill of Ray is charged to: those of the campaign that have not ended, and others.
+        """
         if self._refusals.get((job.id, kind), 0) >= MOST_REFUSALS:
             return RefusedRepeatedly(times=MOST_REFUSALS)
         charged = CHARGED_TO.get(kind)
         if charged is None:
             return None
-        # A restart of Ray is charged to all jobs.
         reached = (self._reached(each, charged) for each in (alive if kind in FELT_BY_ALL else (job,)))
         return next(filter(None, reached), None)
 
@@ -100,8 +117,9 @@ class Campaign:
         return BudgetReached(job_id=job.id, failure_class=failure_class, used=used, budget=budget)
 
     def _budgets(self, job: JobView) -> dict[str, Any]:
-        found: dict[str, Any] = self.client.spec(job.id).spec.get("retry", {}).get("max_restarts", {})
-        return found
+        if job.id not in self._known_budgets:  # a job's spec does not change
+            self._known_budgets[job.id] = self.client.spec(job.id).spec.get("retry", {}).get("max_restarts", {})
+        return self._known_budgets[job.id]
 
     def _round(self, job: JobView, kind: Kind, rank: int) -> Round:
         done = Round(at=time.time(), kind=kind, job_id=job.id, rank=rank)
@@ -137,8 +155,9 @@ class Campaign:
 
     def _left_alone(self, alive: Sequence[JobView]) -> list[LeftAlone]:
         found: dict[tuple[str, BudgetReached | RefusedRepeatedly], list[Kind]] = {}
+        charged = [*alive, *self._others()]
         for job in alive:
             for kind in self.kinds:
-                if reason := self._obstacle(job, kind, alive):
+                if reason := self._obstacle(job, kind, charged):
                     found.setdefault((job.id, reason), []).append(kind)
         return [LeftAlone(job_id=job, kinds=tuple(kinds), reason=reason) for (job, reason), kinds in found.items()]

@@ -39,6 +39,7 @@ class FakeDaemon:
         self.restarts: dict[str, int] = {}
         self.more_restarts: dict[str, int] = {}
         self.state = "RUNNING"
+        self.others: list[str] = []
         self.log: list[tuple[Kind, int]] = []
         self.outcomes: dict[Kind, Any] = {}
 
@@ -54,6 +55,10 @@ class FakeDaemon:
             },
             checkpoint=None,
         )
+
+    def jobs(self, *, states: tuple[str, ...]) -> Any:
+        assert "RUNNING" in states
+        return SimpleNamespace(jobs=[self.job(ref) for ref in ("a", *self.others)])
 
     def spec(self, ref: str) -> Any:
         return SimpleNamespace(spec={"retry": {"max_restarts": self.budgets}})
@@ -98,7 +103,7 @@ def test_each_budget_of_restarts_keeps_one_and_the_report_says_what_was_left_alo
     report = run(daemon, [Kind.RANK, Kind.ACTOR, Kind.HANG])
     assert daemon.restarts == {"infra": 2, "hang": 1}
     assert report.intact
-    assert report.ended_because == "no job is left that a drill may be done to"
+    assert report.ended_because == "no job is left for a drill"
     assert text.left_alone(report) == [
         (
             "left alone: a, rank, actor: infra restarts of a used: 2 of 3, and the last one is kept for the job;"
@@ -132,6 +137,13 @@ def test_the_end_of_ray_is_charged_to_every_job_of_the_campaign(daemon: FakeDaem
     assert daemon.log == [(Kind.RAY, daemon.log[0][1])], "b has used two of three then, and a one"
     assert [line.split(":")[1] for line in text.left_alone(report)] == [" a, ray", " b, ray"]
     assert all("infra restarts of b used: 2 of 3" in line for line in text.left_alone(report))
+
+
+def test_the_end_of_ray_leaves_jobs_of_others_their_last_restart(daemon: FakeDaemon) -> None:
+    daemon.others, daemon.more_restarts = ["of-ada", "of-eve"], {"of-eve": 2}
+    report = run(daemon, [Kind.RAY, Kind.HANG])
+    assert {kind for kind, _ in daemon.log} == {Kind.HANG}
+    assert "a, ray: infra restarts of of-eve used: 2 of 3" in text.left_alone(report)[0]
 
 
 def test_where_nothing_may_be_done_the_report_does_not_call_the_jobs_intact(daemon: FakeDaemon) -> None:
