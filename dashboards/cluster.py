@@ -1,4 +1,4 @@
-"""The board of the cluster: what a head of a GPU cluster looks at every morning."""
+"""Board of the cluster, for its operators: GPUs, queue, goodput, balance and the daemon."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _now() -> Section:
             ),
             number(
                 "Alerts",
-                "Alerts of orch that fire. 0 only while the daemon is scraped; without it, no value.",
+                "Firing alerts of orch. 0 only while the daemon is scraped, else no value.",
                 Query(expr=f'count({firing}) or on () 0 * count(up{{job="{rules.DAEMON_JOB}"}} == 1)', legend="firing"),
                 missing=words.NO_DAEMON,
                 look=NONE_IS_GOOD,
@@ -113,7 +113,7 @@ def _gpus() -> Section:
             ),
             lines(
                 "GPUs that are not busy, by node",
-                "Where there is room, and where something is broken.",
+                "GPUs that are idle, broken or cordoned, by node.",
                 Query(expr=f'sum by (node, state) ({STATES[:-1]},state!="busy"}})', legend="{{node}} {{state}}"),
                 missing=words.NO_DAEMON,
                 look=GPUS,
@@ -145,7 +145,7 @@ def _gpus() -> Section:
             cluster_cost(f"sum(increase({LEDGER}[$__range]))", f"sum({ENERGY})"),
             number(
                 "Nodes out of reach",
-                "Nodes that the daemon does not hear from.",
+                "Nodes that the daemon cannot reach.",
                 Query(expr=per(selector(c.NODES, state="unreachable"), "state"), legend="unreachable"),
                 missing=words.NO_DAEMON,
                 look=NONE_IS_GOOD,
@@ -191,7 +191,7 @@ def _queue() -> Section:
             ),
             lines(
                 "Wait until the start",
-                "From acceptance to the start of the first attempt: half of the jobs, and all but 5 %, waited less.",
+                "Time from acceptance to the start of the first attempt: the median and the 95th percentile.",
                 Query(expr=f"histogram_quantile(0.5, sum by (le) (rate({WAITS}[$__rate_interval])))", legend="half"),
                 Query(expr=f"histogram_quantile(0.95, sum by (le) (rate({WAITS}[$__rate_interval])))", legend="95 %"),
                 missing=words.NO_STARTS,
@@ -219,8 +219,8 @@ def _goodput() -> Section:
         panels=(
             lines(
                 "GPU time by phase",
-                "GPUs' worth of time. A step counts as productive when a checkpoint covers it or its job succeeds, "
-                "as lost when it must be done again.",
+                "GPU seconds per second. A step counts as productive when a checkpoint covers it or its job succeeds, "
+                "and as lost when it must be repeated.",
                 Query(expr=f"sum by (phase) (rate({LEDGER}[$__rate_interval]))", legend="{{phase}}"),
                 missing=words.NO_HELD_TIME,
                 look=GPUS,
@@ -265,7 +265,7 @@ def _balance() -> Section:
             table(
                 "Balance of every job",
                 "CV: standard deviation over mean across the job's GPUs; under 5 % excellent, under 10 % good, under 20 % "
-                "fair, else poor. Ranks that wait spin at full utilization: power shows them.",
+                "fair, else poor. Ranks that wait in a collective spin at full utilization: only power shows them.",
                 Query(expr=names),
                 Query(expr=of(rules.cv(c.GPU_UTILIZATION))),
                 Query(expr=of(rules.cv(c.GPU_POWER))),
@@ -293,7 +293,7 @@ def _balance() -> Section:
             ),
             bars(
                 "Worst stragglers",
-                "Step time of the slowest ranks over the mean of their job's other ranks, waiting left out.",
+                "Step time of the slowest ranks over the mean of their job's other ranks, waiting included.",
                 Query(
                     expr=f"topk(10, {of_chosen_owners(rules.SLOW_RANKS)})",
                     legend="{{job_id}} rank {{rank}}",
@@ -304,7 +304,7 @@ def _balance() -> Section:
             ),
             table(
                 "Alerts that fire",
-                "Each links to its page in docs/runbooks.",
+                "Each alert has a page in docs/runbooks.",
                 Query(expr='ALERTS{alertname=~"Orch.*",alertstate="firing"}'),
                 missing="No alert fires (or Prometheus has no rules: see Alerts above)",
                 columns={
@@ -330,7 +330,7 @@ def _daemon() -> Section:
         panels=(
             lines(
                 "Latency",
-                "99 of 100 submissions are acknowledged, and decisions taken, within this time; and how late the loop is.",
+                "99th percentile of the time of a submission and of a decision; lag of the daemon's loop.",
                 Query(expr=quantile(c.SUBMISSION), legend="submission"),
                 Query(expr=quantile(c.SCHEDULING), legend="decision"),
                 Query(expr=f"max({c.DAEMON_LOOP_LAG.name})", legend="loop is late by"),
@@ -348,7 +348,7 @@ def _daemon() -> Section:
             ),
             lines(
                 "Trouble",
-                "Transactions that could not be committed, and readings of GPUs that failed, a second.",
+                "Failed transactions of the store and failed readings of GPUs, per second.",
                 Query(expr=f"sum(rate({c.STORE_COMMIT_FAILURES.name}[$__rate_interval]))", legend="store"),
                 Query(expr=f"sum(rate({c.EXPORTER_READ_ERRORS.name}[$__rate_interval]))", legend="GPU readings"),
                 missing=words.NO_DAEMON,
@@ -357,7 +357,7 @@ def _daemon() -> Section:
             ),
             table(
                 "Daemon",
-                "Version, node and start of the daemon.",
+                "Version, node and start time of the daemon.",
                 Query(expr=c.DAEMON_INFO.name),
                 Query(expr=f"max by (instance) ({c.DAEMON_START_TIMESTAMP.name} * 1000)"),
                 missing=words.NO_DAEMON,

@@ -1,4 +1,4 @@
-"""Energy and cost on the boards, at the prices that are typed in at their top."""
+"""Panels of energy and of cost, at the prices that are entered at the top of a board."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRICED = "vector($price_gpu_hour + $price_kwh) > 0"
 
 
 def prices() -> tuple[g.Template, ...]:
-    """The two prices, in any currency; 0 until they are set."""
+    """Return the variables of the two prices, in any currency; 0 until they are set."""
     return (
         text_variable("price_gpu_hour", "Price of a GPU hour", "0"),
         text_variable("price_kwh", "Price of a kWh", "0"),
@@ -27,10 +27,10 @@ def prices() -> tuple[g.Template, ...]:
 
 
 def job_energy() -> g.Panel:
-    """Energy of each job while it held its GPUs."""
+    """Return the panel of the energy of each job while it held its GPUs."""
     return number(
         "Energy in this time range",
-        "Power of the job's GPUs, added up while it held them, in kWh. A GPU that two jobs share counts for both.",
+        "Energy of the job's GPUs while it held them, in kWh, from their power. A GPU that two jobs share counts for both.",
         Query(expr=of_chosen_jobs(_job_kwh()), legend="{{job_id}}", now=True),
         missing=words.NO_EXPORTER,
         look=Look(unit="kwatth", decimals=3, low=0),
@@ -39,9 +39,9 @@ def job_energy() -> g.Panel:
 
 
 def job_cost() -> g.Panel:
-    """Cost of each job: its GPU hours and its energy."""
+    """Return the panel of the cost of each job: its GPU hours and its energy."""
     hours = f"sum by (job_id) (increase({c.JOB_GPU_TIME.name}[$__range])) / 3600"
-    # a job without an exporter costs its GPU hours all the same
+    # without GPU samples a job costs its GPU hours alone
     cost = f"({hours}) * $price_gpu_hour + (({_job_kwh()}) * $price_kwh or ({hours}) * 0)"
     return number(
         "Cost in this time range",
@@ -54,7 +54,7 @@ def job_cost() -> g.Panel:
 
 
 def cluster_cost(gpu_seconds: str, joules: str) -> g.Panel:
-    """Cost of what the chosen queues and nodes used; both are sums over the time range."""
+    """Return the panel of the cost of the chosen queues and nodes; both arguments are sums over the time range."""
     energy = f"(({joules}) / {JOULES_PER_KWH} * $price_kwh or vector(0))"
     return number(
         "Cost in this time range",

@@ -1,4 +1,4 @@
-"""Findings on the boards: the table at the top, and what it says of each kind."""
+"""Findings on the boards: the table at the top, and the variable for its links to the documentation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from grafanalib import core as g
 
 DOCS = "docs"
-"""The board variable with the address of the documentation; `orch dashboards --docs-url` fills it in."""
+"""Name of the board variable with the address of the documentation; `orch dashboards --docs-url` sets it."""
 
 
 def _table(expr: str) -> g.Panel:
     return table(
         "Findings",
-        "What diagnosis found wrong and is open now. Figures and remedy: orch status JOB; a finding links to its section of the documentation, at the address in Documentation.",
+        "Open findings of the diagnosis. For figures and remedies: orch status JOB. A finding links to its section of the documentation, at the address in Documentation.",
         Query(expr=expr),
         missing=words.NO_FINDINGS,
         columns={"kind": "Finding", "job_id": "Job", "rank": "Rank", "gpu_uuid": "GPU", "node": "Node"},
@@ -26,10 +26,10 @@ def _table(expr: str) -> g.Panel:
 
 
 def findings(expr: str) -> Section:
-    """The first section of a board; `expr` is the open findings of what the board has chosen."""
+    """Return the first section of a board; `expr` selects the open findings of the jobs chosen on it."""
     return Section(title="Findings", panels=(_table(expr),))
 
 
 def docs_variable() -> g.Template:
-    """Where the documentation is, for links to it."""
+    """Return the variable with the address of the documentation, for links to it."""
     return text_variable(DOCS, "Documentation", "")

@@ -1,4 +1,4 @@
-"""The board of GPU balance: the GPUs side by side, and what is wrong with the one that differs."""
+"""Board of GPU balance: the GPUs side by side, with the clocks, heat and errors that explain why one differs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _balance() -> Section:
         panels=(
             number(
                 "Worst CV",
-                "The worst coefficient of variation among the chosen jobs; from 20 % on an alert follows after five minutes.",
+                "The worst coefficient of variation of the chosen jobs; above 20 % for five minutes, an alert fires.",
                 Query(
                     expr=f"max({of_chosen_jobs(f'({rules.cv(c.GPU_UTILIZATION)} or {rules.cv(c.GPU_POWER)})')})",
                     legend="worst",
@@ -70,7 +70,7 @@ def _balance() -> Section:
             ),
             lines(
                 "Least loaded GPU over the median",
-                "Does not thin out with the number of GPUs as the CV does.",
+                "Shows one uneven GPU among many, for which the CV is small.",
                 *(each(rules.least_share(metric), quantity) for quantity, metric in rules.BALANCED),
                 missing=words.NO_RULES,
                 look=SHARE,
@@ -78,11 +78,11 @@ def _balance() -> Section:
             ),
             table(
                 "As the daemon sees it",
-                "The daemon's own figures, from the same samples, without Prometheus' rules in between.",
+                "The daemon's own figures, computed from the same samples without Prometheus' recording rules.",
                 Query(expr=reported),
                 Query(expr=least),
-                missing=words.NO_RULES,
-                columns={"job_id": "Job", "quantity": "Of", "Value #A": "CV", "Value #B": "Least / median"},
+                missing=words.NO_BALANCE,
+                columns={"job_id": "Job", "quantity": "Quantity", "Value #A": "CV", "Value #B": "Least / median"},
                 looks={"CV": CV, "Least / median": SHARE},
                 width=12,
                 height=6,
@@ -92,7 +92,7 @@ def _balance() -> Section:
                 "Silent GPUs",
                 "GPUs that a job holds and that report nothing: they are missing from its balance.",
                 Query(expr=of_chosen_jobs(rules.SILENT_GPUS)),
-                missing="No job holds a silent GPU (as long as the daemon is scraped)",
+                missing="No job holds a silent GPU (valid only while the daemon is scraped)",
                 columns={"job_id": "Job", "rank": "Rank", "gpu_uuid": "GPU"},
                 width=12,
                 height=6,
@@ -114,7 +114,7 @@ def _side_by_side() -> Section:
             newest("Memory in use", "Device memory in use now.", c.GPU_MEMORY_USED, BYTES),
             heatmap(
                 "Utilization of every GPU",
-                "One row a GPU: a straggler is a row of another colour, a stall a column.",
+                "One row per GPU: a straggler shows as a row of another colour, a stall as a column.",
                 Query(expr=of_chosen_gpus(c.GPU_UTILIZATION.name), legend=GPU),
                 missing=words.NO_EXPORTER,
                 look=RATIO,
@@ -128,7 +128,7 @@ def _side_by_side() -> Section:
             ),
             lines(
                 "Power",
-                "Ranks that wait spin at full utilization; their power tells them apart.",
+                "Ranks that wait in a collective spin at full utilization; only their power shows that they wait.",
                 Query(expr=of_chosen_gpus(c.GPU_POWER.name), legend=GPU),
                 missing=words.NO_EXPORTER,
                 look=WATTS,
@@ -172,7 +172,7 @@ def _heat() -> Section:
                 Query(
                     expr=of_chosen_gpus(f"{c.GPU_THROTTLE_ACTIVE.name}", "reason") + " > 0", legend=GPU + " {{reason}}"
                 ),
-                missing="Nothing holds the clocks down (or the driver does not say)",
+                missing="No GPU is throttled (or the driver does not report it)",
                 look=Look(words=((1, "throttled", "orange"),)),
             ),
             lines(
@@ -217,8 +217,8 @@ def _errors() -> Section:
         panels=(
             table(
                 "Xid events in this time range",
-                "Each GPU and code that the driver reported an event of, the time of the newest, and how many events there were "
-                "(those that came within one scrape count as one). The program causes 13, 31, 43, 45, 68 and 109, the GPU the others.",
+                "One row per GPU and Xid code: the time of the newest event and the number of events (those within "
+                "one scrape count as one). The program causes 13, 31, 43, 45, 68 and 109, the GPU the others.",
                 Query(expr=of_chosen_gpus(f"({newest} > time() - $__range_s)", "xid") + " * 1000"),
                 Query(expr=of_chosen_gpus(f"({times} > 0)", "xid")),
                 missing=words.NO_EVENTS,
@@ -228,14 +228,15 @@ def _errors() -> Section:
             ),
             lines(
                 "Xid events over time",
-                "Events a second by the exporter's counter; the first event of a code is a new series, and in the table alone.",
+                "Events per second, from the exporter's counter. The first event of a code starts its series and is "
+                "only in the table.",
                 Query(expr=of_chosen_gpus(f"rate({c.GPU_XID_ERRORS.name}{RATE})", "xid"), legend=GPU + " Xid {{xid}}"),
                 missing=words.NO_EVENTS,
                 look=Look(unit="ops", low=0),
             ),
             lines(
                 "Memory errors",
-                "Corrected ones are harmless in small numbers; an uncorrected one lost data.",
+                "Corrected errors are harmless in small numbers; an uncorrected error lost data.",
                 Query(
                     expr=of_chosen_gpus(f"increase({c.GPU_ECC_ERRORS.name}{RATE})", "severity", "scope"),
                     legend=GPU + " {{severity}} {{scope}}",
@@ -245,7 +246,7 @@ def _errors() -> Section:
             ),
             lines(
                 "Remapped rows",
-                "Memory rows replaced by spares; pending wants a reset, failure wants another GPU.",
+                "Memory rows replaced by spares. pending: reset the GPU; failure: replace it.",
                 Query(expr=of_chosen_gpus(c.GPU_REMAPPED_ROWS.name, "cause"), legend=GPU + " {{cause}}"),
                 missing=words.NOT_MEASURED,
                 look=NONE_IS_GOOD,
@@ -307,9 +308,9 @@ def _traffic() -> Section:
             ),
             lines(
                 "Memory by process",
-                "Only where the exporter was asked for it.",
+                "Device memory of each process. The exporter reports it only with ORCH_EXPORTER_PROCESSES=yes.",
                 Query(expr=of_chosen_gpus(c.GPU_PROCESS_MEMORY.name, "pid"), legend=GPU + " pid {{pid}}"),
-                missing="Not asked for: one series a process",
+                missing="Not enabled on the exporter: it makes one series per process",
                 look=BYTES,
             ),
         ),
@@ -319,7 +320,7 @@ def _traffic() -> Section:
 BOARD = Board(
     uid="orch-gpu-balance",
     title="orch / GPU balance",
-    description="GPUs side by side: load, power, heat, errors, and how evenly the work of a job lies on them.",
+    description="GPUs side by side: load, power, heat, errors, and how evenly each job loads its GPUs.",
     sections=(findings(FINDINGS), _balance(), _side_by_side(), _heat(), _errors(), _traffic()),
     variables=(
         source_variable(),

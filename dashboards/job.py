@@ -1,4 +1,4 @@
-"""The board of a job: how far it is, how fast, on what, and what happened to it."""
+"""Board of a job: its progress, speed, GPUs, restarts and checkpoints."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _now() -> Section:
         panels=(
             number(
                 "Progress",
-                "Newest step over all steps, where the script reports both.",
+                "Newest step over the total number of steps, where the script reports both.",
                 Query(expr=_by_job(c.JOB_PROGRESS), legend="{{job_id}}"),
                 missing=words.NOT_REPORTED,
                 look=RATIO,
@@ -105,7 +105,7 @@ def _now() -> Section:
             ),
             number(
                 "Age of the newest checkpoint",
-                "What a failure now would cost at most.",
+                "Training time that a failure now would lose at most.",
                 Query(
                     expr=f"time() - {per(c.JOB_CHECKPOINT_TIMESTAMP.name, 'job_id')} and on (job_id) " + _chosen(),
                     legend="{{job_id}}",
@@ -115,7 +115,7 @@ def _now() -> Section:
             ),
             number(
                 "Hang suspected",
-                "Whether a rank has been still for longer than its own step times allow: orch status JOB.",
+                "Whether a rank has made no progress for longer than its step times allow: orch status JOB.",
                 Query(expr=_by_job(c.JOB_HANG_SUSPECTED), legend="{{job_id}}"),
                 missing=words.NO_JOB,
                 look=Look(words=((0, "no", "green"), (1, "suspected", "red"))),
@@ -124,7 +124,7 @@ def _now() -> Section:
             job_cost(),
             states(
                 "State",
-                "States of the job; what the reasons were: orch events JOB.",
+                "States of the job over time. For their reasons: orch events JOB.",
                 Query(expr=_state_number(), legend="{{job_id}}"),
                 missing=words.NO_JOB,
                 look=Look(
@@ -143,7 +143,7 @@ COUNTS_BYTES: Json = {
     "matcher": {"id": "byRegexp", "options": "/_bytes$/"},
     "properties": [{"id": "unit", "value": "bytes"}],
 }
-"""A script's metric has no unit but for what its name says."""
+"""Override for reported values with names that end in _bytes: only its name shows the unit of such a value."""
 
 
 def _training() -> Section:
@@ -156,7 +156,7 @@ def _training() -> Section:
         panels=(
             lines(
                 "Loss",
-                "Every value that the script reports under a name with loss in it.",
+                "Every value that the script reports under a name that contains loss.",
                 Query(expr=metric("=~(?i).*loss.*"), legend="{{job_id}} {{name}}"),
                 missing=words.NOT_REPORTED,
             ),
@@ -185,7 +185,7 @@ def _training() -> Section:
             ),
             lines(
                 "Model FLOP/s utilization",
-                "Floating point work of the model over what the GPUs could do at their peak.",
+                "FLOP/s of the model over the peak FLOP/s of its GPUs.",
                 Query(expr=_by_job(c.JOB_MFU), legend="{{job_id}}"),
                 missing=words.NOT_REPORTED,
                 look=RATIO,
@@ -193,14 +193,15 @@ def _training() -> Section:
             ),
             lines(
                 "Step time by rank",
-                "Median time of a rank's newest steps. Ranks in lockstep all show the slowest one's: then see the balance of power.",
+                "Median time of a rank's newest steps. Ranks in lockstep all show that of the slowest: "
+                "then compare the power of their GPUs.",
                 Query(expr=times, legend="{{job_id}} rank {{rank}}"),
                 missing=words.NOT_REPORTED,
                 look=SECONDS,
             ),
             lines(
                 "Last sign of life",
-                "Time since the slowest rank of the job was heard of.",
+                "Time since the last report of the rank that reported longest ago.",
                 Query(
                     expr=f"time() - {per(c.JOB_HEARTBEAT_TIMESTAMP.name, 'job_id')} and on (job_id) {_chosen()}",
                     legend="{{job_id}}",
@@ -222,7 +223,7 @@ def _gpus() -> Section:
         title="GPUs of the job",
         panels=(
             per_gpu("Utilization", "Share of time in which the GPU ran any work.", c.GPU_UTILIZATION, RATIO),
-            per_gpu("Memory in use", "Device memory that the job's processes hold.", c.GPU_MEMORY_USED, BYTES),
+            per_gpu("Memory in use", "Device memory in use on each GPU of the job.", c.GPU_MEMORY_USED, BYTES),
             per_gpu("Power", "Power draw: the best sign of how hard a GPU works.", c.GPU_POWER, WATTS),
             lines(
                 "Temperature",
@@ -257,7 +258,7 @@ def _balance() -> Section:
             ),
             lines(
                 "Least loaded GPU over the median",
-                "1 is perfect; under one half, a GPU is a straggler, however many GPUs the job has.",
+                f"1 is perfect; under {rules.LEAST_SHARE:g}, a GPU is a straggler, however many GPUs the job has.",
                 *shares,
                 missing=words.NO_RULES,
                 look=RATIO,
@@ -282,7 +283,7 @@ def _robustness() -> Section:
             ),
             lines(
                 "Age of the newest checkpoint",
-                "Beside it the interval at which the job means to save.",
+                "The age, and the interval at which the job is set to save.",
                 Query(
                     expr=f"time() - {per(c.JOB_CHECKPOINT_TIMESTAMP.name, 'job_id')} and on (job_id) {_chosen()}",
                     legend="{{job_id}} age",
@@ -294,7 +295,7 @@ def _robustness() -> Section:
             ),
             lines(
                 "GPU time by phase",
-                "GPUs' worth of time, and where it went.",
+                "GPU seconds per second, by the phase in which they were spent.",
                 Query(expr=of_chosen_jobs(phases), legend="{{job_id}} {{phase}}"),
                 missing=words.NO_HELD_TIME,
                 look=GPUS,
@@ -306,7 +307,7 @@ def _robustness() -> Section:
 
 
 def run_marks() -> tuple[Json, ...]:
-    """Marks for what happened to the chosen jobs, and the findings that were open."""
+    """Return the annotations for the events of the chosen jobs and for their open findings."""
     return (*_event_marks(), finding_annotation(FINDINGS))
 
 

@@ -1,8 +1,8 @@
-"""The rules of Grafana's public dashboard linter, for our own boards, in Python.
+"""Rules of Grafana's public dashboard linter, for the boards of orch, in Python.
 
-The linter itself is a Go program that cannot be had from the registries that this project installs from; its rules are
-written down here by their names, so that a report reads the same. Where a board has a reason to differ, the reason
-stands in EXCLUSIONS. Whether a query parses is not looked at here: promtool does that in the tests.
+The linter is a Go program that is not in the registries that this project installs from; its rules are implemented here
+under the same names, so that a report reads the same. EXCLUSIONS has the reason for each rule that the boards do not
+follow. The syntax of queries is not checked here: promtool checks it in the tests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Json = dict[str, Any]
 UNITS: Final = frozenset(
     ["short", "none", "percentunit", "s", "watt", "kwatth", "bytes", "joule", "celsius", "hertz", "Bps", "ops", "dateTimeAsIso"]
 )  # fmt: skip
-"""Grafana's names of the units that our boards use; a new one is added here after a look at Grafana's list."""
+"""Grafana's names of the units that our boards use; before you add one, check that it is in Grafana's list."""
 
 EXCLUSIONS: Final = {
-    "template-job-rule": "our series are told apart by job_id, gpu_uuid and node; the scrape job is the same for all",
-    "template-instance-rule": "an instance is an exporter's address; people choose nodes and GPUs, and rules drop instance",
+    "template-job-rule": "series are distinguished by job_id, gpu_uuid and node; the scrape job is the same for all",
+    "template-instance-rule": "an instance is an exporter's address; boards select nodes and GPUs; rules drop instance",
     "target-job-rule": "as template-job-rule: recorded series have no label job",
     "target-instance-rule": "as template-instance-rule: recorded series have no label instance",
 }
@@ -32,7 +32,7 @@ _GRAPHS: Final = ("timeseries", "stat", "bargauge", "gauge", "heatmap")
 
 
 def panels(board: Json) -> Iterator[Json]:
-    """Every panel of the board that is not a row, those inside rows included."""
+    """Yield every panel of the board that is not a row, including those inside rows."""
     for panel in board["panels"]:
         if panel["type"] == "row":
             yield from panel["panels"]
@@ -41,7 +41,7 @@ def panels(board: Json) -> Iterator[Json]:
 
 
 def queries(board: Json) -> Iterator[tuple[str, str]]:
-    """(where, PromQL) of every query of a panel or an annotation."""
+    """Yield (panel or annotation, PromQL) for every query."""
     for panel in panels(board):
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
@@ -59,7 +59,7 @@ def _template_datasource(board: Json) -> Iterator[str]:
 def _template_on_time_change_reload(board: Json) -> Iterator[str]:
     for v in board["templating"]["list"]:
         if v["type"] == "query" and v["refresh"] != 2:
-            yield f"variable {v['name']} is not read anew when the time range changes"
+            yield f"variable {v['name']} is not refreshed when the time range changes"
 
 
 def _template_label_promql(board: Json) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _panel_datasource(board: Json) -> Iterator[str]:
         if panel["type"] != "text" and any(
             source != {"type": "prometheus", "uid": "${datasource}"} for source in sources
         ):
-            yield f"panel {panel['title']} does not ask the chosen data source"
+            yield f"panel {panel['title']} does not use the chosen data source"
 
 
 def _panel_title_description(board: Json) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _panel_title_description(board: Json) -> Iterator[str]:
 def _panel_units(board: Json) -> Iterator[str]:
     for panel in panels(board):
         if panel["type"] in _GRAPHS and panel["fieldConfig"]["defaults"].get("unit") not in UNITS:
-            yield f"panel {panel['title']} has no unit that Grafana knows"
+            yield f"panel {panel['title']} has a unit that is not in UNITS"
 
 
 def _panel_no_targets(board: Json) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _target_variables(board: Json) -> Iterator[str]:
             yield f"{where}: there is no variable {name}"
     for v in board["templating"]["list"]:
         if v["type"] == "query" and v["name"] not in used:
-            yield f"variable {v['name']} changes no panel"
+            yield f"variable {v['name']} is used in no query"
 
 
 def _no_data(board: Json) -> Iterator[str]:
@@ -137,11 +137,11 @@ def _layout(board: Json) -> Iterator[str]:
     ids: set[int] = set()
     for panel in board["panels"]:
         if panel["id"] in ids:
-            yield f"id {panel['id']} is given twice"
+            yield f"id {panel['id']} is used twice"
         ids.add(panel["id"])
         place = panel["gridPos"]
         if place["x"] + place["w"] > 24:
-            yield f"panel {panel['title']} reaches over the right edge"
+            yield f"panel {panel['title']} extends past the right edge"
         for cell in (
             (x, y)
             for x in range(place["x"], place["x"] + place["w"])
@@ -157,7 +157,7 @@ def _range(board: Json) -> Iterator[str]:
     for panel in panels(board):
         for target in panel.get("targets", ()):
             if re.search(r"\$__range\b", target["expr"]) and not target["instant"]:
-                yield f"panel {panel['title']} draws at each moment what was in a whole time range before it"
+                yield f"panel {panel['title']} evaluates $__range at each point of time; make its query instant"
 
 
 def _uneditable(board: Json) -> Iterator[str]:
@@ -181,9 +181,9 @@ RULES: Final[dict[str, Callable[[Json], Iterator[str]]]] = {
     "orch-layout": _layout,
     "orch-range": _range,
 }
-"""Rule by name; those that begin with orch- are our own."""
+"""Rules by name; those that begin with orch- are not in the public linter."""
 
 
 def lint(board: Json) -> list[str]:
-    """What is wrong with the board: `rule: sentence`, empty when nothing is."""
+    """Return the violations of the board as `rule: sentence`, empty when there are none."""
     return [f"{name}: {sentence}" for name, rule in RULES.items() for sentence in rule(board)]

@@ -1,6 +1,6 @@
-"""Small pieces of PromQL that boards and rules share.
+"""PromQL expressions that boards and rules share: selectors, and joins with their "many" side and labels.
 
-Joins only: which side is "many", which labels survive. No thresholds and no texts live here.
+Thresholds and texts are in the rules and the boards.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from orchestrator.catalogue import Metric
 
 GPU_IDENTITY = "gpu_uuid_gpu_node:orch_gpu_info:last1h"
-"""Recorded: where a GPU is, for an hour after it fell silent; one series a GPU whatever happened to its labels."""
+"""Recorded number and node of a GPU, until an hour after it went silent; one series per GPU, even if labels change."""
 
 PLACEMENT = "gpu:orch_gpu_info:placed"
-"""Recorded: where a GPU is and whose job holds it; once per job when it is shared. While none does, `job_id`, `queue`
-and `user` are missing, which `.*` matches and `.+` does not: that tells boards of all GPUs from boards of jobs."""
+"""Recorded number and node of a GPU and the job that holds it; one series per job when jobs share it. While no job
+holds it, `job_id`, `queue` and `user` are missing: `.*` matches that, for boards of all GPUs, and `.+` does not."""
 
 
 def selector(metric: Metric, **labels: str) -> str:
-    """`metric{label="value",...}`; a value that begins with `=~`, `!=` or `!~` brings its own operator."""
+    """Return `metric{label="value",...}`; a value that begins with `=~`, `!=` or `!~` has its own operator."""
     unknown = set(labels) - set(metric.labels)
     if unknown:
         raise ValueError(f"{metric.name} has no label {', '.join(sorted(unknown))}: see orchestrator/catalogue.py")
@@ -33,12 +33,12 @@ def selector(metric: Metric, **labels: str) -> str:
 
 
 def per(expression: str, *labels: str) -> str:
-    """The expression without the labels of its scrape: two daemons or exporters on the way count once."""
+    """Return the maximum of the expression by `labels`: series of two daemons or two exporters count once."""
     return f"max by ({', '.join(labels)}) ({expression})"
 
 
 def on_gpus_of_jobs(expression: str) -> str:
-    """A value per GPU, once for each job that holds that GPU.
+    """Return a value per GPU, once for each job that holds that GPU.
 
     The assignment is the "many" side, so a GPU that two jobs share does not break the join.
     """
@@ -46,35 +46,35 @@ def on_gpus_of_jobs(expression: str) -> str:
 
 
 def named_job(expression: str) -> str:
-    """A value per job, with the job's name, user and queue; values are unchanged."""
+    """Return a value per job, with the job's name, user and queue; values are unchanged."""
     identity = per(c.JOB_INFO.name, "job_id", "name", "user", "queue")
     return f"{expression} * on (job_id) group_left (name, user, queue) {identity}"
 
 
 def named_gpu(expression: str) -> str:
-    """A value per GPU, with the GPU's number and node; values are unchanged."""
+    """Return a value per GPU, with the GPU's number and node; values are unchanged."""
     return f"{expression} * on (gpu_uuid) group_left (gpu, node) {GPU_IDENTITY}"
 
 
 def only_running(expression: str) -> str:
-    """What remains of a value per job when starting, recovering and draining jobs are left out."""
+    """Restrict a value per job to jobs in state RUNNING: starting, recovering and draining jobs are left out."""
     return f"{expression} and on (job_id) {selector(c.JOB_STATE, state='RUNNING')} == 1"
 
 
 def of_chosen_jobs(expression: str) -> str:
-    """What remains of a value per job when only jobs of the chosen queues, users and ids are kept."""
+    """Restrict a value per job to jobs of the chosen queues, users and ids."""
     chosen = selector(c.JOB_INFO, queue="=~$queue", user="=~$user", job_id="=~$job_id")
     return f"{expression} and on (job_id) {chosen}"
 
 
 def of_chosen_owners(expression: str) -> str:
-    """As `of_chosen_jobs`, on a board that has no choice of jobs."""
+    """Restrict a value per job to jobs of the chosen queues and users, on a board that has no choice of jobs."""
     chosen = selector(c.JOB_INFO, queue="=~$queue", user="=~$user")
     return f"{expression} and on (job_id) {chosen}"
 
 
 def of_ranks(expression: str) -> str:
-    """A value per GPU, once for each rank of the chosen jobs that holds it, with job, rank, node and the GPU's number.
+    """Return a value per GPU, once for each chosen job's rank that holds it, with job, rank, node and the GPU's number.
 
     The rank is the "many" side of both joins, so a GPU that two ranks share does not break them.
     """
@@ -83,7 +83,7 @@ def of_ranks(expression: str) -> str:
 
 
 def of_chosen_gpus(expression: str, *labels: str, node: bool = True) -> str:
-    """A value per GPU (and per `labels`), with the GPU's number and node, of the chosen GPUs; values are unchanged.
+    """Return a value per chosen GPU (and per `labels`), with the GPU's number and node; values are unchanged.
 
     `node` False leaves the choice of node and GPU out, for boards that have none.
     """

@@ -1,8 +1,8 @@
 """Recording and alerting rules, generated from the metric catalogue.
 
-Each alert: its query, how long it must hold, and its text. Thresholds are here, and those of findings in core/diagnosis/definitions.py; what to do
-is in docs/runbooks/NAME.md, one for each alert. Every alert names what it is about in its labels (job_id,
-gpu_uuid, node), so that Alertmanager can group, silence and inhibit on them.
+An alert has a query, the time for which it must hold, and a text. Thresholds are here, those of findings in
+core/diagnosis/definitions.py; docs/runbooks/NAME.md, one page for each alert, says what to do. The labels of an alert
+identify its subject (job_id, gpu_uuid, node), so that Alertmanager can group, silence and inhibit on them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LEAST_SHARE: Final = 0.7
 IDLE_MEAN: Final = 0.05
 """Below this mean utilization a job has no balance: noise of 0 and 2 % would be a CV of 100 %."""
 STARVED_SECONDS: Final = 4 * 3600
-"""A job that waits for so long is stuck, also where others of its queue start."""
+"""A job that waits for longer than this is stuck, even when other jobs of its queue start."""
 SLOW_RANK: Final = 1.5
-"""A rank is slow from this multiple of the other ranks' mean time for a step."""
+"""A rank is slow above this multiple of the other ranks' mean step time."""
 
 HARMLESS_XIDS: Final = (13, 31, 43, 45, 68, 109)
-"""Errors of the program on the GPU, not of the GPU: its job fails for that reason."""
+"""Xid codes of errors that the program causes, not the GPU; the job fails because of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """An alerting rule. `component` is where the fault is; `labels` are the labels that its series carry.
+    """An alerting rule. `component` is where the fault is; `labels` are the labels of its series.
 
-    `section` is that of docs/diagnosis.md about it, where it has no page of its own.
+    `section`, when set, is the section of docs/diagnosis.md that the alert links to instead of its runbook.
     """
 
     name: str
@@ -90,21 +90,21 @@ BALANCED: Final[tuple[tuple[str, Metric], ...]] = (
     ("memory", c.GPU_MEMORY_USED),
     ("power", c.GPU_POWER),
 )
-"""The quantities whose balance is watched. Ranks that wait in a collective spin at 100 %: only power shows them."""
+"""The quantities whose balance is recorded. Ranks that wait in a collective spin at 100 %: only power shows them."""
 
 
 def per_gpu(metric: Metric) -> str:
-    """Name of the recorded value of a GPU, per job that holds it, averaged over a minute."""
+    """Return the name of the recorded value of a GPU, per job that holds it, averaged over a minute."""
     return f"gpu_uuid_job_id:{metric.name}:avg1m"
 
 
 def cv(metric: Metric) -> str:
-    """Name of the recorded coefficient of variation over a job's GPUs."""
+    """Return the name of the recorded coefficient of variation over a job's GPUs."""
     return f"job_id:{metric.name}:cv1m"
 
 
 def least_share(metric: Metric) -> str:
-    """Name of the recorded value of a job's least loaded GPU over that of its median GPU."""
+    """Return the name of the recorded value of a job's least loaded GPU over that of its median GPU."""
     return f"job_id:{metric.name}:min_per_median1m"
 
 
@@ -122,7 +122,7 @@ def _balance_records() -> tuple[Record, ...]:
     ]
     for _, metric in BALANCED:
         each = per_gpu(metric)
-        # with a driver without utilization only power and memory are known, and an idle job cannot be recognised
+        # a job without utilization from the driver cannot be recognised as idle: its power and memory are recorded
         unknown = f"(count without (gpu_uuid) ({each}) unless avg without (gpu_uuid) ({per_gpu(c.GPU_UTILIZATION)}))"
         guard = f"and (count without (gpu_uuid) ({each}) > 1)\nand (({busy}) or {unknown})"
         # x > 0 keeps 0 / 0 out: memory of a job that has allocated nothing, a sensor that reads 0
@@ -145,7 +145,7 @@ def _identity_records() -> tuple[Record, ...]:
     others = f"(sum by (job_id) ({c.JOB_RANK_STEP.name}) - on (job_id) group_right () {times})"
     count = f"on (job_id) group_left () (count by (job_id) ({times}) - 1)"
     return (
-        # a GPU that got another number keeps one series: topk breaks the tie that would break every join
+        # topk keeps one series for a GPU that got another number: two series would break every join
         Record(name=GPU_IDENTITY, expr=f"topk by (gpu_uuid) (1, {now} or on (gpu_uuid) {before})"),
         Record(
             name=PLACEMENT,
@@ -201,8 +201,8 @@ def _balance_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id", "rank"),
             summary='Job {{ $labels.job_id }}: rank {{ $labels.rank }} takes {{ $value | printf "%.1f" }} times as long for a step as the others',
-            description="It is this rank's own work: its data, its processor, its GPU. Ranks that meet at every step all "
-            "take as long as the slowest and are never reported here; the balance of their GPUs' power shows it.",
+            description="The rank's own work is slow: its data, its CPU or its GPU. Ranks that synchronize at "
+            "every step all take as long as the slowest and never raise it: then compare the power of their GPUs.",
         ),
     )
 
@@ -237,11 +237,11 @@ def _gpu_alerts() -> tuple[Alert, ...]:
             labels=("gpu_uuid", "gpu", "node"),
             summary="GPU {{ $labels.gpu }} of node {{ $labels.node }} does not answer",
             description="The driver has not answered for GPU {{ $labels.gpu_uuid }} for a minute: it fell off the bus, or "
-            "its driver hangs. Its node takes no new work for it.",
+            "its driver hangs. No new work is placed on it.",
         ),
         Alert(
             name="OrchGpuXid",
-            # increase() would miss the first event of a series, and the series of a lost GPU is gone with it
+            # increase() would miss the first event of a series, and the series of a lost GPU ends
             expr=named_gpu(f"(time() - {last_xid} < 600)"),
             severity="critical",
             component="gpu",
@@ -256,8 +256,8 @@ def _gpu_alerts() -> tuple[Alert, ...]:
             severity="critical",
             component="gpu",
             labels=("gpu_uuid", "gpu", "node"),
-            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: {{ $value }} uncorrected memory errors",
-            description="Memory of GPU {{ $labels.gpu_uuid }} lost data since its driver was loaded. Results computed on "
+            summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: uncorrected memory errors ({{ $value }})",
+            description="Memory of GPU {{ $labels.gpu_uuid }} has lost data since its driver was loaded. Results computed on "
             "it may be wrong; reset it before it is used again.",
         ),
         Alert(
@@ -268,8 +268,8 @@ def _gpu_alerts() -> tuple[Alert, ...]:
             component="gpu",
             labels=("gpu_uuid", "cause", "gpu", "node"),
             summary="GPU {{ $labels.gpu }} of node {{ $labels.node }}: row remapping {{ $labels.cause }}",
-            description="GPU {{ $labels.gpu_uuid }} wants to replace a bad memory row (pending: at its next reset) or "
-            "could not (failure: it has no spare row left).",
+            description="GPU {{ $labels.gpu_uuid }} will replace a bad memory row at its next reset (pending) or could "
+            "not replace one because no spare row is left (failure).",
         ),
         Alert(
             name="OrchGpuThrottled",
@@ -280,8 +280,8 @@ def _gpu_alerts() -> tuple[Alert, ...]:
             component="gpu",
             labels=("gpu_uuid", "reason", "gpu", "node"),
             summary="GPU {{ $labels.gpu }} of node {{ $labels.node }} is slowed down: {{ $labels.reason }}",
-            description="For {{ $value | humanizePercentage }} of the last five minutes GPU {{ $labels.gpu_uuid }} ran "
-            "below its clocks. One slow GPU slows every rank of its job.",
+            description="The clocks of GPU {{ $labels.gpu_uuid }} were held down for {{ $value | humanizePercentage }} "
+            "of the last five minutes. One slow GPU slows every rank of its job.",
         ),
     )
 
@@ -299,7 +299,7 @@ def _exporter_alerts() -> tuple[Alert, ...]:
             component="gpu",
             labels=("instance", "job", "node"),
             summary="GPU exporter {{ $labels.instance }} of node {{ $labels.node }} cannot be scraped",
-            description="Prometheus has had no answer from it for two minutes. Nothing is known of its GPUs; jobs continue.",
+            description="Prometheus has had no answer from it for two minutes. Its GPUs have no samples; jobs continue.",
         ),
         Alert(
             name="OrchNodeDown",
@@ -309,8 +309,8 @@ def _exporter_alerts() -> tuple[Alert, ...]:
             component="node",
             labels=("node",),
             summary="Node {{ $labels.node }}: no exporter answers",
-            description="None of the node's GPU exporters has answered for two minutes: the node is down, or cut off. "
-            "Alerts of its GPUs are held back meanwhile.",
+            description="None of the node's GPU exporters has answered for two minutes: the node is down or cut off. "
+            "Alerts of its GPUs are suppressed while this one fires.",
         ),
         Alert(
             name="OrchNodeUnreachable",
@@ -319,9 +319,9 @@ def _exporter_alerts() -> tuple[Alert, ...]:
             severity="critical",
             component="node",
             labels=("state",),
-            summary="{{ $value }} nodes are out of the daemon's reach",
-            description="The daemon does not hear from them. Their jobs are degraded, not failed, until Ray declares the "
-            "nodes dead: orch nodes names them.",
+            summary="Nodes that the daemon cannot reach: {{ $value }}",
+            description="Their jobs are degraded, not failed, until Ray declares the nodes dead. To see which nodes: "
+            "orch nodes",
         ),
         Alert(
             name="OrchExporterStale",
@@ -339,7 +339,7 @@ def _exporter_alerts() -> tuple[Alert, ...]:
 
 def _job_alerts() -> tuple[Alert, ...]:
     failed = per(selector(c.JOB_STATE, state="FAILED"), "job_id")
-    # increase() extrapolates, and so counts restarts that there were not
+    # increase() extrapolates, so it would count restarts that did not happen
     counted = f"{selector(c.JOB_RESTARTS, **{'class': '!=preemption'})}[1h]"
     most, least = (f"{which} by (job_id, class) ({which}_over_time({counted}))" for which in ("max", "min"))
     restarts = f"sum by (job_id) ({most} - {least})"
@@ -360,7 +360,7 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id", "name", "user", "queue"),
             summary="Job {{ $labels.job_id }} of {{ $labels.user }} failed",
-            description="It will not be tried again. Why, and what to do: orch explain {{ $labels.job_id }}",
+            description="It will not be restarted. For the reason and what to do: orch explain {{ $labels.job_id }}",
         ),
         Alert(
             name="OrchJobRestartLoop",
@@ -369,8 +369,8 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id",),
             summary='Job {{ $labels.job_id }} was restarted {{ $value | printf "%.0f" }} times in an hour',
-            description="Something fails again and again; preemptions are not counted. orch events {{ $labels.job_id }} "
-            "shows what.",
+            description="It fails repeatedly; preemptions are not counted. For the failures: "
+            "orch events {{ $labels.job_id }}",
         ),
         Alert(
             name="OrchFinding",
@@ -383,20 +383,20 @@ def _job_alerts() -> tuple[Alert, ...]:
             summary="Job {{ $labels.job_id }}: {{ $labels.kind }}"
             "{{ if $labels.rank }}, rank {{ $labels.rank }}{{ end }}"
             "{{ if $labels.gpu_uuid }}, GPU {{ $labels.gpu_uuid }} of node {{ $labels.node }}{{ end }}",
-            description="The daemon's diagnosis found it and has its figures and what to do: "
+            description="Found by the daemon's diagnosis. For its figures and what to do: "
             "orch status {{ $labels.job_id }}",
             section="{{ $labels.kind }}",
         ),
         Alert(
             name="OrchJobHangSuspected",
-            # a flag that comes and goes is one hang
+            # a flag that is cleared and set again within two minutes is one hang
             expr=only_running(f"{per(f'max_over_time({c.JOB_HANG_SUSPECTED.name}[2m])', 'job_id')} == 1"),
             wait="1m",
             severity="critical",
             component="job",
             labels=("job_id",),
             summary="Job {{ $labels.job_id }} has stopped making steps",
-            description="A rank has been still for longer than its own step times allow. Which: "
+            description="A rank has made no progress for longer than its own step times allow. To see which: "
             "orch status {{ $labels.job_id }}",
         ),
         Alert(
@@ -407,8 +407,8 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id",),
             summary="Job {{ $labels.job_id }}: no checkpoint for {{ $value | humanizeDuration }}",
-            description="That is over half an hour, and over three times the interval at which it means to save. A failure now would "
-            "lose all of it.",
+            description="That is more than half an hour, and more than three times the interval at which it is set to save. "
+            "A failure now would lose all of it.",
         ),
         Alert(
             name="OrchJobNeverSaved",
@@ -418,7 +418,7 @@ def _job_alerts() -> tuple[Alert, ...]:
             component="job",
             labels=("job_id",),
             summary="Job {{ $labels.job_id }} has run for {{ $value | humanizeDuration }} without any checkpoint",
-            description="It does not say that it means to save, and nothing was saved. A failure now would begin it at step 0.",
+            description="It has no save interval and saved nothing. After a failure it would start again at step 0.",
         ),
         Alert(
             name="OrchJobGpusIdle",
@@ -428,8 +428,8 @@ def _job_alerts() -> tuple[Alert, ...]:
             severity="warning",
             component="job",
             labels=("job_id",),
-            summary="Job {{ $labels.job_id }} runs, and all its GPUs are idle",
-            description="None of its GPUs has been busy for ten minutes: the job waits, hangs, or computes on processors. Which: "
+            summary="Job {{ $labels.job_id }} is running, but all its GPUs are idle",
+            description="None of its GPUs has been busy for ten minutes: the job waits, hangs, or computes on CPUs. To see which: "
             "orch status {{ $labels.job_id }}",
         ),
     )
@@ -460,8 +460,8 @@ def _service_alerts() -> tuple[Alert, ...]:
             component="queue",
             labels=("queue",),
             summary="Queue {{ $labels.queue }}: a job has waited for {{ $value | humanizeDuration }} while GPUs are idle",
-            description="No job of this queue started in the last hour, or shorter ones did and this one has waited for over "
-            "four hours. Waiting jobs and their reasons: orch queue",
+            description="No job of this queue started in the last hour, or others did and this one has waited for over "
+            "four hours. For the waiting jobs and their reasons: orch queue",
         ),
         Alert(
             name="OrchDiskFilling",
@@ -471,7 +471,7 @@ def _service_alerts() -> tuple[Alert, ...]:
             component="daemon",
             labels=("node", "path", "job", "instance"),
             summary="Disk of {{ $labels.path }} on {{ $labels.node }} will be full within a day",
-            description="At the pace of the last three hours. Checkpoints and logs are the usual reason: orch prune --dry-run",
+            description="Predicted from the last three hours. Checkpoints and logs are the usual cause: orch prune --dry-run",
         ),
         Alert(
             name="OrchDiskAlmostFull",
@@ -490,7 +490,7 @@ def _service_alerts() -> tuple[Alert, ...]:
             component="daemon",
             labels=("job", "instance"),
             summary="The daemon cannot write its store",
-            description="Nothing is acknowledged that is not written, so submissions and transitions wait. Check the disk.",
+            description="Nothing is acknowledged before it is written, so submissions and transitions wait. Check the disk.",
         ),
         Alert(
             name="OrchDaemonSlow",
@@ -500,7 +500,7 @@ def _service_alerts() -> tuple[Alert, ...]:
             component="daemon",
             labels=("job", "instance"),
             summary="The daemon's loop is late by {{ $value | humanizeDuration }}",
-            description="It reacts to failures and submissions that much later. Its machine is overloaded, or a disk hangs.",
+            description="It reacts to failures and submissions that late. Its machine is overloaded, or a disk hangs.",
         ),
     )
 
@@ -513,14 +513,14 @@ GROUPS: Final = (
     Group(name="orch-jobs", interval="15s", alerts=_job_alerts()),
     Group(name="orch-service", interval="15s", alerts=_service_alerts()),
 )
-"""Every rule. Groups run side by side, so what others read comes first only within a group."""
+"""All rules. Groups are evaluated concurrently; only within a group is a rule evaluated before those that follow it."""
 
 ALERTS: Final = tuple(alert for group in GROUPS for alert in group.alerts)
 RECORDS: Final = tuple(record for group in GROUPS for record in group.records)
 
 
 def document(groups: tuple[Group, ...] = GROUPS, *, runbooks: str = "docs/runbooks") -> dict[str, Any]:
-    """The rule file as plain values. `runbooks` is where the pages are: a path in the repository, or a URL."""
+    """Return the rule file as plain values. `runbooks` is the location of the pages: a path or a URL."""
     return {
         "groups": [
             {

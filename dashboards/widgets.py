@@ -1,8 +1,8 @@
-"""Panels and boards: grafanalib builds them, and what it lacks or writes in an old form is put right here.
+"""Panels and boards: grafanalib builds them; what it lacks or writes in an old form is added or replaced here.
 
-grafanalib 0.7 writes schema version 12 with options of panels that Grafana no longer has. `finish` keeps of each panel
-what the current schema knows, fills the options in that the panel's type needs today, and gives every panel its id. The
-tests check the result against Grafana's own published types. Which panels there are is decided by the boards.
+grafanalib 0.7 writes schema version 12, with panel options that Grafana has removed. `finish` keeps the keys of the
+current schema, adds the options that the type of each panel requires, and gives every panel its id. The tests check the
+result against Grafana's own published types. The modules of the boards decide which panels there are.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from grafanalib import core as g
 from grafanalib._gen import DashboardEncoder
 
 SCHEMA_VERSION: Final = 39
-"""What Grafana 11 wrote; newer ones read it and migrate it by themselves."""
+"""Schema version of Grafana 11; newer versions of Grafana read and migrate it."""
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 TAG: Final = "orch"
 
 Json = dict[str, Any]
 
 OPEN_JOB: Final = "/d/orch-job?var-job_id={job}&var-datasource=${{datasource}}&${{__url_time_range}}"
-"""Where a job's own board is, for data links."""
+"""Address of a job's own board, for data links."""
 JOB_OF_SERIES: Final = {"title": "Job board", "url": OPEN_JOB.format(job="${__field.labels.job_id}")}
 JOB_OF_ROW: Final = {"title": "Job board", "url": OPEN_JOB.format(job="${__data.fields.Job}")}
 
@@ -31,14 +31,14 @@ DIAGNOSIS: Final = {
     "url": "${docs}/diagnosis.md#${__value.raw}",
     "targetBlank": True,
 }
-"""The section of a finding's kind in the documentation, at the address in the variable docs."""
+"""Link to the documentation's section on a kind of finding, at the address in the variable docs."""
 
 BAND_COLORS: Final = ("green", "yellow", "orange", "red")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How values are shown: unit, bounds, colours at limits, words for numbers."""
+    """Format of displayed values: unit, bounds, colours at limits, texts for numbers."""
 
     unit: str = "short"
     decimals: int | None = None
@@ -64,7 +64,7 @@ NONE_IS_GOOD: Final = Look(unit="short", low=0, limits=((1, "red"),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """One PromQL query and how its series are called; `now` asks for the newest value only."""
+    """One PromQL query and the legend of its series; `now` makes it an instant query, for the newest value only."""
 
     expr: str
     legend: str = ""
@@ -81,7 +81,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A board before it is turned into JSON."""
+    """Definition of a board, from which `to_json` makes the JSON."""
 
     uid: str
     title: str
@@ -131,7 +131,7 @@ _CURRENT: Final = "current form"
 
 
 def _current(field_config: Json, options: Json) -> Json:
-    """The parts that grafanalib would write in an old form, put aside under a key of ours for `finish` to take."""
+    """Return the parts that grafanalib would write in an old form, under a key from which `finish` takes them."""
     return {_CURRENT: {"fieldConfig": field_config, "options": options}}
 
 
@@ -157,7 +157,7 @@ def lines(
     stacked: bool = False,
     bands: bool = False,
 ) -> g.Panel:
-    """Values over time. `bands` fills the background at the look's limits; lines then keep colours of their own."""
+    """Return a panel of lines in colours of their own; `bands` fills the background at the look's limits."""
     custom = {
         "drawStyle": "line",
         "lineWidth": 1,
@@ -190,7 +190,7 @@ def number(
     height: int = 4,
     graph: bool = True,
 ) -> g.Panel:
-    """One value, large, with its recent course behind it."""
+    """Return a panel of one large number; `graph` shows its recent values behind it."""
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "orientation": "auto",
@@ -219,7 +219,7 @@ def bars(
     width: int = 12,
     height: int = 8,
 ) -> g.Panel:
-    """The newest value of every series, side by side."""
+    """Return a panel of bars, with the newest value of every series."""
     options = {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "orientation": "horizontal",
@@ -251,7 +251,7 @@ def table(
     height: int = 8,
     sort: str = "",
 ) -> g.Panel:
-    """The newest values as rows. `columns` maps fields to headings in order; fields that it lacks are left out."""
+    """Return a table of the newest values, as rows. `columns` maps the shown fields to headings, in order."""
     overrides = []
     for heading, look in (looks or {}).items():
         made = _look(look, missing)["defaults"]
@@ -293,7 +293,7 @@ def table(
 def states(
     title: str, text: str, *queries: Query, missing: str, look: Look, width: int = 24, height: int = 6
 ) -> g.Panel:
-    """What state something was in, over time."""
+    """Return a panel of states over time."""
     options = {
         "mergeValues": True,
         "showValue": "auto",
@@ -312,7 +312,7 @@ def states(
 def heatmap(
     title: str, text: str, query: Query, *, missing: str, look: Look, width: int = 24, height: int = 9
 ) -> g.Panel:
-    """One row a series, time to the right, the value as a colour. grafanalib knows only the old form of this panel."""
+    """Return a panel of values as colours, one row per series, over time. grafanalib has only its old form."""
     options = {
         "calculate": False,
         "rowsFrame": {"layout": "auto"},
@@ -345,7 +345,7 @@ def heatmap(
 
 
 def words(title: str, content: str, *, width: int = 24, height: int = 4) -> g.Panel:
-    """Markdown."""
+    """Return a panel of Markdown text."""
     return g.Text(
         **{**_common(title, "What this board shows, and where to go from here.", width, height), "dataSource": None},
         content=content,
@@ -355,12 +355,12 @@ def words(title: str, content: str, *, width: int = 24, height: int = 4) -> g.Pa
 
 
 def source_variable() -> g.Template:
-    """The Prometheus that all panels ask."""
+    """Return the variable that selects the Prometheus of all panels."""
     return g.Template(name="datasource", label="Data Source", type="datasource", query="prometheus", refresh=2)
 
 
 def variable(name: str, label: str, query: str, *, all_value: str = ".+") -> g.Template:
-    """A choice of several values, all of them at first."""
+    """Return a variable that selects one or more values, all of them by default."""
     return g.Template(
         name=name,
         label=label,
@@ -369,19 +369,19 @@ def variable(name: str, label: str, query: str, *, all_value: str = ".+") -> g.T
         includeAll=True,
         multi=True,
         allValue=all_value,
-        refresh=2,  # when the time range changes, so that jobs of yesterday can be chosen yesterday
+        refresh=2,  # when the time range changes: it then offers the jobs of that time
         sort=1,
         default="$__all",
     )
 
 
 def text_variable(name: str, label: str, value: str) -> g.Template:
-    """A value that people type in at the top of the board."""
+    """Return a variable with a text field at the top of the board."""
     return g.Template(name=name, label=label, type="textbox", query=value)
 
 
 def event_annotation(name: str, expr: str, color: str) -> Json:
-    """Marks at the times that the series have as their values (in milliseconds)."""
+    """Return an annotation that marks the times that its series have as values (in milliseconds)."""
     return {
         "name": name,
         "datasource": SOURCE,
@@ -398,7 +398,7 @@ def event_annotation(name: str, expr: str, color: str) -> Json:
 
 
 def finding_annotation(expr: str) -> Json:
-    """Regions during which findings were open: the series are there for as long as the finding is."""
+    """Return an annotation that marks the time in which a finding was open: its series exists for that time."""
     return {
         "name": "Findings",
         "datasource": SOURCE,
@@ -415,7 +415,7 @@ def finding_annotation(expr: str) -> Json:
 
 
 def to_json(board: Board) -> Json:
-    """The board in Grafana's current form."""
+    """Return the board as JSON in Grafana's current schema."""
     raw = g.Dashboard(
         title=board.title,
         uid=board.uid,
@@ -448,7 +448,7 @@ _VARIABLE_KEYS: Final = (
 
 
 def finish(raw: Json) -> Json:
-    """The current schema of grafanalib's dashboard: known keys only, sections laid out, ids given."""
+    """Convert a dashboard of grafanalib to the current schema: known keys only, sections laid out, ids assigned."""
     board = {key: raw[key] for key in _DASHBOARD_KEYS}
     board["graphTooltip"] = 1
     board["fiscalYearStartMonth"] = 0
@@ -494,7 +494,7 @@ def _finish_variable(raw: Json) -> Json:
 
 
 def _lay_out(rows: list[Json]) -> list[Json]:
-    """Rows open, panels from left to right below their row; a panel that no longer fits begins a new line."""
+    """Open the rows and place panels from left to right below them; a panel that no longer fits begins a new line."""
     panels: list[Json] = []
     y = 0
     for row in rows:

@@ -1,12 +1,13 @@
 #!/opt/orch/bin/python
-"""Backs the record up while the daemon runs, checks a backup, and puts one back.
+"""Back up the store while the daemon runs, check a backup, or restore one.
 
-    backup.py write TARGET [--home DIR] [--keep N]    a copy of the record; with --keep, TARGET is a folder of dated ones
-    backup.py check BACKUP                            what is wrong with it; exit code 1 when something is
-    backup.py restore BACKUP [--home DIR]             where no record lies and no daemon waits
+    backup.py write TARGET [--home DIR] [--keep N]    copy the store to TARGET; with --keep, to a dated
+                                                      file in the folder TARGET: the newest N remain
+    backup.py check BACKUP                            print the errors in a backup; exit code 1 when there are any
+    backup.py restore BACKUP [--home DIR]             restore a backup where no store exists and no daemon runs
 
-Run it as the user that the daemon runs as. The record is what was accepted, what happened, and where things lie; the files
-themselves (working copies, logs, checkpoints: jobs/ and blobs/ below the home) are copied by any tool for files.
+Run it as the user that the daemon runs as. The store has every accepted job and its events. Copy working directories,
+their archives, logs and checkpoints (jobs/ and blobs/ below the home) with any file copy tool.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ PATTERN = "orch-*.sqlite3"
 
 
 def store(home: Path | None) -> Path:
-    """Where the record is."""
+    """Return the path of the store in the given home, by default in that of the settings."""
     settings = Settings.from_environ({**os.environ, **({"ORCH_HOME": str(home.resolve())} if home else {})})
     return settings.paths.store
 
 
 def write(target: Path, source: Path, keep: int) -> None:
-    """Copy the record; into the folder `target`, of whose copies the newest `keep` stay, when `keep` is not 0."""
+    """Copy the store to `target`; if `keep` is not 0, to a dated file in it, and delete all but the newest `keep`."""
     if not source.exists():
-        raise SystemExit(f"there is no record at {source}: name the home with --home")
+        raise SystemExit(f"there is no store at {source}: name the home with --home")
     if keep:
         target.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder, target = target, target / time.strftime("orch-%Y%m%dT%H%M%SZ.sqlite3", time.gmtime())
@@ -51,7 +52,7 @@ def write(target: Path, source: Path, keep: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=["write", "check", "restore"])
     parser.add_argument("path", type=Path)

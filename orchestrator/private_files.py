@@ -230,6 +230,6 @@ def _check(status: os.stat_result, shown: str, *, exposed: bool, last: bool) -> 
     shared = status.st_mode & _OTHERS_WRITE and not (status.st_mode & stat.S_ISVTX and not last)
     if exposed and shared:
         raise NotPrivateError(
-            f"{shown} can be written by other users, who may have put files there; look what is in it, then remove it or"
+            f"{shown} can be written by other users, who may have put files there; check what is in it, then remove it or"
             f" run: chmod go-rwx {shown}"
         )

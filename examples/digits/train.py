@@ -190,7 +190,7 @@ def main() -> None:
         if ctx.is_main:
             print(f"accuracy {accuracy:.4f} on {TEST_SAMPLES} images not trained on")
     elif ctx.is_main:
-        print("told to stop: saved; the same command goes on from here")
+        print("asked to stop: saved; the same command continues from here")
     if ctx.world_size > 1:
         dist.destroy_process_group()
 

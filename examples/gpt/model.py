@@ -12,7 +12,7 @@ HEAD_WIDTH = 64
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each added to what came in: (n, length, width) -> the same."""
+    """Attention and a feed-forward layer, each added to its input: (n, length, width) -> the same."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Look back at earlier positions, then think about each."""
+        """Apply attention to the earlier positions, then the feed-forward layer to each position."""
         samples, length, width = values.shape
         parts = self.attend(self.before_attention(values)).view(samples, length, 3, self.heads, -1)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next byte: (n, length) bytes -> (n, length, 256) scores. The width is 64 for each layer of depth."""
+    """Predictor of the next byte: (n, length) bytes -> (n, length, 256) scores. The width is 64 times the depth."""
 
     def __init__(self, *, depth: int, context: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class GPT(nn.Module):
         self.apply(_small_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The scores of each next byte."""
+        """Return the scores of the byte after each position."""
         values = self.bytes(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             values = block(values)
@@ -60,7 +60,7 @@ def _small_weights(module: nn.Module) -> None:
 
 @torch.no_grad()
 def write(model: GPT, beginning: str, length: int) -> str:
-    """Let the model go on with a text, byte by byte."""
+    """Continue a text with the model, byte by byte; return it with its beginning."""
     model.eval()
     device = next(model.parameters()).device
     tokens = torch.tensor([list(beginning.encode())], device=device)

@@ -13,7 +13,7 @@ SHARD_BYTES = 1_000_000
 
 
 def read(directory: Path | None, shards: int) -> list[bytes]:
-    """The first `shards` shards, fewer when there is not so much text. The same on every machine with the same files."""
+    """Return the first `shards` shards, or all if there are fewer. The same on every machine with the same files."""
     root = directory or Path(sysconfig.get_path("stdlib"))
     pattern = "*.py" if directory is None else "*"
     skipped = {"site-packages", "test", "tests", "idlelib", "lib2to3"} if directory is None else set()
@@ -28,18 +28,18 @@ def read(directory: Path | None, shards: int) -> list[bytes]:
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Pieces of text, one after the other, each with the same piece moved on by one byte: what to predict."""
+    """Consecutive pieces of text, each with its targets: the same piece shifted by one byte."""
 
     def __init__(self, text: bytes, context: int) -> None:
         self._bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._context = context
 
     def __len__(self) -> int:
-        """The whole pieces in the text."""
+        """Return the number of whole pieces in the text."""
         return (len(self._bytes) - 1) // self._context
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Two tensors of `context` whole numbers."""
+        """Return a piece and its targets, two tensors of `context` integers."""
         start = index * self._context
         piece = self._bytes[start : start + self._context + 1].long()
         return piece[:-1], piece[1:]

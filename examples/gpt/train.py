@@ -1,11 +1,11 @@
-"""A GPT that learns to write Python, byte by byte, from Python's own standard library.
+"""Train a GPT to write Python, byte by byte, on Python's own standard library.
 
     orch submit job.yaml
     torchrun --nproc-per-node 2 train.py
     python train.py --depth 4 --use-mixed-precision
 
 Depth, data and batch are options, and so is every setting of the training system (docs/training.md). With
---tokens-per-parameter the length of the run follows from the size of the model.
+--tokens-per-parameter the number of steps follows from the size of the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 
 def next_byte_loss(scores: Tensor, targets: Tensor) -> Tensor:
-    """The mean surprise, in nats for each byte."""
+    """Return the mean cross-entropy, in nats per byte."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model, as it is, in the training system: it takes its batch by name and returns its own loss.
+"""Train an unmodified Hugging Face model with the training system: it takes its batch by name and returns its own loss.
 
     orch submit job.yaml
     torchrun --nproc-per-node 2 train.py
@@ -22,23 +22,23 @@ from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 
 
 class Lines(Dataset[dict[str, Tensor]]):
-    """The text of this file's own Python, in pieces of `length` bytes."""
+    """Source text of Python's argparse module, in pieces of `length` bytes."""
 
     def __init__(self, length: int) -> None:
         text = Path(argparse.__file__).read_bytes()
         self._pieces = torch.frombuffer(bytearray(text), dtype=torch.uint8).long().split(length)[:-1]
 
     def __len__(self) -> int:
-        """The number of pieces."""
+        """Return the number of pieces."""
         return len(self._pieces)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """One piece under the names that Hugging Face models expect."""
+        """Return one piece under the names that Hugging Face models expect."""
         return {"input_ids": self._pieces[index], "labels": self._pieces[index]}
 
 
 def model() -> nn.Module:
-    """A GPT-2 of two layers that reads bytes."""
+    """Return a GPT-2 of two layers with a vocabulary of bytes."""
     try:
         from transformers import AutoModelForCausalLM, GPT2Config
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The two multi-layer perceptrons of the benchmark, trained with the training system.
+"""Train one of the benchmark's two multi-layer perceptrons with the training system.
 
     orch submit job.yaml
     torchrun --nproc-per-node 2 train.py --model large
@@ -25,7 +25,7 @@ PARAMETERS = {"medium": 54_403, "large": 2_021_379}
 
 
 def mlp(name: str) -> nn.Sequential:
-    """The `medium` model (54,403 parameters) or the `large` one (2,021,379): (n, 50) -> (n, 3)."""
+    """Return the `medium` model (54,403 parameters) or the `large` one (2,021,379): (n, 50) -> (n, 3)."""
     layers: list[nn.Module] = []
     before = INPUTS
     for width in WIDTHS[name]:
@@ -35,7 +35,7 @@ def mlp(name: str) -> nn.Sequential:
 
 
 def samples(count: int) -> tuple[Tensor, Tensor]:
-    """Fifty features, some of which hang together, and three targets that can be learned from them."""
+    """Return fifty features, some of them correlated, and three targets that can be learned from them."""
     generator = torch.Generator().manual_seed(42)
     features = torch.randn(count, INPUTS, generator=generator)
     features[:, 1] = 0.7 * features[:, 0] + 0.3 * features[:, 1]

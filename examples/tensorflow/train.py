@@ -1,11 +1,12 @@
-"""A TensorFlow model on several ranks with MultiWorkerMirroredStrategy: one line sets `TF_CONFIG`.
+"""Train a TensorFlow model on several ranks with MultiWorkerMirroredStrategy; one line sets `TF_CONFIG`.
 
     orch submit job.yaml
     torchrun --nproc-per-node 2 train.py
     python train.py
 
-Steps, loss and saved weights go through `orchestrator.train.context()`, so a rank that is killed costs the steps since the last save. Needs
-`pip install tensorflow` (or `tensorflow-cpu`) beside torch, which the ranks meet through.
+Steps, loss and weights are reported and saved through `orchestrator.train.context()`, so a killed rank loses only the
+steps since the last checkpoint. Needs `pip install tensorflow` (or `tensorflow-cpu`) in addition to torch, which the
+ranks use to exchange their addresses.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ BATCH = 32
 
 
 def batch(step: int, rank: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Inputs of a rank's step, and targets on a plane; the same after a restart."""
+    """Return the inputs of a rank's step, and targets on a plane; the same after a restart."""
     generator = np.random.default_rng((step, rank))
     inputs = generator.normal(size=(BATCH, len(SLOPES))).astype(np.float32)
     return inputs, inputs @ np.array([SLOPES], np.float32).T + np.float32(OFFSET)
 
 
 def make_strategy(ctx: Context) -> Any:
-    """The strategy for this job's ranks. TF_CONFIG has to be set before it is made."""
+    """Return the strategy for this job's ranks. TF_CONFIG must be set before it is created."""
     if ctx.world_size > 1:
         from orchestrator.train.integrations.tensorflow import set_tf_config
 
@@ -46,7 +47,7 @@ def make_strategy(ctx: Context) -> Any:
 
 
 class Model:
-    """A plane, fitted by gradient descent on every rank; the strategy adds up the ranks' gradients."""
+    """A plane, fitted by gradient descent on every rank with the mean of the ranks' gradients."""
 
     def __init__(self, strategy: Any, lr: float) -> None:
         import tensorflow as tf
@@ -69,16 +70,16 @@ class Model:
         self._step = tf.function(lambda inputs, targets: strategy.run(one_step, args=(inputs, targets)))
 
     def step(self, inputs: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]) -> float:
-        """Train on a batch of this rank; the mean loss of all ranks."""
+        """Train on a batch of this rank and return the mean loss of all ranks."""
         losses = self._strategy.experimental_local_results(self._step(inputs, targets))
         return float(losses[0])
 
     def state(self) -> dict[str, Any]:
-        """The weights as numbers, the same on every rank."""
+        """Return the weights as numbers, the same on every rank."""
         return {"weights": self.weights.numpy().ravel().tolist(), "offset": float(self.offset.numpy())}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from saved weights."""
+        """Continue from saved weights."""
         self.weights.assign(np.array([state["weights"]], np.float32).T)
         self.offset.assign(state["offset"])
 

@@ -180,7 +180,7 @@ class DaemonStoppingError(DaemonUnreachableError):
     """The daemon is shutting down and accepts no new requests. Jobs are safe; try again after `orch up`."""
 
     code = "daemon_stopping"
-    default_hint = "ask again after `orch up`; accepted jobs are safe"
+    default_hint = "try again after `orch up`; accepted jobs are safe"
 
 
 class DeadlineError(OrchError):

@@ -43,7 +43,7 @@ def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             return _bug(console)
         _abandon_output()
-        full = DiskFullError(f"the answer could not be written: {error.strerror}", hint="free space and ask again")
+        full = DiskFullError(f"the answer could not be written: {error.strerror}", hint="free space and try again")
         report_error(full, console, as_json=as_json)
         return full.exit_code
     except Exception as error:

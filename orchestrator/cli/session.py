@@ -40,7 +40,7 @@ class Session:
         from orchestrator.api.transport.following import Patience
 
         return Patience(
-            notice=lambda error: self.console.note(f"{error.message}; waiting for it to come back (jobs run on)")
+            notice=lambda error: self.console.note(f"{error.message}; waiting for it to come back (jobs keep running)")
         )
 
 

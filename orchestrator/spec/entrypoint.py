@@ -262,7 +262,7 @@ def _refuse_shell_syntax(text: str) -> None:
     found = _shell_syntax(text)
     if found is None:
         return
-    message = f"no shell reads this line, so {quoted(found)} would reach the script as it stands"
+    message = f"no shell reads this line, so {quoted(found)} would reach the script unchanged"
     advice = f"or put {quoted(found)} in single quotation marks when the script is to see it"
     if found == "\n":
         message = "the entry point is one command, this text has several lines"

@@ -342,9 +342,9 @@ class JobSpec(Record):
     preemptible: Annotated[
         YesNo, Doc("may be stopped at a checkpoint for a job of higher priority, and continued later")
     ] = True
-    min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run so long; null: at once")] = None
+    min_runtime: Annotated[Maybe[Wait], Doc("not preempted before it has run for this time; null: at once")] = None
     reclaim_idle: Annotated[
-        Maybe[Time], Doc("stopped for others once all of its GPUs were idle so long; null: the daemon's limit")
+        Maybe[Time], Doc("stopped for others once all of its GPUs were idle for this time; null: the daemon's limit")
     ] = None
     max_duration: Annotated[Maybe[Time], Doc("running time after which it is stopped; null: no limit")] = None
     stop_duration: Annotated[Wait, Doc("from SIGTERM to SIGKILL, the time to save")] = timedelta(minutes=5)

@@ -53,7 +53,7 @@ class Paths:
 
     @property
     def store(self) -> Path:
-        """The SQLite file; its -wal and -shm lie beside it."""
+        """The SQLite file; its -wal and -shm are beside it."""
         return self.home / "store.sqlite3"
 
     @property

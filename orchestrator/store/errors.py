@@ -39,7 +39,7 @@ class StoreUnreadableError(StoreError):
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
         super().__init__(
-            f"{path} cannot be read as a store ({reason}): put back a backup of it, or move {path.name}* away to begin "
+            f"{path} cannot be read as a store ({reason}): restore a backup of it, or move {path.name}* away to begin "
             "with an empty store; nothing was overwritten"
         )
 
@@ -88,7 +88,7 @@ class IdempotencyConflictError(StoreError):
 
     def __init__(self, key: str, job_id: str) -> None:
         self.key, self.job_id = key, job_id
-        super().__init__(f"the key {key!r} already stands for job {job_id}, which differs: use a new key for a new job")
+        super().__init__(f"the key {key!r} already belongs to job {job_id}, which differs: use a new key for a new job")
 
 
 class VersionConflictError(StoreError):
@@ -118,7 +118,7 @@ class UnreadableRecordError(StoreError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"a job's record cannot be read ({reason}): run `orch doctor`, or put back a backup of the store"
+            f"a job's record cannot be read ({reason}): run `orch doctor`, or restore a backup of the store"
         )
 
 

@@ -174,5 +174,5 @@ def _document(body: bytes, url: str, *, strict: bool = True) -> dict[str, Any]:
     if isinstance(found, dict):
         return found
     if strict:
-        raise GrafanaError(f"what answers at {url} is no Grafana", hint="check the address and its path")
+        raise GrafanaError(f"what answers at {url} is not a Grafana", hint="check the address and its path")
     return {}

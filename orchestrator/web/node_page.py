@@ -29,8 +29,8 @@ PARTS: Final = ("head", "gpus", "charts", "uses")
 MOST_USES: Final = 50
 
 EFFECTS: Final = {
-    NodeVerb.CORDON: "Nothing new starts there; what runs there goes on. Uncordon undoes it.",
-    NodeVerb.DRAIN: "Nothing new starts there, and the jobs that run there save, stop and start again elsewhere.",
+    NodeVerb.CORDON: "No new job starts there; running jobs continue. Uncordon undoes it.",
+    NodeVerb.DRAIN: "No new job starts there, and the running jobs save, stop and start again elsewhere.",
     NodeVerb.UNCORDON: "Jobs start there again; quarantines of the node and of its GPUs are forgotten.",
 }
 
@@ -91,7 +91,7 @@ class NodeViews:
         for node in await self._service.nodes():
             if name in (node.name, node.id):
                 return node
-        raise NoSuchNodeError(f"no node is called {name!r}", hint="the overview has those that there are")
+        raise NoSuchNodeError(f"no node is called {name!r}", hint="the overview lists them")
 
     async def _parts(self, name: str, chosen: str, window: Window, *, may_act: bool) -> Mapping[str, str]:
         node = await self._find(name)

@@ -67,7 +67,7 @@ def finish(axis: Any, *, y: str, x: str = "", title: str = "", from_zero: bool =
     axis.spines[["top", "right"]].set_visible(False)
     if from_zero:
         _, top = axis.get_ylim()
-        # The automatic margin is a part of the values' range: a line of nearly equal values would lie on the edge.
+        # The automatic margin is a part of the values' range: a line of nearly equal values would be on the edge.
         top = max(top, 1.05 * axis.dataLim.y1) if axis.lines and axis.get_autoscaley_on() else top
         axis.set_ylim(0, top if top > 0 else 1)
 

@@ -38,7 +38,7 @@ def parse_nodes(text: str) -> dict[str, Node]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,6})x(\d{1,3})\s*", part)
         if found is None or int(found[1]) < 1 or int(found[2]) < 1:
-            raise ValueError(f"{part!r} is no number of nodes: write 64x8 for 64 nodes of 8 GPUs, or 64x8,4x16")
+            raise ValueError(f"{part!r} is not a number of nodes: write 64x8 for 64 nodes of 8 GPUs, or 64x8,4x16")
         sizes += [int(found[2])] * int(found[1])
     if len(sizes) > MOST_NODES:
         raise ValueError(f"{len(sizes)} nodes are too many: at most {MOST_NODES}")

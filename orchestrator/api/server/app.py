@@ -388,6 +388,7 @@ def _add_page_routes(app: FastAPI, links: PageLinks | None) -> None:
         caller = caller_of(request)
         if links is None:
             raise RefusedError(
-                "this daemon serves no page", hint="`orch down`, then `orch up` without --page-listen '' (jobs run on)"
+                "this daemon serves no page",
+                hint="`orch down`, then `orch up` without --page-listen '' (jobs keep running)",
             )
         return answer(links.link(caller))

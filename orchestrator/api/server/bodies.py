@@ -209,4 +209,4 @@ def bad_request(found: list[dict[str, object]]) -> BadRequestError:
         steps = [str(step) for step in where] if isinstance(where, tuple) else []
         problems.append(Problem(message=str(item.get("msg", "is wrong")), path=".".join(steps)))
     first = problems[0].render() if problems else "the request cannot be understood"
-    return BadRequestError(first, hint="`orch` itself sends it right; see /api/v1/openapi.json", problems=problems)
+    return BadRequestError(first, hint="use `orch`, or see /api/v1/openapi.json", problems=problems)

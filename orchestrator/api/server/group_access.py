@@ -32,7 +32,7 @@ def group_id(group: str) -> int:
 def open_way(home: Path, socket: Path, group: str) -> None:
     """Let members of ``group`` traverse ``home`` to ``socket``.
 
-    Raises RefusedError if they could not reach it: the socket lies elsewhere, a directory above is closed to them,
+    Raises RefusedError if they could not reach it: the socket is elsewhere, a directory above is closed to them,
     or this user may not give a directory to the group.
     """
     gid = group_id(group)

@@ -44,7 +44,7 @@ def add_matrix_routes(
         """Return a matrix, with the state of each of its jobs."""
         found = await service.find_matrix(ref)
         if found is None:
-            raise NotFoundError(f"there is no matrix {ref!r}", hint="`orch matrix` lists those that there are")
+            raise NotFoundError(f"there is no matrix {ref!r}", hint="`orch matrix` lists the matrices")
         return answer(await service.matrix(found))
 
     @app.post(f"{API_PREFIX}/jobs/{{ref}}/{{verb}}", response_model=ActionReply)

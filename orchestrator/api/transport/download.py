@@ -86,7 +86,7 @@ class Downloader:
             os.unlink(part, dir_fd=parent)
         raise RefusedError(
             f"{file.path} is not what the daemon has: it changes while it is read",
-            hint="ask again when the job has ended",
+            hint="try again when the job has ended",
         )
 
     def _append(self, path: str, parent: int, part: str, *, afresh: bool) -> int:

@@ -186,5 +186,5 @@ def read_login(environ: Mapping[str, str]) -> tuple[str, str] | None:
     finally:
         os.close(handle)
     if len(lines) < 2 or not lines[0] or not lines[1]:
-        raise BadRequestError(f"{path} is damaged", hint="`orch login ADDRESS` writes it anew")
+        raise BadRequestError(f"{path} is damaged", hint="`orch login ADDRESS` writes a new one")
     return lines[0], lines[1]

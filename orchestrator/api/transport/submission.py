@@ -93,7 +93,7 @@ def read_job_file(path: str, stdin: Any = None) -> str:
         return str(data, "utf-8")
     except UnicodeDecodeError as error:
         raise BadRequestError(
-            f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8; is it a job.yaml at all?"
+            f"{path} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8; check that it is a job.yaml"
         ) from error
 
 
@@ -320,7 +320,7 @@ def _deliver(endpoint: Endpoint, body: dict[str, Any], deadline: float, path: st
         else:
             if isinstance(reply, dict):
                 return reply
-            raise InternalError("the daemon answered a submission with something else than an object")
+            raise InternalError("the daemon's answer to a submission is not an object")
         if time.monotonic() + pause >= deadline:
             raise _unknown_outcome(failure) from failure
         time.sleep(pause)

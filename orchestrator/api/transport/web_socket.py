@@ -112,7 +112,7 @@ class WebSocket:
 
     def reject_foreign_peer(self) -> NoReturn:
         """Raise for a peer that is not an orch daemon."""
-        raise ProtocolMismatchError(f"what listens at {self.label} does not speak orch's protocol")
+        raise ProtocolMismatchError(f"the process that listens at {self.label} does not use orch's protocol")
 
     def _whole(self) -> Iterator[str | bytes]:
         while self._events:

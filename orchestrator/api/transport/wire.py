@@ -80,7 +80,7 @@ class _Stream:
     def line(self) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > MAX_HEAD_BYTES:
-                raise ProtocolMismatchError(f"what listens at {self._label} does not speak orch's protocol")
+                raise ProtocolMismatchError(f"the process that listens at {self._label} does not use orch's protocol")
             if not self._receive():
                 raise ConnectionLostError(f"the daemon at {self._label} went away before it answered")
         line = bytes(self._buffer[:end])
@@ -99,13 +99,13 @@ class _Stream:
         version, _, rest = self.line().partition(b" ")
         code = rest[:3]
         if not version.startswith(b"HTTP/1.") or not code.isdigit():
-            raise ProtocolMismatchError(f"what listens at {self._label} does not speak orch's protocol")
+            raise ProtocolMismatchError(f"the process that listens at {self._label} does not use orch's protocol")
         headers: dict[str, str] = {}
         while line := self.line():
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.strip().lower()] = value.strip()
             if len(headers) > 100:
-                raise ProtocolMismatchError(f"what listens at {self._label} does not speak orch's protocol")
+                raise ProtocolMismatchError(f"the process that listens at {self._label} does not use orch's protocol")
         return int(code), headers
 
     def chunks(self, headers: dict[str, str]) -> Iterator[bytes]:
@@ -135,7 +135,7 @@ def _length(text: str, base: int, label: str) -> int:
     except ValueError:
         size = -1
     if not 0 <= size <= MAX_REPLY_BYTES:
-        raise ProtocolMismatchError(f"what listens at {label} does not speak orch's protocol")
+        raise ProtocolMismatchError(f"the process that listens at {label} does not use orch's protocol")
     return size
 
 
@@ -170,7 +170,7 @@ def _refuse_a_false_daemon(sock: socket.socket, path: str) -> None:
     uid = -1 if peer is None else peer[1]
     if not may_serve(path, uid):
         raise NotPermittedError(
-            f"what listens at {path} belongs to user {uid}",
+            f"the process that listens at {path} belongs to user {uid}",
             hint="set ORCH_HOME to a directory of your own, or of a daemon's user; nothing was sent",
         )
 
@@ -298,7 +298,9 @@ def _decoded(body: bytes, endpoint: Endpoint) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ProtocolMismatchError(f"what listens at {endpoint.label} does not speak orch's protocol") from error
+        raise ProtocolMismatchError(
+            f"the process that listens at {endpoint.label} does not use orch's protocol"
+        ) from error
 
 
 def _error_of(reply: Reply, endpoint: Endpoint) -> OrchError:

@@ -162,7 +162,7 @@ def _remarks(device: str, results: Mapping[Cell, CellResult]) -> Iterator[str]:
     if device == "cpu":
         failed.append(
             "- The claims are of GPUs. Processors have no memory of their own that a model fills, no units for lower precision "
-            "that fp32 lacks, and no DataParallel: what needs hardware says so."
+            "that fp32 lacks, and no DataParallel: claims that need GPUs are marked."
         )
     if failed:
         yield from ("## Remarks", "", *failed)

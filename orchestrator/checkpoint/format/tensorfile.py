@@ -97,7 +97,7 @@ def _entry(name: str, value: Mapping[str, object]) -> TensorEntry:
         raise TypeError(f"entry {name!r} is malformed")
     begin, end = offsets
     if any(type(number) is not int for number in (*shape, begin, end)) or any(size < 0 for size in shape):
-        raise TypeError(f"entry {name!r} has a shape or an offset that is no count")
+        raise TypeError(f"entry {name!r} has a shape or an offset that is not a count")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 
@@ -107,4 +107,4 @@ def _check(entries: Sequence[TensorEntry], data_bytes: int) -> None:
             raise CorruptCheckpointError(f"tensor {entry.name!r} has unknown type {entry.dtype!r}")
         expected = ITEM_BYTES[entry.dtype] * prod(entry.shape)
         if not (0 <= entry.begin <= entry.end <= data_bytes and entry.end - entry.begin == expected):
-            raise CorruptCheckpointError(f"tensor {entry.name!r} lies outside its file or has the wrong size")
+            raise CorruptCheckpointError(f"tensor {entry.name!r} is outside its file or has the wrong size")

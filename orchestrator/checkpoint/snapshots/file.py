@@ -388,7 +388,7 @@ def _meta_from(body: dict[str, Any], size: int) -> SnapshotMeta:
         if any(type(at) is not int or type(length) is not int for at, length in regions):
             raise TypeError("a part's place is invalid")
         if any(at < 0 or length < 0 or at + length > size for at, length in regions):
-            raise ValueError("a part lies outside of its slot")
+            raise ValueError("a part is outside its slot")
     metrics = {name: float(value) for name, value in body.pop("metrics").items()}
     meta = SnapshotMeta(**body, parts=parts, metrics=metrics)
     counts = (meta.attempt, meta.step, meta.rank, meta.world_size)

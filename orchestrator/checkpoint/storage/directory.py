@@ -143,7 +143,7 @@ class CheckpointDirectory:
         try:
             return str(json.loads(bytes(self.storage.read(f"{name}/{layout.QUARANTINE_NOTE}")))["why"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "set aside; the note that says why is missing"
+            return "set aside; the note with the reason is missing"
 
     def _progress(self, name: str) -> str:
         done = sum(1 for entry in self.storage.names(name) if layout.is_done_marker(entry))

@@ -99,6 +99,6 @@ def _inside(place: Any, word: str) -> Any:
         from difflib import get_close_matches
 
         close = get_close_matches(word, known)
-        hint = f"did you mean {close[0]}?" if close else f"`{place.command_path} --help` lists what there is"
+        hint = f"did you mean {close[0]}?" if close else f"`{place.command_path} --help` lists the commands"
         raise BadRequestError(f"{place.command_path} has no command {word!r}", hint=hint)
     return type(place)(found, parent=place, info_name=found.name)

@@ -49,7 +49,7 @@ def round_line(done: Round) -> str:
 
 def outcome(report: CampaignReport) -> str:
     """Format the outcome of the campaign as a line."""
-    how = "interrupted" if report.interrupted else report.ended_because or "its time is over"
+    how = "interrupted" if report.interrupted else report.ended_because or "its time has passed"
     state = ("every job is intact" if report.done else "no fault was injected") if report.intact else "NOT INTACT"
     return f"{report.done} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
 

@@ -243,7 +243,7 @@ class Drill:
                 return found
             time.sleep(POLL_SECONDS)
         raise NotRecoveredError(
-            f"the drill was done, but within {self._seconds:g} s not seen: {what}",
+            f"the drill was done, but this was not seen within {self._seconds:g} s: {what}",
             hint=f"orch events {self.job.id} shows its state; --timeout waits longer",
         )
 

@@ -161,7 +161,7 @@ class MachineDrill(Drill):
     def _own_head(self) -> None:
         if not self._head_pid("raylet"):
             raise RefusedError(
-                "the daemon did not start the Ray that it uses, or not on this machine; others' jobs would die with it",
+                "the daemon did not start the Ray that it uses, or not on this machine; jobs of others would end with it",
                 hint="run the drill on a daemon without --ray-address, on its machine and as its user",
             )
 

@@ -60,7 +60,7 @@ def send_signal(find: Callable[[], int], what: str, number: signal.Signals = sig
         raise RefusedError(f"{what} has no process on this machine", hint="it is just being restarted: try again")
     try:
         if find() != pid:
-            raise RefusedError(f"{what} was restarted this moment", hint="try again")
+            raise RefusedError(f"{what} was restarted just now", hint="try again")
         signal.pidfd_send_signal(held, number)
     except PermissionError as error:
         raise RefusedError(f"{what} is another user's process", hint="run the drill as the daemon's user") from error

@@ -28,10 +28,12 @@ def attach_to(session: Session, job_id: str, rank: int) -> int:
     try:
         end = sessions.carry(stream, terminal=wanted)
     except sessions.LeftError:
-        session.console.note(f"\ndetached; rank {rank} runs on, and `orch attach {job_id} --rank {rank}` returns to it")
+        session.console.note(
+            f"\ndetached; rank {rank} keeps running, and `orch attach {job_id} --rank {rank}` returns to it"
+        )
         return EXIT_OK
     except ConnectionLostError as error:
-        hint = f"the rank runs on; `orch attach {job_id} --rank {rank}` returns to it"
+        hint = f"the rank keeps running; `orch attach {job_id} --rank {rank}` returns to it"
         raise ConnectionLostError(error.message, hint=hint) from error
     except RefusedError:
         return _ended(session, job_id)

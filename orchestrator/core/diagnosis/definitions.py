@@ -174,14 +174,18 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
     f.ExporterSilent: Definition(
-        figure="no answer, half of it during the exporter's start",
+        figure="time without an answer, half of it during the exporter's start",
         opens_at=1.0,
         closes_at=STARTING,
         open_seconds=EXPORTER_SECONDS,
         close_seconds=6.0,
     ),
     f.GpuShared: Definition(
-        figure="processes of no job here", opens_at=1.0, closes_at=1.0, open_seconds=12.0, close_seconds=20.0
+        figure="processes of none of the daemon's jobs",
+        opens_at=1.0,
+        closes_at=1.0,
+        open_seconds=12.0,
+        close_seconds=20.0,
     ),
     f.GpuMemoryTaken: Definition(
         figure="memory that no process accounts for, over what drivers take",
@@ -263,7 +267,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
         close_seconds=0.0,
         severity=Severity.CRITICAL,
     ),
-    f.SavesRare: _over("time since the newest checkpoint, over the time that is meant", 1.0, 1.0, (30.0, 0.0)),
+    f.SavesRare: _over("time since the newest checkpoint, over the intended interval", 1.0, 1.0, (30.0, 0.0)),
     f.StorageSlow: _over("time that storage takes for a checkpoint, over what it may take", 1.0, 0.5, (10.0, 30.0)),
     f.SavesSlow: _over("time that a save stalls training, over the interval of saves", 0.2, 0.1, (10.0, 0.0)),
     f.ClockSkewed: _over("seconds between the clocks of the node and the daemon", 10.0, 5.0, (10.0, 30.0)),

@@ -212,7 +212,7 @@ def needs_home(job: Job) -> str:
     if job.spec.checkpoint.storage_path is None:
         return "it has no checkpoint.storage_path, and checkpoints in ORCH_HOME would be lost with the node"
     if job.spec.checkpoint.watch is not None:
-        return "what checkpoint.watch finds in its working copy would be lost with the node"
+        return "the files of checkpoint.watch in its working copy would be lost with the node"
     if job.submission.resume_from is not None and "://" not in job.submission.resume_from:
         return "the checkpoint that it starts from is in ORCH_HOME"
     return ""

@@ -362,7 +362,7 @@ def _(fact: f.ClockSkewed, job_id: str = "JOB") -> str:
 
 @sentence.register
 def _(fact: f.DaemonOverloaded) -> str:
-    return f"the daemon's loop is {fact.late_seconds:.1f} s late: what is said of this job may be late by as much"
+    return f"the daemon's loop is {fact.late_seconds:.1f} s late: the figures of this job may be late by as much"
 
 
 @advice.register

@@ -233,7 +233,7 @@ def _(fact: reasons.PrerequisiteUnmet) -> str:
 
 @sentence.register
 def _(fact: reasons.PrerequisiteGone) -> str:
-    return f"depends on {fact.job} {_ENDS[fact.on]}, whose record is gone"
+    return f"depends on {fact.job} {_ENDS[fact.on]}, whose record was removed"
 
 
 @sentence.register

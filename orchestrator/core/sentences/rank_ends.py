@@ -129,7 +129,7 @@ def _(fact: f.FileLeftOut, job_id: str = "JOB") -> str:
 def _(fact: f.CollectiveTimeout) -> str:
     library = {Backend.NCCL: "NCCL", Backend.GLOO: "gloo"}[fact.backend]
     return of_rank(
-        fact.rank, f"a collective of {library} timed out: another rank did not come to it in time{quoted(fact.said)}"
+        fact.rank, f"a collective of {library} timed out: another rank did not reach it in time{quoted(fact.said)}"
     )
 
 
@@ -213,7 +213,7 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
         "point the script at an older file; checkpoints saved with orch are verified: orch checkpoints JOB --verify",
     ),
     Problem.SHAPE_MISMATCH: (
-        "two tensors have shapes that do not go together",
+        "two tensors have shapes that do not match",
         "the traceback names the line; print the shapes there, and check the last, smaller batch (drop_last)",
     ),
     Problem.DEVICE_ASSERT: (
@@ -225,7 +225,7 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
         "install it into the interpreter that the job uses (orch status shows which)",
     ),
     Problem.PERMISSION: (
-        "it may not use a file",
+        "it has no permission to use a file",
         "ranks run as the user of the daemon: give that user access, or name another path",
     ),
     Problem.MISSING_FILE: (
@@ -234,7 +234,7 @@ _PROBLEMS: Final[dict[Problem, tuple[str, str]]] = {
     ),
     Problem.PORT_IN_USE: (
         "a port that it needs is in use",
-        "do not set MASTER_PORT or fixed ports in the script; orch hands a fresh rendezvous to every attempt",
+        "do not set MASTER_PORT or fixed ports in the script; orch gives a fresh rendezvous to every attempt",
     ),
 }
 

@@ -1,6 +1,6 @@
 """Reads the git state of a working directory: its commit, its branch, and whether files differ from them.
 
-Runs git only where the directory lies in a repository. When git fails, the state is unknown: a submission does not depend on it.
+Runs git only where the directory is in a repository. When git fails, the state is unknown: a submission does not depend on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DETACHED: Final = "(detached)"
 
 
 def git_state(directory: Path, *, seconds: float = GIT_SECONDS) -> GitState | None:
-    """Return the state of the repository that ``directory`` lies in; None without one, and where git does not answer in time."""
+    """Return the state of the repository that ``directory`` is in; None without one, and where git does not answer in time."""
     if not any((place / ".git").exists() for place in (directory, *directory.resolve().parents)):
         return None
     command = [

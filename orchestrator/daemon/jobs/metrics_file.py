@@ -1,6 +1,6 @@
 """A job's ``metrics.jsonl``: its reports, one JSON object a line, and the newest one for a restarted daemon.
 
-The file lies in the job's directory, where the job may also write. So it is opened only as a regular file and without
+The file is in the job's directory, where the job may also write. So it is opened only as a regular file and without
 waiting, and every line is validated: lines not written by this module are skipped.
 """
 

@@ -149,7 +149,7 @@ def _is_taken(path: Path) -> bool:
 
 def _shared_memory(_: Settings) -> list[Finding]:
     if not SHARED_MEMORY.is_dir():
-        remedy = "mount a tmpfs there; without it progress pages and snapshots lie on disk"
+        remedy = "mount a tmpfs there; without it progress pages and snapshots are on disk"
         return [Finding(level=Level.WARNING, what=f"there is no {SHARED_MEMORY}", remedy=remedy)]
     free = shutil.disk_usage(SHARED_MEMORY).free
     if free < LOW_SHARED_MEMORY_BYTES:

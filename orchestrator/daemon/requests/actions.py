@@ -82,7 +82,7 @@ class JobActions:
         def make() -> Sequence[ev.Event]:
             live = self._loop.decided.get(job.id, job)
             if live.state not in (JobState.PENDING, JobState.SUSPENDED):
-                hint = "`orch rerun` starts it anew" if live.state.is_terminal else f"`orch pause {job.id}` stops it"
+                hint = "`orch rerun` starts it again" if live.state.is_terminal else f"`orch pause {job.id}` stops it"
                 raise RefusedError(f"{job.id} is {live.state.value}; only a job in the queue can be held", hint=hint)
             return events_of(live, request, caller, self._loop.now())
 
@@ -97,7 +97,7 @@ class JobActions:
                 return events
             now = live.state.value if live else job.state.value
             raise RefusedError(
-                f"{job.id} is {now}; only a paused or held job can be resumed", hint="`orch rerun` starts it anew"
+                f"{job.id} is {now}; only a paused or held job can be resumed", hint="`orch rerun` starts it again"
             )
 
         await self._loop.command(make)

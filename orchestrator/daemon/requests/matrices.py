@@ -97,7 +97,7 @@ class MatrixDesk:
     async def _jobs(self, matrix_id: str) -> list[Job]:
         stored = await self._store.matrix_jobs(matrix_id)
         if not stored:
-            raise NotFoundError(f"there is no matrix {matrix_id!r}", hint="`orch matrix` lists those that there are")
+            raise NotFoundError(f"there is no matrix {matrix_id!r}", hint="`orch matrix` lists the matrices")
         return [self._loop.jobs.get(job.id, job) for job in stored]
 
     async def act(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:

@@ -45,7 +45,7 @@ class JobSessions:
         if job.state is not JobState.RUNNING:
             raise RefusedError(
                 f"{job.id} is {job.state.value}; only a running job has ranks to enter",
-                hint="`orch status` says where it stands",
+                hint="`orch status` shows its state",
             )
         if rank >= job.num_workers:
             hint = f"0 to {job.num_workers - 1}" if job.num_workers > 1 else "it has rank 0 alone"

@@ -215,7 +215,7 @@ def _modules(request: SubmitRequest, spec: JobSpec, base: Path) -> tuple[Path, .
             raise _one(request, where, f"{entry} is on the submitter's machine, and no working_dir is uploaded", hint)
         if request.remote and not path.is_relative_to(os.path.realpath(base)):
             hint = "put it into working_dir, or into the interpreter's environment on the daemon's machine"
-            raise _one(request, where, f"{entry} is not uploaded: it lies outside of working_dir", hint)
+            raise _one(request, where, f"{entry} is not uploaded: it is outside working_dir", hint)
         if not (os.path.isdir(path) or (path.suffix == ".whl" and _file_problem(path) is None)):  # noqa: PTH112 - never raises
             hint = "name a package's directory or a wheel; a relative path counts from working_dir"
             raise _one(request, where, f"{path} is neither a directory nor a wheel", hint)

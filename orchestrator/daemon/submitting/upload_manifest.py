@@ -87,7 +87,7 @@ def _path(value: Any) -> str:
         raise _invalid(f"a path is text of at most {MAX_PATH_BYTES} bytes")
     names = value.split("/")
     if "\0" in value or any(name in {"", ".", ".."} or len(_encoded(name)) > MAX_NAME_BYTES for name in names):
-        raise _invalid(f"{value!r} does not lie in the directory")
+        raise _invalid(f"{value!r} is not in the directory")
     if len(names) > MAX_DEPTH:
         raise _invalid(f"{value!r} is more than {MAX_DEPTH} directories deep")
     return value
@@ -132,7 +132,7 @@ def _refuse_conflicts(entries: tuple[Entry, ...]) -> None:
         above = posixpath.dirname(entry.path)
         while above:
             if above in leaves:
-                raise _invalid(f"{entry.path!r} lies below {above!r}, which is an entry of its own")
+                raise _invalid(f"{entry.path!r} is below {above!r}, which is an entry of its own")
             above = posixpath.dirname(above)
 
 

@@ -23,7 +23,7 @@ TICK_SECONDS = 2.0
 """Interval at which an idle server checks whether its socket's file still exists."""
 
 MOST_LOG_BYTES = 2**20
-"""A log that is longer when a server starts is emptied: it lies on the node's disk, and servers start after each loss of a head."""
+"""A log that is longer when a server starts is emptied: it is on the node's disk, and servers start after each loss of a head."""
 
 _LOCK_RETRY_SECONDS = 0.05
 _BACKLOG = 128

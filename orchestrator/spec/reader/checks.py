@@ -84,7 +84,7 @@ def _entrypoint(spec: JobSpec) -> Iterator[Finding]:
     if entrypoint.kind != "script" or spec.working_dir is None:
         return
     if posixpath.normpath(entrypoint.target).split("/")[0] == "..":
-        message = f"{quoted(entrypoint.target)} lies outside working_dir, which is all that is copied"
+        message = f"{quoted(entrypoint.target)} is outside working_dir, which is all that is copied"
         yield Finding(
             path=("entrypoint",),
             message=message,
@@ -139,9 +139,7 @@ def _times(spec: JobSpec) -> Iterator[Finding]:
 def _names(spec: JobSpec) -> Iterator[Finding]:
     for index, name in enumerate(spec.secrets):
         if name in spec.env:
-            yield Finding(
-                path=("secrets", index), message=f"{name} stands in env too", hint="remove it from one of them"
-            )
+            yield Finding(path=("secrets", index), message=f"{name} is in env too", hint="remove it from one of them")
     for index, dependency in enumerate(spec.depends_on):
         if dependency.job == spec.name:
             message = "the job would wait for itself"
@@ -169,12 +167,12 @@ def _checkpoint(spec: JobSpec) -> Iterator[Finding]:
     if attribute is None and spec.checkpoint.keep_best is not None:
         yield Finding(
             path=("checkpoint", "keep_best"),
-            message="which are the best is not said",
+            message="which checkpoints are the best is not specified",
             hint="name the metric: score_attribute: loss",
             others=(("checkpoint", "score_attribute"),),
         )
     if attribute is not None and order is None:
-        message = f"whether a low or a high {quoted(attribute)} is better is not said"
+        message = f"whether a low or a high {quoted(attribute)} is better is not specified"
         yield Finding(
             path=("checkpoint", "score_attribute"),
             message=message,

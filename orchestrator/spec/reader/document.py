@@ -83,7 +83,7 @@ def _check_text(text: str, source: str) -> None:
         line = text.count("\n", 0, bad.start()) + 1
         column = bad.start() - (text.rfind("\n", 0, bad.start()) + 1) + 1
         mark = Mark(source=source, line=line, column=column)
-        _fail(mark, f"the character U+{ord(bad.group()):04X} cannot stand in a job file", "remove it; save as UTF-8")
+        _fail(mark, f"the character U+{ord(bad.group()):04X} is not allowed in a job file", "remove it; save as UTF-8")
 
 
 def _syntax_hint(message: str) -> str:
@@ -150,7 +150,7 @@ class _Builder:
 
     def _refuse_tag(self, event: Any) -> None:
         if event.tag is not None:
-            self._note(self._mark(event), f"YAML tags are not taken: {quoted(event.tag)}", "remove the tag")
+            self._note(self._mark(event), f"YAML tags are not supported: {quoted(event.tag)}", "remove the tag")
 
     def _scalar(self, event: Any) -> ScalarNode:
         self._refuse_tag(event)
@@ -185,7 +185,7 @@ class _Builder:
     def _alias(self, event: Any) -> None:
         mark = self._mark(event)
         if event.anchor not in self._anchors:
-            _fail(mark, f"no anchor &{event.anchor} stands before this alias", "name it where the value is written")
+            _fail(mark, f"no anchor &{event.anchor} comes before this alias", "name it where the value is written")
         known = self._anchors[event.anchor]
         if known is None:
             _fail(mark, f"the value &{event.anchor} contains itself", "write it out")
@@ -217,7 +217,9 @@ class _Builder:
             if not isinstance(key, ScalarNode):
                 self._note(key.mark, f"a key must be a word, not {kind_of(key)}", "write `key: value`")
             elif key.text == "<<" and key.kind == "text":
-                self._note(key.mark, "merge keys are not taken", "write the lines out, or use an alias for each value")
+                self._note(
+                    key.mark, "merge keys are not supported", "write the lines out, or use an alias for each value"
+                )
             elif key.text in entries:
                 first = entries[key.text][0].mark.line
                 self._note(key.mark, f"the key {quoted(key.text)} occurs twice", f"the first is in line {first}")

@@ -97,7 +97,7 @@ _NO_SUCH_IDEA: dict[str, str] = {
     "container": "ranks run in the daemon's own environment; name another interpreter in entrypoint",
     "python": "name the interpreter in entrypoint: /path/to/python train.py",
     "python_version": "name the interpreter in entrypoint: /path/to/python train.py",
-    "file_mounts": "what lies under working_dir is copied; read larger data from a path",
+    "file_mounts": "files under working_dir are copied; read larger data from a path",
     "volumes": "ranks see the node's own files; no mount is needed",
     "bind_mounts": "ranks see the node's own files; no mount is needed",
     "mounts": "ranks see the node's own files; no mount is needed",

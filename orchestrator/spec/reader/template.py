@@ -60,11 +60,11 @@ def init_text(script: str, *, python: str = "python") -> str:
     """Write a commented job.yaml that runs a script: `.py` files with `python`, `.sh` files with bash.
 
     Raises:
-        EntrypointError: the script's name cannot stand in an entry point (empty, or with a line break).
+        EntrypointError: the script's name is not allowed in an entry point (empty, or with a line break).
 
     """
     if "\n" in script:  # a backslash before it would be read as a continued line
-        raise EntrypointError("a script's name with a line break cannot stand in an entry point", "rename the script")
+        raise EntrypointError("a script's name with a line break is not allowed in an entry point", "rename the script")
     path = f"./{script}" if script.startswith("-") else script
     words: tuple[str, ...]
     if script.endswith(".sh"):

@@ -19,5 +19,5 @@ class InteractiveSpec(Record):
     idle_limit: Annotated[
         timedelta,
         Duration(minimum=timedelta(seconds=1)),
-        Doc("cancelled after so long without input, output, traffic of sessions and processor time, attached or not"),
+        Doc("cancelled after this time without input, output, traffic of sessions and processor time, attached or not"),
     ] = timedelta(hours=1)

@@ -1,7 +1,7 @@
 """A torch.profiler trace of a few steps, on request, while training runs.
 
 `orch profile JOB` writes a request beside the rank's progress page; the training loop checks for one as often as it
-reports, which costs a microsecond. The finished trace lies beside the request. Without orch: `Tracer.ask`.
+reports, which costs a microsecond. The finished trace is beside the request. Without orch: `Tracer.ask`.
 """
 
 from __future__ import annotations

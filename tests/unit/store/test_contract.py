@@ -136,7 +136,7 @@ class TestSubmit:
     ) -> None:
         run(store.submit(submission(idempotency_key="k")))
         other = {"idempotency_key": "k", "job_id": "digits-other2", **difference}
-        with pytest.raises(IdempotencyConflictError, match=f"'k' already stands for job {ID}.*use a new key"):
+        with pytest.raises(IdempotencyConflictError, match=f"'k' already belongs to job {ID}.*use a new key"):
             run(store.submit(submission(**other)))
         assert len(run(store.load_live())) == 1
 

@@ -196,7 +196,7 @@ class TestRefused:
     )
     def test_a_file_that_is_no_database(self, path: Path, content: bytes, reason: str) -> None:
         path.write_bytes(content)
-        refused(path, StoreUnreadableError, f"cannot be read as a store \\({reason}.*put back a backup")
+        refused(path, StoreUnreadableError, f"cannot be read as a store \\({reason}.*restore a backup")
 
     def test_a_database_of_some_other_program(self, path: Path) -> None:
         with closing(sqlite3.connect(path)) as connection:

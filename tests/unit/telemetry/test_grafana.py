@@ -264,8 +264,8 @@ def test_nobody_answers(orch: Callable[..., tuple[int, str, str]]) -> None:
         (403, {}, b'{"message": "Permission denied"}', r"\(403\): Permission denied", "role Editor"),
         (302, {"Location": "/login"}, b"", r"\(302\): no reason given", "page for logging in"),
         (500, {}, b"<html>oops</html>", r"\(500\): no reason given", "Grafana's log"),
-        (200, {}, b"<html>welcome</html>", "is no Grafana", "address and its path"),
-        (200, {}, b"[1]", "is no Grafana", "address and its path"),
+        (200, {}, b"<html>welcome</html>", "is not a Grafana", "address and its path"),
+        (200, {}, b"[1]", "is not a Grafana", "address and its path"),
     ],
 )
 def test_other_refusals(

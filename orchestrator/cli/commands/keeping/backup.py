@@ -78,7 +78,7 @@ def restore(
             backups.restore(path, store)
         except BackupExistsError as error:
             raise RefusedError(
-                f"there is a record at {error.path}",
+                f"there is a store at {error.path}",
                 hint=f"stop the daemon (`orch down`) and move {error.path.parent}/{store.name}* away first",
             ) from error
 
@@ -86,7 +86,7 @@ def restore(
     if json:
         print_json(session, {"backup": str(path), "restored": str(store)})
     else:
-        session.console.print(f"restored {store}; `orch up` begins with it")
+        session.console.print(f"restored {store}; `orch up` uses it")
     return EXIT_OK
 
 
@@ -136,7 +136,7 @@ def _written(session: Session, target: Path, keep: int) -> Path | list[str]:
 
     store = _store(session)
     if not store.exists():
-        raise NotFoundError(f"there is no record at {store}", hint="set ORCH_HOME to the daemon's home")
+        raise NotFoundError(f"there is no store at {store}", hint="set ORCH_HOME to the daemon's home")
     folder = target
     if keep:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

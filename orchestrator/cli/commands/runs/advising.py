@@ -99,7 +99,7 @@ def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence
         )
     if spec.resources.resources_per_worker.gpu and found.device == "cpu":
         raise BadRequestError(
-            "the job asks for GPUs, and its script computed on processors here: the advice would be about those",
+            "the job asks for GPUs, and its script computed on processors here: the advice would apply to processors",
             hint="submit it from a machine with such GPUs, or give a number: --set resources.auto.advice.ranks=4",
         )
     session.console.note(f"advice: {script_sentence(found)}")
@@ -139,14 +139,14 @@ def _before_advice(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:
-    """Return the job's script for the advisor. Raises BadRequestError for an entry point that is no Python script."""
+    """Return the job's script for the advisor. Raises BadRequestError for an entry point that is not a Python script."""
     from orchestrator.bench.advisor.script_probe import Script
     from orchestrator.spec.entrypoint import parse_entrypoint, with_checkpoint
 
     entry = with_checkpoint(parse_entrypoint(spec.entrypoint), None)
     if entry.kind == "command":
         raise BadRequestError(
-            f"the entry point {spec.entrypoint!r} is no Python script",
+            f"the entry point {spec.entrypoint!r} is not a Python script",
             hint="the advisor times the steps of `python FILE` and `python -m NAME`",
         )
     base = file.parent if str(file) != "-" else Path()

@@ -54,7 +54,7 @@ def get(
             hint = "outputs are what `outputs:` in job.yaml names, and are there once its ranks have ended"
             nothing = "no outputs" if files.elsewhere else "neither outputs nor checkpoints"
             raise NotFoundError(f"{found.id} has left {nothing}", hint=hint)
-        hint = f"`orch get {found.id} --list` lists what there is; outputs are what `outputs:` in job.yaml names"
+        hint = f"`orch get {found.id} --list` lists the files; outputs are what `outputs:` in job.yaml names"
         raise NotFoundError(f"{found.id} has left no file that matches {' or '.join(patterns)}", hint=hint)
     if only_list:
         if json:

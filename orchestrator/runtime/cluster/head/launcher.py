@@ -5,7 +5,7 @@ It is a separate process because Ray's ``Node`` reads its settings from the envi
 the process ids.
 
 Ray makes the directories of its session readable by every user, whatever the umask, and again whenever a worker starts;
-``temp_dir`` therefore lies in a directory that only this user can enter.
+``temp_dir`` is therefore in a directory that only this user can enter.
 
 Ray's ``ray start`` takes 2 s longer and also starts a monitor (80 MB), a log monitor and a dashboard process (120 MB)
 that nothing here uses. Leaving them out needs ``ray._private.node``: only this file depends on it, and

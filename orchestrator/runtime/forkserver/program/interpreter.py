@@ -1,7 +1,7 @@
 """Makes a forked interpreter look fresh, and prepares the program that then runs as `__main__`.
 
 Owns the state that Python and torch keep in memory and that a process started by hand would have afresh. The result is a
-callable that server.py calls from its outermost frame, so that only this frame lies below the user's code. State that
+callable that server.py calls from its outermost frame, so that only this frame is below the user's code. State that
 cannot be made fresh is found by cold_start.py.
 """
 

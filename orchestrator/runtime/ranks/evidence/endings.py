@@ -1,6 +1,6 @@
 """Reads a keeper's record of its rank's end into the typed fields of an exit.
 
-The record lies in a directory that ranks can write to, and repeats values from the rank's page: types and ranges are
+The record is in a directory that ranks can write to, and repeats values from the rank's page: types and ranges are
 checked here, and invalid values count as unknown.
 """
 

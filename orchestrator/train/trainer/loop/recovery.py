@@ -157,7 +157,7 @@ class FaultToleranceManager:
             "lower the learning rate, set max_grad_norm, "
             + ("try precision: fp32, " if trainer.precision.name != "fp32" else "")
             + "or clean the data; "
-            + ("the same command goes on from the last checkpoint" if self.saved_step else "nothing was saved yet"),
+            + ("the same command continues from the last checkpoint" if self.saved_step else "nothing was saved yet"),
         ]
         return "\n".join(lines)
 
@@ -197,7 +197,7 @@ class FaultToleranceManager:
         if explained is not None:
             raise explained from None
         if self.saved_step is not None:
-            error.add_note(f"step {self.saved_step} is saved: the same command goes on from there")
+            error.add_note(f"step {self.saved_step} is saved: the same command continues from there")
         raise error
 
     def _required(self) -> MultiGPUTrainer:

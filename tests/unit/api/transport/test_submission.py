@@ -172,7 +172,7 @@ def test_a_daemon_that_never_has_enough_is_a_bug(monkeypatch: pytest.MonkeyPatch
 
 def test_an_answer_that_is_no_object_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "call", lambda *_, **__: [])
-    with pytest.raises(InternalError, match="something else"):
+    with pytest.raises(InternalError, match="is not an object"):
         submission.submit(Endpoint(socket_path="/x"), {}, environ={})
 
 

@@ -256,4 +256,4 @@ def test_a_note_of_quarantine_that_makes_no_sense_is_passed_over(tmp_path: Path,
     (broken,) = tmp_path.glob("*.broken*")
     (broken / QUARANTINE_NOTE).write_text(note)
     (info,) = [each for each in store(tmp_path).list() if each.status is CheckpointStatus.BROKEN]
-    assert "the note that says why is missing" in info.why
+    assert "the note with the reason is missing" in info.why

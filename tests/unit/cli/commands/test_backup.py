@@ -81,7 +81,7 @@ def test_a_record_is_not_written_over(orch: Orch, home: Path, tmp_path: Path) ->
     orch("backup", str(target))
     done = orch("restore", str(target))
     assert done.code == 5
-    assert f"there is a record at {_record(home)}" in done.err
+    assert f"there is a store at {_record(home)}" in done.err
     assert "move" in done.err
     assert _jobs(home) == [ID]
     assert orch("backup", str(target)).code == 5, "nor is a backup"

@@ -215,7 +215,7 @@ def test_a_daemon_that_answers_no_more_is_a_problem(daemon: FakeDaemon) -> None:
 def test_a_campaign_is_over_in_its_time(daemon: FakeDaemon) -> None:
     report = run(daemon, [Kind.RANK], seconds=0.0)
     assert (report.rounds, report.ended_because) == ([], "")
-    assert "its time is over" in text.outcome(report)
+    assert "its time has passed" in text.outcome(report)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_other_signals_have_their_own_words(process: subprocess.Popen[bytes]) ->
 
 def test_a_process_that_is_another_one_once_it_is_held_gets_no_signal(process: subprocess.Popen[bytes]) -> None:
     found = iter([process.pid, process.pid + 1])
-    with pytest.raises(RefusedError, match="rank 0 was restarted this moment"):
+    with pytest.raises(RefusedError, match="rank 0 was restarted just now"):
         send_signal(lambda: next(found), "rank 0")
     assert process.poll() is None
 

@@ -79,7 +79,7 @@ def test_the_other_jobs_end_starts_it_or_fails_it_at_once(on: EndCondition, stat
 def test_a_job_whose_record_is_gone_can_fulfil_nothing() -> None:
     (event,) = ask(dependent(ANY), ended={FIRST: None}).events
     assert isinstance(event, ev.JobFinished)
-    assert sentence(event.reason) == "depends on first-aaaaaa to end, whose record is gone"
+    assert sentence(event.reason) == "depends on first-aaaaaa to end, whose record was removed"
 
 
 def test_all_of_several_must_have_ended_and_one_wrong_end_is_enough() -> None:

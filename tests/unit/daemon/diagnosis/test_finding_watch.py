@@ -152,7 +152,7 @@ def test_a_view_has_the_newest_figures_and_the_record_those_of_the_opening() -> 
     world.run(60.0, late=3.0)
     assert len(world.events) == 1
     shown = job_view(world.job, None, None, "", findings=world.watch.current(world.job.id))
-    assert [one.sentence[:37] for one in shown.findings] == ["the daemon's loop is 3.0 s late: what"]
+    assert [one.sentence[:37] for one in shown.findings] == ["the daemon's loop is 3.0 s late: the "]
     assert job_view(world.job, None, None, "").findings[0].sentence.startswith("the daemon's loop is 1.0 s")
     assert shown.findings[0].since == world.job.findings[0].since  # type: ignore[attr-defined]  # it is a finding
     world.watch = world.daemon()

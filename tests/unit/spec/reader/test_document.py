@@ -140,11 +140,11 @@ def test_what_cannot_be_read_is_one_problem_with_its_place(
     ("text", "line", "message", "hint"),
     [
         ("a: 1\nb: 2\na: 3\n", 3, '"a" occurs twice', "the first is in line 1"),
-        ("a: !!python/object:os.system x\n", 1, "tags are not taken", "remove the tag"),
-        ("a: !!set {b}\n", 1, "tags are not taken", "remove the tag"),
-        ("a: ! x\n", 1, "tags are not taken", "remove the tag"),
+        ("a: !!python/object:os.system x\n", 1, "tags are not supported", "remove the tag"),
+        ("a: !!set {b}\n", 1, "tags are not supported", "remove the tag"),
+        ("a: ! x\n", 1, "tags are not supported", "remove the tag"),
         ("? [a]\n: 1\n", 1, "a key must be a word", "key: value"),
-        ("a: &x {b: 1}\nc:\n  <<: *x\n", 3, "merge keys are not taken", "write the lines out"),
+        ("a: &x {b: 1}\nc:\n  <<: *x\n", 3, "merge keys are not supported", "write the lines out"),
         ('a: "x\\0y"\n', 1, "NUL or half a character", "remove it"),
     ],
 )

@@ -39,7 +39,7 @@ def test_no_foreign_word_stands_twice_or_is_one_of_ours_in_its_place() -> None:
         ("run: x", "entrypoint"),
         ("setup: pip install x", "runtime_env.pip"),
         ("num_nodes: 2", "orch places ranks"),
-        ("file_mounts: {}", "working_dir is copied"),
+        ("file_mounts: {}", "working_dir are copied"),
         ("resources: {accelerators: H100:8}", "resources.resources_per_worker.gpu"),
         ("resources: {cpus: 4}", "resources.resources_per_worker.cpu"),
         ("resources: {memory: 4GB}", "resources.resources_per_worker.memory"),

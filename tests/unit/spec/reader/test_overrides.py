@@ -99,12 +99,12 @@ def test_a_job_can_be_written_on_the_command_line_alone() -> None:
         ("retry.log_policies.2=4", "", "2 is not a position in a list of 1", "count from 0"),
         ("retry.log_policies." + "9" * 5000 + "=4", "", "is not a position", "count from 0"),
         ("env=[1", "", "not valid YAML", "a bracket is not closed"),
-        ("env={A: !!str x}", "", "tags are not taken", "remove the tag"),
+        ("env={A: !!str x}", "", "tags are not supported", "remove the tag"),
         ("env={A: no}", "env.A", "the YAML boolean no", 'write "no"'),
         ("workdir=x", "workdir", "no such key", "did you mean working_dir?"),
         ("priority=x", "priority", 'got "x"', ""),
-        ("name=\udcff", "", "cannot stand in a job file", "UTF-8"),
-        ("name=a\0b", "", "cannot stand in a job file", "remove it"),
+        ("name=\udcff", "", "is not allowed in a job file", "UTF-8"),
+        ("name=a\0b", "", "is not allowed in a job file", "remove it"),
     ],
 )
 def test_what_cannot_be_set_is_told_with_the_argument(override: str, path: str, message: str, hint: str) -> None:

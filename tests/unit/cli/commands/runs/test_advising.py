@@ -48,7 +48,7 @@ def test_without_python_on_the_path_orch_s_own_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entrypoint", "more", "message"),
     [
-        ("bash run.sh", "", "is no Python script"),
+        ("bash run.sh", "", "is not a Python script"),
         ("python t.py", "working_dir: nowhere\n", "nowhere is not a directory"),
     ],
 )

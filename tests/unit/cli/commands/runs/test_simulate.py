@@ -69,7 +69,7 @@ def test_the_jobs_of_a_daemon_as_a_trace() -> None:
         ((), "one source of jobs is needed"),
         (("gone.csv",), "gone.csv cannot be read"),
         (("--synthetic", "x"), "unknown family 'x'"),
-        (("--synthetic", "philly", "--nodes", "8"), "'8' is no number of nodes"),
+        (("--synthetic", "philly", "--nodes", "8"), "'8' is not a number of nodes"),
         (("--synthetic", "philly", "--policy", "x"), "unknown policy 'x'"),
         (("--synthetic", "philly", "--write", "no/such/x.csv"), "cannot be written"),
     ],

@@ -405,7 +405,7 @@ def test_what_is_saved_is_told_with_an_error(tmp_path: Path) -> None:
     manager.fit(1)
     with pytest.raises(ZeroDivisionError) as caught:
         manager.fault_tolerance.handle_error(ZeroDivisionError())
-    assert caught.value.__notes__ == ["step 1 is saved: the same command goes on from there"]
+    assert caught.value.__notes__ == ["step 1 is saved: the same command continues from there"]
 
 
 # Resuming
