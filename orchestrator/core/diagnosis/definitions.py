@@ -174,7 +174,7 @@ DEFINITIONS: Final[Mapping[type[f.Finding], Definition]] = {
     f.RendezvousIncomplete: _at_once("time that ranks wait for their process group, over 30 s"),
     f.NoStep: _at_once("time without a step, over the time that this job may take for one"),
     f.ExporterSilent: Definition(
-        figure="time without an answer, half of it during the exporter's start",
+        figure="1 while its exporter does not answer, 0.5 while that starts",
         opens_at=1.0,
         closes_at=STARTING,
         open_seconds=EXPORTER_SECONDS,
