@@ -1,4 +1,4 @@
-"""Rules for the tests themselves: they must not change a module's constants, nor sleep instead of polling."""
+"""Rules for the tests themselves: no changed constants, no sleeps instead of polling, no assertion on a page that does not wait."""
 
 from __future__ import annotations
 
@@ -72,6 +72,36 @@ def hopeful_sleeps(tree: ast.AST, *, polls: bool = False) -> Iterator[int]:
         yield from hopeful_sleeps(node, polls=inside)
 
 
+READS_OF_A_PAGE = {
+    "all",
+    "all_inner_texts",
+    "all_text_contents",
+    "content",
+    "count",
+    "get_attribute",
+    "inner_html",
+    "inner_text",
+    "input_value",
+    "is_checked",
+    "is_disabled",
+    "is_enabled",
+    "is_hidden",
+    "is_visible",
+    "text_content",
+    "title",
+    "url",
+}
+
+
+def hasty_assertions(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that assert what a page shows at this moment, where ``expect`` waits for it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and any(
+            isinstance(part, ast.Attribute) and part.attr in READS_OF_A_PAGE for part in ast.walk(node.test)
+        ):
+            yield node.lineno
+
+
 def functions_that_test(tree: ast.AST) -> Iterator[ast.AST]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
@@ -96,6 +126,30 @@ def test_no_test_sleeps_for_luck() -> None:
         for line in hopeful_sleeps(test)
     }
     assert found == set(), "wait for a condition; that nothing happens is shown by one that comes after it"
+
+
+def test_an_assertion_on_a_page_waits() -> None:
+    files = [path for path in FILES if "playwright" in path.read_text() and path != Path(__file__)]
+    assert files
+    found = {
+        f"{path.relative_to(TESTS)}:{line}"
+        for path in files
+        for test in functions_that_test(tree_of(path.read_text()))
+        for line in hasty_assertions(test)
+    }
+    assert found == set(), "use expect(...) of playwright"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f():\n assert page.url.endswith('#main')", [2]),
+        ("def f():\n assert [a.inner_text() for a in page.locator('a').all()] == []", [2]),
+        ("def f():\n expect(page).to_have_url('x')\n assert calls == []", []),
+    ],
+)
+def test_the_rule_sees_an_assertion_that_does_not_wait(text: str, found: list[int]) -> None:
+    assert list(hasty_assertions(tree_of(text))) == found
 
 
 @pytest.mark.parametrize(
