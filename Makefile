@@ -51,7 +51,7 @@ layers: $(STAMP)
 # Each test process imports all tested modules: no more processes than processors.
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/released tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
 integration: $(STAMP)
 	.ci/install-test-tools

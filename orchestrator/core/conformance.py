@@ -1,6 +1,6 @@
 """Checks a record's values against its fields' declarations: types, finite numbers, ranges, lengths. Pure.
 
-Dataclasses are checked where facts from outside enter the record, and where a record of an earlier version is read: an
+Dataclasses are checked where facts from outside enter the record, and where a record is read: an
 invalid value would otherwise be folded, and fail later in the work for all jobs.
 """
 
@@ -49,7 +49,6 @@ _KNOWN: Final[dict[type[Any], tuple[_Rule, ...]]] = {}
 
 def misfits(record: Any) -> tuple[str, ...]:
     """Return the names of the dataclass's fields with invalid values, in order."""
-    # A record unpickled from an older version may lack a field. This runs for every event of every rank, so it makes no needless call.
     rules = _rules(type(record))
     return tuple([field.name for field, check, _ in rules if not check(getattr(record, field.name, MISSING))])
 

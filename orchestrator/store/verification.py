@@ -7,10 +7,9 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.stored.job_record import job_to_dict
-from orchestrator.store.sql.rows import event_of, job_of, job_row
+from orchestrator.store.sql.rows import event_of, job_row
 from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -90,22 +89,12 @@ def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
     try:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
         expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))
-        record = json.loads(job_row(job_of(row["record"]))["record"])  # records of earlier versions lack keys
+        record = json.loads(row["record"])
     except Exception as error:  # the error of an unreadable event or record is the finding
         return f"its events or its record cannot be read: {error}"
     wanted = json.loads(expected.pop("record"))
     wrong = [name for name, value in expected.items() if row[name] != value]
     wrong += [
-        f"record.{name}"
-        for name in sorted(wanted.keys() | record.keys())
-        if not _agree(wanted.get(name), record.get(name))
+        f"record.{name}" for name in sorted(wanted.keys() | record.keys()) if wanted.get(name) != record.get(name)
     ]
     return f"its row differs from the fold of its events in {', '.join(wrong)}" if wrong else ""
-
-
-def _agree(wanted: Any, stored: Any) -> bool:
-    """Whether a stored value equals the folded one; a sentence stored by an earlier version matches any fact."""
-    if isinstance(stored, list) and isinstance(wanted, list):
-        return len(wanted) == len(stored) and all(map(_agree, wanted, stored))
-    legacy = isinstance(stored, dict) and isinstance(wanted, dict) and stored.get("kind") == Legacy.kind
-    return wanted == stored or (legacy and "kind" in wanted)

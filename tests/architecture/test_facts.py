@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core import events
 from orchestrator.core.diagnosis import health, quarantine
 from orchestrator.core.facts.codec import FACTS
-from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.fact import UnreadableFact
 from orchestrator.core.job import attempt, phases
 from orchestrator.core.job.record import Job
 from tests.support.trees import tree_of
@@ -32,7 +32,7 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize("record", sorted(RECORDS - {Legacy}, key=lambda cls: cls.__qualname__))
+@pytest.mark.parametrize("record", sorted(RECORDS - {UnreadableFact}, key=lambda cls: cls.__qualname__))
 def test_no_record_holds_a_sentence(record: type) -> None:
     held = [f.name for f in dataclasses.fields(record) if f.name in SENTENCES and f.type in ("str", "str | None")]
     assert held == [], "store a fact; core/sentences puts it into words"

@@ -28,7 +28,6 @@ SPARE_BYTES: Final = 16 * 1024
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _LOCK_SECONDS: Final = 5.0
 _LOCK_POLL_SECONDS: Final = 0.005
-_EARLIER: Final = ".spare"  # single file of earlier versions, used only once
 
 
 class Spares:
@@ -48,7 +47,6 @@ class Spares:
         """Create up to ``COUNT`` spares of full size, as space permits. Never raises."""
         with contextlib.suppress(OSError):
             self._directory.mkdir(mode=self._folder_mode, exist_ok=True)
-            (self._root / _EARLIER).unlink(missing_ok=True)
             with self._alone():
                 for path in self._paths():
                     _allocate(path)

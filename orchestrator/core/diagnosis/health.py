@@ -245,8 +245,8 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
 
 
 def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, Entered]:
-    """Return the newest call of each rank that has the same one in both looks; an actor of an earlier version reports none."""
-    calls = {rank: tuple(getattr(look, "entered", None) for look in pair) for rank, pair in pairs.items()}
+    """Return the newest call of each rank that has the same one in both looks."""
+    calls = {rank: tuple(look.entered for look in pair) for rank, pair in pairs.items()}
     return {rank: after for rank, (before, after) in calls.items() if after is not None and before == after}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.fact import Fact, Legacy
+from orchestrator.core.facts.fact import Fact  # noqa: TC001  # codec.py reads the annotations
 from orchestrator.core.facts.gangs import GangFault, StartupTimeout
 from orchestrator.core.facts.gpus import GpuFault
 from orchestrator.core.facts.memory import OomCount, OomKill
@@ -34,10 +34,6 @@ ENOUGH_OF_A_GPU: Final = 1.5  # two: one may be chance, and much less is lost th
 CHECK_AFTER_SECONDS: Final = 300.0
 LONGEST_CHECK_AFTER_SECONDS: Final = 3600.0
 
-_HARDWARE: Final = frozenset({"gpu_lost", "gpu_ecc", "gpu_xid"})
-_PLACE: Final = frozenset({"signal", "gang_lost", "host_oom_kill", "startup_timeout", "disk_full"})
-"""Codes of causes that earlier versions stored as sentences."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
@@ -52,7 +48,7 @@ class Strike:
     @property
     def is_hardware(self) -> bool:
         """Whether the hardware itself reported it."""
-        return _speaks_of_hardware(self.cause)
+        return isinstance(self.cause, GpuFault)
 
 
 def strike_of(job: Job, event: ev.Event) -> Strike | None:
@@ -78,27 +74,15 @@ def speaks_of_place(cause: Fact) -> bool:
             return False
         case ProcessSignal() | NoExitStatus() | GangFault() | StartupTimeout() | OomKill() | OomCount() | DiskFull():
             return True
-        case Legacy(legacy_code=code) if code in _PLACE:
-            return True
         case _:
-            return _speaks_of_hardware(cause)
-
-
-def _speaks_of_hardware(cause: Fact) -> bool:
-    match cause:
-        case GpuFault():
-            return True
-        case Legacy(legacy_code=code):
-            return code in _HARDWARE
-        case _:
-            return False
+            return isinstance(cause, GpuFault)
 
 
 def _blamed_gpu(job: Job, failure: ev.Failure) -> str:
     """Return the GPU that the hardware's fact names, or the rank's only one; empty where several are possible."""
-    if not _speaks_of_hardware(failure.cause):
+    if not isinstance(failure.cause, GpuFault):
         return ""
-    if isinstance(failure.cause, GpuFault) and failure.cause.gpu_uuid:
+    if failure.cause.gpu_uuid:
         return failure.cause.gpu_uuid
     uuids = next((seat.gpu_uuids for seat in job.seats if seat.rank == failure.rank), ())
     return uuids[0] if len(uuids) == 1 else ""

@@ -1,7 +1,6 @@
 """Converts facts to JSON-ready values and back: an object with the fact's ``kind`` and the fields without default values.
 
-An unreadable fact (a sentence of an earlier version, a kind of a later one) becomes a ``Legacy``, so that a record of any
-version opens.
+A fact that cannot be read becomes an ``UnreadableFact``, so that its record opens.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from orchestrator.core.facts import (
     reasons,
     requesters,
 )
-from orchestrator.core.facts.fact import Fact, Legacy
+from orchestrator.core.facts.fact import Fact, UnreadableFact
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -54,10 +53,12 @@ def _defined(module: ModuleType) -> Iterator[type[Fact]]:
             yield value
 
 
-FACTS: Final[Mapping[str, type[Fact]]] = {Legacy.kind: Legacy} | {
+FACTS: Final[Mapping[str, type[Fact]]] = {UnreadableFact.kind: UnreadableFact} | {
     cls.kind: cls for module in _MODULES for cls in _defined(module)
 }
 """Every fact class, by its kind. Base classes have none."""
+
+MAX_UNREADABLE: Final = 1024
 
 
 def fact_to_dict(fact: Fact) -> dict[str, Any]:
@@ -76,14 +77,12 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
-    """Convert ``fact_to_dict``'s values; ``code`` and ``advice`` are what an earlier version stored beside a sentence."""
+def fact_from(value: Any) -> Fact:
+    """Convert ``fact_to_dict``'s values."""
     if isinstance(value, Fact):
         return value
-    if isinstance(value, str):
-        return Legacy(sentence=value, legacy_code=code, advice=advice)
     if not isinstance(value, Mapping):
-        return Legacy(sentence="", legacy_code=code)
+        return UnreadableFact(text=str(value)[:MAX_UNREADABLE])
     cls = FACTS.get(str(value.get("kind")))
     try:
         known = {f.name for f in fields(cls)} if cls is not None else set()
@@ -92,7 +91,7 @@ def fact_from(value: Any, *, code: str = "", advice: str = "") -> Fact:
         fact = None
     if fact is None or misfits(fact):
         text = ", ".join(f"{name} {item}" for name, item in value.items() if isinstance(item, str | int | float))
-        return Legacy(sentence=text, legacy_code=code or str(value.get("kind", "")))
+        return UnreadableFact(text=text[:MAX_UNREADABLE])
     return fact
 
 
@@ -106,25 +105,21 @@ def _read(cls: type[Fact], name: str, value: Any) -> Any:
         return tuple(_read(cls, name, item) for item in value)
     if isinstance(value, Mapping):
         return fact_from(value)
-    kind = _kinds(cls).get(name)
-    if kind is None or value is None:
-        return value
-    return fact_from(value) if kind is Fact and isinstance(value, str) else kind(value)
+    kind = _enums(cls).get(name)
+    return value if kind is None or value is None else kind(value)
 
 
-def _kinds(cls: type[Fact]) -> Mapping[str, type[Any]]:
-    """Return the fields that hold an enumeration, or a fact that earlier versions stored as a sentence."""
-    found = _KINDS.get(cls.kind)
-    if found is None:
-        hints = get_type_hints(cls)
-        classes = {name: _without_none(hint) for name, hint in hints.items()}
-        found = {
-            name: hint
-            for name, hint in classes.items()
-            if inspect.isclass(hint) and (hint is Fact or issubclass(hint, Enum))
-        }
-        _KINDS[cls.kind] = found
+def _enums(cls: type[Fact]) -> Mapping[str, type[Enum]]:
+    """Return the fields that hold an enumeration."""
+    if cls.kind in _ENUMS:
+        return _ENUMS[cls.kind]
+    classes = {name: _without_none(hint) for name, hint in get_type_hints(cls).items()}
+    found = {name: hint for name, hint in classes.items() if inspect.isclass(hint) and issubclass(hint, Enum)}
+    _ENUMS[cls.kind] = found
     return found
+
+
+_ENUMS: dict[str, Mapping[str, type[Enum]]] = {}
 
 
 def _without_none(hint: Any) -> Any:
@@ -134,12 +129,9 @@ def _without_none(hint: Any) -> Any:
     return inner[0] if len(inner) == 1 < len(parts) else hint
 
 
-_KINDS: dict[str, Mapping[str, type[Any]]] = {}
-
-
 def _stored_fact(value: Any) -> Fact:
-    """Convert a stored fact; a value that is neither a sentence nor an object stays, for ``conformance`` to replace."""
-    kept: Fact = fact_from(value) if isinstance(value, str | Mapping) else value
+    """Convert a stored fact; a value that is no object stays, for ``conformance`` to replace."""
+    kept: Fact = fact_from(value) if isinstance(value, Mapping) else value
     return kept
 
 

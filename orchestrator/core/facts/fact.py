@@ -1,4 +1,4 @@
-"""The base of all facts, and the one fact that is a sentence, written by earlier versions."""
+"""The base of all facts, and the fact that stands for one that cannot be read."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Legacy(Fact):
-    """A sentence that an earlier version stored, with its code and advice: shown unchanged, never parsed."""
+class UnreadableFact(Fact):
+    """A stored fact that this version cannot read: ``text`` is what was stored, shown and never parsed."""
 
-    kind: ClassVar[str] = "legacy"
-    sentence: str
-    legacy_code: str = ""
-    advice: str = ""
-
-    @property
-    def code(self) -> str:
-        """The code that was stored with the sentence."""
-        return self.legacy_code
+    kind: ClassVar[str] = "unreadable"
+    text: str

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.diagnosis.evidence import explaining
 from orchestrator.core.diagnosis.signatures import match_signature, uncaught_exception
 from orchestrator.core.events import Failure
-from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.facts.gangs import GangFault, StartupTimeout
+from orchestrator.core.facts.gangs import StartupTimeout
 from orchestrator.core.facts.gpus import GpuFault
 from orchestrator.core.facts.rank_ends import (
     ExitCode,
@@ -186,8 +185,7 @@ def _signalled(rank: int, number: int, exit_code: int | None = None) -> ProcessS
 
 
 def gang_failure(cause: Fact) -> Failure:
-    """Return the failure of a lost actor or node. A cause stored by an earlier version gets the code."""
-    cause = replace(cause, legacy_code=GangFault.failure_code) if isinstance(cause, Legacy) else cause
+    """Return the failure of a lost actor or node."""
     return Failure(failure_class=FailureClass.INFRA, cause=cause)
 
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons, requesters
-from orchestrator.core.facts.fact import Legacy
-from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.job.attempt import Attempt, Stop
 from orchestrator.core.job.past_attempts import shorten
 from orchestrator.core.job.phases import (
@@ -372,13 +370,8 @@ def _end(job: Job, event: ev.JobFinished) -> Ended:
 
 def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
     if job.stop is not None and job.stop.purpose is StopPurpose.TIMEOUT:
-        return ev.Failure(failure_class=FailureClass.TIMEOUT, cause=_coded(event.reason))
+        return ev.Failure(failure_class=FailureClass.TIMEOUT, cause=event.reason)
     return job.failure
-
-
-def _coded(reason: Fact) -> Fact:
-    # A sentence of an earlier version gets the code of the end.
-    return replace(reason, legacy_code=MaxDuration.kind) if isinstance(reason, Legacy) else reason
 
 
 _fold.register(ev.CheckpointSaved, checkpoint_saved)

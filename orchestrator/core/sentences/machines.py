@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Final
 
 from orchestrator.core.facts import gangs, gpus, memory, nodes
-from orchestrator.core.facts.fact import Legacy  # noqa: TC001  # singledispatch reads the annotations
+from orchestrator.core.facts.fact import UnreadableFact  # noqa: TC001  # singledispatch reads the annotations
 from orchestrator.core.sentences.base import CUT, advice, of_rank, plural, quoted, sentence
 from orchestrator.spec.units import format_duration, format_memory
 
@@ -24,13 +24,8 @@ _XID_MEANS: Final = {
 
 
 @sentence.register
-def _(fact: Legacy) -> str:
-    return fact.sentence
-
-
-@advice.register
-def _(fact: Legacy, job_id: str = "JOB") -> str:
-    return fact.advice
+def _(fact: UnreadableFact) -> str:
+    return fact.text
 
 
 # -- memory

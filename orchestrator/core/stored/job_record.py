@@ -1,4 +1,4 @@
-"""Converts a job's record and its events to JSON-ready values and back, also those of earlier versions."""
+"""Converts a job's record and its events to JSON-ready values and back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain, use_form
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, Exit, JobSubmitted, RankExited
-from orchestrator.core.job.attempt import Attempt
-from orchestrator.core.job.past_attempts import Past, shorten
 from orchestrator.core.spec_memo import SpecMemo
 from orchestrator.core.stored.fresh import FreshRecords
-from orchestrator.core.stored.old_forms import current_body, current_job
 from orchestrator.core.stored.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
 from orchestrator.spec.model import JobSpec
@@ -46,30 +43,14 @@ def job_from_text(text: str) -> Job:
 
 
 def job_from_dict(row: Mapping[str, Any]) -> Job:
-    """Convert ``job_to_dict``'s values, also those of earlier versions.
-
-    Values of the wrong type, which earlier versions accepted from ranks, become defaults.
-    """
+    """Convert ``job_to_dict``'s values. Values of the wrong type become defaults."""
     fresh = _fresh.read(row)
     if fresh is not None:
         return fresh
-    record, unusable = from_plain(JobRecord, current_record(row))
+    record, unusable = from_plain(JobRecord, row)
     job = job_of(record, unusable=unusable)
     _fresh.learn(row, job)
     return job
-
-
-def current_record(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a stored record in the present form. Records of earlier versions list all attempts and have no counters."""
-    row = current_job(row)
-    attempts = row.get("attempts", ())
-    if not all("progressed" in attempt for attempt in attempts):  # derived from steps for an earlier version
-        attempts = [{"progressed": a["checkpoint_step"] > a["start_step"], **a} for a in attempts]
-        row = {**row, "attempts": attempts}
-    if "past" in row:
-        return row
-    past, kept = shorten(Past(), tuple(from_plain(Attempt, attempt)[0] for attempt in attempts))
-    return {**row, "past": to_plain(past), "attempts": attempts[len(attempts) - len(kept) :]}
 
 
 def event_body(event: Event) -> dict[str, Any]:
@@ -78,14 +59,11 @@ def event_body(event: Event) -> dict[str, Any]:
 
 
 def event_from(kind: str, body: Mapping[str, Any], *, job_id: JobId, at: float, cause: str) -> Event:
-    """Convert ``event_body``'s values. Raises UnknownEventError for a kind of a newer version.
-
-    Values of the wrong type, which earlier versions accepted from ranks, are replaced by defaults.
-    """
+    """Convert ``event_body``'s values. Raises UnknownEventError for a kind of a newer version; values of the wrong type become defaults."""
     cls = EVENTS.get(kind)
     if cls is None:
         raise UnknownEventError(f"event {kind!r}: upgrade orch to the version that wrote this store")
-    return from_plain(cls, {**current_body(kind, body), "job_id": job_id, "at": at, "cause": cause})[0]
+    return from_plain(cls, {**body, "job_id": job_id, "at": at, "cause": cause})[0]
 
 
 def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
@@ -116,7 +94,7 @@ def _spec_of_text(text: str) -> JobSpec:
 
 
 def _exited_form(event: RankExited) -> dict[str, Any]:
-    """Return the end of a rank in the flat form of all versions. Its time is the event's own."""
+    """Return the end of a rank in a flat form. Its time is the event's own."""
     end = to_plain(event.exit)
     del end["at"]
     return {"attempt": event.attempt, **end}

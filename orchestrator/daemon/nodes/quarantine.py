@@ -17,7 +17,6 @@ from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemne
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
 from orchestrator.core.facts.nodes import HealthCheckFailed
-from orchestrator.core.stored.old_forms import current_strike
 from orchestrator.store.port import StoredPlace
 
 if TYPE_CHECKING:
@@ -238,4 +237,4 @@ class NodeQuarantine:
 
 
 def _held_from(body: Mapping[str, Any]) -> _Held:
-    return from_plain(_Held, {**body, "strikes": [current_strike(strike) for strike in body["strikes"]]})[0]
+    return from_plain(_Held, body)[0]

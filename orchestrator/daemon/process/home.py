@@ -1,4 +1,4 @@
-"""Prepares the daemon's home: private to its user, also where an earlier version or another umask left it open."""
+"""Prepares the daemon's home: private to its user, also where another umask left it open."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def saved(
                 attempt=status.attempt,
                 step=status.step,
                 path=status.path,
-                digest=getattr(status, "digest", ""),  # an actor of an older version does not report it
+                digest=status.digest,
             )
         )
     if status.failure and failure_cause(status.failure, status.failure_kind) != failing:

@@ -133,9 +133,5 @@ class GangSession:
             cause = getattr(error, "cause", error)  # without the actor's traceback
             raise SessionRefusedError(*cause.args) from None
         except Exception as error:
-            if isinstance(error, AttributeError):
-                raise SessionRefusedError(
-                    f"{self._who} was started by an earlier version of orch", "wait for its next attempt"
-                ) from error
             what = "is out of reach" if as_lost(0, error) is None else "is gone"
             raise SessionRefusedError(f"{self._who} {what}", "see `orch status`") from error

@@ -177,18 +177,18 @@ class EventRelay:
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. A part that fails is skipped, so that the rest and the next reply still count."""
         left_out = partial(gang.left_out.of, job.id, rank, post=self._post, log=self._log)
-        sent_at = getattr(reply, "sent_at", 0.0)  # an actor of an earlier version does not report it
+        sent_at = reply.sent_at
         behind = 0.0 if self._pages.local else gang.clocks[rank].heard(sent_at, self._now())
         if reply.progress is not None:
             with left_out("its progress"):
                 gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)
                 self._progress(job.id, attempt, rank, snapshot)
-        if (processes := getattr(reply, "processes", None)) is not None:  # an actor of an earlier version sends none
-            gang.processes[rank] = replace(repaired(processes)[0], rank=rank)
-        if (storage := getattr(reply, "storage", None)) is not None:
-            gang.storage[rank] = replace(moved(repaired(storage)[0], behind), rank=rank)
-        if (terminal := getattr(reply, "terminal", None)) is not None:
-            gang.terminals[rank] = replace(moved(repaired(terminal)[0], behind), rank=rank)
+        if reply.processes is not None:
+            gang.processes[rank] = replace(repaired(reply.processes)[0], rank=rank)
+        if reply.storage is not None:
+            gang.storage[rank] = replace(moved(repaired(reply.storage)[0], behind), rank=rank)
+        if reply.terminal is not None:
+            gang.terminals[rank] = replace(moved(repaired(reply.terminal)[0], behind), rank=rank)
         with left_out("the status of a snapshot"):
             failing = gang.failing.get(rank, NOT_FAILING)
             gang.failing[rank] = saves_fail_of(reply.persisted, failing)
@@ -228,8 +228,8 @@ def _cursor(gang: Gang, rank: int) -> PollCursor:
         event=known.event,
         progress=known.progress,
         persisted=known.persisted,
-        processes=getattr(known, "processes", 0),  # an actor of an earlier version has none
-        terminal=getattr(known, "terminal", 0),
+        processes=known.processes,
+        terminal=known.terminal,
         reads_page=rank in gang.pages,
     )
 

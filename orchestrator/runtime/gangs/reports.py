@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
-    """Return the progress with defaults for invalid values: an actor of an older version does not validate."""
+    """Return the progress with defaults for invalid values."""
     checked, names = repaired(snapshot)
     return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
 

@@ -50,12 +50,9 @@ class RankGreeting:
 
 
 def rendezvous_of(greetings: Sequence[RankGreeting], attempt: int) -> tuple[str, int] | None:
-    """Return address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it.
-
-    An actor of an older version does not report what it is prepared for.
-    """
+    """Return address and port of the attempt's rendezvous, if all of a gang's actors are prepared for it."""
     first = greetings[0]
-    if first.port is None or any(getattr(greeting, "prepared", 0) != attempt for greeting in greetings):
+    if first.port is None or any(greeting.prepared != attempt for greeting in greetings):
         return None
     return first.address, first.port
 

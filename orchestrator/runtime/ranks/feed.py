@@ -58,23 +58,20 @@ class RankFeed:
         progress, checkpoints = self._progress, self._checkpoints
         persisted = checkpoints.newest if checkpoints.number > cursor.persisted else None
         processes = self._processes
-        # A daemon of an earlier version has a cursor without the number, and gets no look.
-        known = getattr(cursor, "processes", processes.number)
-        seen = processes.newest if processes.number > known else None
+        seen = processes.newest if processes.number > cursor.processes else None
         terminal = self._terminal()
         there = 0 if terminal is None else terminal.number
-        known_terminal = getattr(cursor, "terminal", there)
-        alone = not events and persisted is None and seen is None and there <= known_terminal
-        on_page = getattr(cursor, "reads_page", False) and progress.on_page
+        alone = not events and persisted is None and seen is None and there <= cursor.terminal
+        on_page = cursor.reads_page and progress.on_page
         snapshot = progress.newest if progress.number > cursor.progress and not (alone and on_page) else None
         return PollReply(
             cursor=PollCursor(
                 event=events[-1].number if events else cursor.event,
                 progress=cursor.progress if snapshot is None else progress.number,
                 persisted=cursor.persisted if persisted is None else checkpoints.number,
-                processes=known if seen is None else processes.number,
-                reads_page=getattr(cursor, "reads_page", False),
-                terminal=max(there, known_terminal),
+                processes=cursor.processes if seen is None else processes.number,
+                reads_page=cursor.reads_page,
+                terminal=max(there, cursor.terminal),
             ),
             events=events,
             progress=snapshot,
@@ -82,7 +79,7 @@ class RankFeed:
             log_lost=progress.output.lost if progress.output else None,
             processes=seen,
             storage=None if seen is None else checkpoints.storage(self._log.masker),
-            terminal=terminal.newest if terminal is not None and there > known_terminal else None,
+            terminal=terminal.newest if terminal is not None and there > cursor.terminal else None,
         )
 
     def _look(self, *, final: bool) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.runtime.forkserver.request import SpawnRequest
 from orchestrator.runtime.ranks.logs import LogLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from orchestrator.checkpoint.external.watched_glob import WatchSettings
     from orchestrator.checkpoint.repository.persister import StoreSettings
@@ -52,46 +51,3 @@ class RankPlan(SpawnRequest):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", {"job": self.job_id, "attempt": self.attempt, "rank": self.rank})
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        values: tuple[Any, ...] = _pickled(self)
-        return values if self.idle_seconds is None else (*values, self.idle_seconds)
-
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        object.__setattr__(self, "idle_seconds", None)
-        # A later version's plan has more values, which come last.
-        for name, value in zip((*_PICKLED, "idle_seconds"), state, strict=False):
-            object.__setattr__(self, name, value)
-        self.__post_init__()
-
-
-# An actor of an earlier version, in which a job's gang may start again, unpacks a plan's values in this order.
-_PICKLED = (
-    *(
-        "job_id",
-        "attempt",
-        "rank",
-        "mode",
-        "target",
-        "args",
-        "python_options",
-        "cwd",
-        "env",
-        "threads",
-        "cold",
-        "python",
-    ),
-    *(
-        "fork_socket",
-        "log_dir",
-        "exit_record",
-        "page",
-        "previous_step",
-        "memory_bytes",
-        "runtime_env",
-        "snapshots",
-        "watch",
-    ),
-    *("progress_pattern", "log_policies", "secrets", "umask", "log_limits"),
-)
-_pickled = attrgetter(*_PICKLED)  # faster than a loop over the names, for each of a thousand ranks

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.events import Exit
+from orchestrator.core.events import Exit  # noqa: TC001  # conformance.py reads the annotations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -28,33 +26,8 @@ class RankEvent:
     exit: Exit | None = None
     """Exit of the process, for ``exited``."""
 
-    def __setstate__(self, state: Sequence[Any]) -> None:
-        """Unpickle an event; one of an actor of an earlier version has the fields of the exit itself."""
-        own, end = state[: len(_OWN)], state[len(_OWN) :]
-        ended = end[0] if len(end) == 1 else None
-        if len(end) > 1:
-            fields_of_an_end = dict(zip(_OF_AN_END, end, strict=False))
-            ended = Exit(rank=0, at=own[2], **fields_of_an_end) if own[1] == "exited" else None
-        for name, value in (*zip(_OWN, own, strict=True), ("exit", ended)):
-            object.__setattr__(self, name, value)
-
 
 AS_ASKED: Final = "asked for"
-_OWN = ("number", "kind", "at", "pid", "cold")
-_OF_AN_END = (
-    *(
-        "exit_code",
-        "signal",
-        "error_type",
-        "error_message",
-        "error_at",
-        "log_tail",
-        "evidence",
-        "policy",
-        "policy_note",
-    ),
-    *("missing_file", "stop_seen_at", "stop_scope", "last_step", "total_steps", "memory"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.event_log import SENT_WITH_END_SECONDS, EventLog
 from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
 from orchestrator.runtime.ranks.feed import RankFeed
-from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
+from orchestrator.runtime.ranks.fence import AttemptFence
 from orchestrator.runtime.ranks.inspection import RankInspection
 from orchestrator.runtime.ranks.launch.record_room import make_room
 from orchestrator.runtime.ranks.launch.rendezvous import Rendezvous
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.runtime.ranks.launch_spec import RankPlan
-
-__all__ = ["RankSupervisor", "StaleAttemptError"]  # actors of older versions raise the error by this module's name
 
 
 class _Node(NamedTuple):

@@ -281,7 +281,7 @@ def _roles(
 ) -> dict[str, int]:
     """Return the descriptors by the server's names for them."""
     roles = {"stdout": stdout, "stderr": stderr, "lifeline": lifeline}
-    if stdin is not None:  # a server of an earlier version refuses the name
+    if stdin is not None:
         roles["stdin"] = stdin
     if listen is not None:
         roles["listen"] = listen

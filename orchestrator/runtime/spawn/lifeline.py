@@ -204,7 +204,7 @@ def _is_an_end(record: ExitRecord) -> bool:
 
 
 def _ending(fields: Mapping[str, Any]) -> Ending:
-    """Read the ending, which a keeper of an earlier version lacks; a value of the wrong type counts as missing."""
+    """Read the ending; a value of the wrong type counts as missing."""
     return repaired(Ending(**{name: fields.get(name) for name in Ending.__slots__}))[0]
 
 
@@ -324,7 +324,7 @@ class Lifeline:
     def _take_message(self, message: dict[str, Any]) -> None:
         """Add the event of a message; none for one of unknown kind or with missing fields."""
         kind = str(message.get("event"))
-        match kind:  # separate messages: owners of earlier versions ignore them
+        match kind:
             case "memory":
                 self._memory = _built(MemoryUsed, message)
                 return

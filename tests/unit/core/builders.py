@@ -180,7 +180,7 @@ def released(job: Job, *, at: float = T0 + 22) -> ev.GangReleased:
 
 
 def lost(job: Job, *, at: float = T0 + 11, not_before: float = 0.0, reason: Fact | str = "node a died") -> ev.GangLost:
-    """Return the loss of a node by the current gang; a reason may be a sentence, as earlier versions stored it."""
+    """Return the loss of a node by the current gang; a text stands for a fact that cannot be read."""
     return ev.GangLost(job_id=job.id, at=at, gang=job.gang, rank=0, reason=fact_from(reason), not_before=not_before)
 
 

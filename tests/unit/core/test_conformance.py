@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import is_finite, is_time, misfits, repaired
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.states import JobState
@@ -86,14 +85,6 @@ def test_a_stored_job_of_an_earlier_version_is_repaired_and_says_of_what() -> No
     json.dumps(job_to_dict(found), allow_nan=False)
     assert "unusable" not in job_to_dict(found)
     assert fold(found, dataclasses.replace(SAVED, attempt=found.attempt_number)).checkpoints.step == 3
-
-
-def test_what_an_older_version_pickled_lacks_gets_its_default() -> None:
-    """A value that was pickled before its class got a field lacks that attribute."""
-    event = object.__new__(ev.JobNoted)
-    for name, value in {"job_id": ID, "at": T0, "cause": "", "note": Legacy(sentence="m")}.items():
-        object.__setattr__(event, name, value)
-    assert misfits(event) == ("degraded",)
 
 
 @pytest.mark.parametrize("value", [10**400, -(10**400), 2**70, math.inf, math.nan, 1e300])

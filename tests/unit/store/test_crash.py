@@ -69,7 +69,7 @@ def check(path: Path, told: list[str]) -> None:
         versions: dict[str, int] = dict(connection.execute("SELECT id, version FROM jobs").fetchall())
         batches: dict[str, int] = dict(
             connection.execute(
-                "SELECT json_extract(body, '$.note.sentence'), count(*) FROM events WHERE kind = 'job_noted' GROUP BY 1"
+                "SELECT json_extract(body, '$.note.text'), count(*) FROM events WHERE kind = 'job_noted' GROUP BY 1"
             ).fetchall()
         )
     assert set(batches.values()) <= {3}

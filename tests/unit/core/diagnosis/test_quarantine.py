@@ -15,12 +15,10 @@ from orchestrator.core.diagnosis.quarantine import (
     check_after,
     condemned,
     quarantined,
-    speaks_of_place,
     strike_of,
     weight,
 )
 from orchestrator.core.facts.codec import fact_from
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.facts.gpus import GpuFault, GpuLost, Xid
 from orchestrator.core.facts.nodes import RepeatedFailures
 from orchestrator.core.facts.rank_ends import PythonException
@@ -125,8 +123,3 @@ def test_a_script_that_names_a_gpu_in_its_words_strikes_none() -> None:
     said = PythonException(rank=0, error_type="RuntimeError", said="GPU-0 GPU is lost")
     event = failed(job, failure=dataclasses.replace(failure(rank=0), cause=said))
     assert strike_of(after(job, event), event) is None
-
-
-@pytest.mark.parametrize(("code", "strikes"), [("gpu_lost", True), ("signal", True), ("exception", False), ("", False)])
-def test_what_an_earlier_version_stored_as_a_sentence_counts_by_its_code(code: str, strikes: bool) -> None:
-    assert speaks_of_place(Legacy(sentence="rank 0 was killed", legacy_code=code)) is strikes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.job.past_attempts import KEPT_ATTEMPTS, Past, recovery_seconds
 from orchestrator.core.job.record import Job
-from orchestrator.core.stored.job_record import current_record, job_from_dict, job_to_dict
+from orchestrator.core.stored.job_record import job_to_dict
 from tests.unit.core.builders import (
     T0,
     after,
@@ -96,28 +96,3 @@ def test_the_size_of_the_first_attempt_holds_for_ever() -> None:
         job = after(job, started(job, at=T0 + number, gang=job.gang, nodes=("a",) * 3))
     assert (job.size.least, job.size.most, job.whole.most_ranks) == (3, 3, 3)
     assert job.attempts[0].number > 1
-
-
-def test_a_record_that_lists_all_attempts_is_read_as_one_that_does_not() -> None:
-    job, every = pending(), {}
-    for _ in range(2 * KEPT_ATTEMPTS):
-        *_, job = attempt(job)
-        every.update({a.number: a for a in job.attempts})
-    row = json.loads(json.dumps(job_to_dict(job)))
-    assert current_record(row) is row
-    old = {name: value for name, value in row.items() if name != "past"}
-    listed = {a["number"]: a for a in row["attempts"]}
-    rows = json.loads(json.dumps([job_to_dict(after_only(job, every[n]))["attempts"][0] for n in sorted(every)]))
-    old["attempts"] = [listed.get(a["number"], a) for a in rows]
-    assert job_from_dict(old) == job
-
-
-def after_only(job: Job, one: object) -> Job:
-    """Return the record with one attempt alone."""
-    from dataclasses import replace
-
-    return replace(job, attempts=(one,))  # type: ignore[arg-type]
-
-
-def test_a_job_without_attempts_counts_none() -> None:
-    assert pending().whole == Past()

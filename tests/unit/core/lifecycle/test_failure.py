@@ -11,6 +11,7 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.quarantine import strike_of
 from orchestrator.core.diagnosis.signatures import SIGNATURES
+from orchestrator.core.facts.gangs import NodeLost
 from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.core.facts.rank_ends import PortTaken
 from orchestrator.core.facts.reasons import LogPolicyFails, NoNewCheckpoint
@@ -250,8 +251,8 @@ class TestCollateral:
 
     def test_it_does_not_hide_a_node_that_died(self) -> None:
         job = job_with({**GLOO, "at": T0 + 10}, {})
-        found = verdict(after(job, lost(job, reason="node b died")), T0 + 10.05)
-        assert (found.failure.code, failure_sentence(found.failure)) == ("gang_lost", "node b died")
+        found = verdict(after(job, lost(job, reason=NodeLost(rank=1, node="b"))), T0 + 10.05)
+        assert (found.failure.code, failure_sentence(found.failure)) == ("gang_lost", "rank 1: its node died")
         assert found.failed_at == T0 + 10
 
     def test_a_root_is_not_hidden_by_the_gang_that_went_after_it(self) -> None:

@@ -16,7 +16,6 @@ from orchestrator.core.lifecycle.failure import decide_retry
 from orchestrator.core.lifecycle.fold import STORY_LENGTH, fold
 from orchestrator.core.sentences import failure_sentence, sentence
 from orchestrator.core.states import AttemptState, FailureClass, IllegalTransitionError, JobState, StopPurpose
-from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from tests.unit.core import strategies
 from tests.unit.core.builders import (
     ID,
@@ -530,11 +529,3 @@ def test_the_first_file_of_an_attempt_is_progress_by_whatever_clock_it_was_writt
     saved = after(job, script_saved(job, "by one that is not", at=120.0, step=110))
     assert (saved.checkpoints.step, saved.attempts[-1].progressed, saved.no_progress) == (110, True, 0)
     assert after(saved, script_saved(saved, "older", at=110.0, step=105)) == saved, "the same clock has written both"
-
-
-def test_a_record_of_an_older_version_still_opens() -> None:
-    row = job_to_dict(after(running(), checkpoint(running(), 5, path="/c")))
-    del row["checkpoint_digest"]
-    for attempt in row["attempts"]:
-        del attempt["progressed"]
-    assert job_from_dict(row).attempts[-1].progressed is True, "by its steps, where the record does not say"

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 
 from orchestrator.core import events as ev
 from orchestrator.core.errors import UnknownEventError
-from orchestrator.core.facts.fact import Legacy
 from orchestrator.core.states import JobState
 from orchestrator.core.stored.job_record import event_body, event_from, job_from_dict, job_to_dict
 from tests.unit.core import strategies
@@ -75,15 +74,3 @@ def test_the_columns_of_the_store_are_not_in_the_body() -> None:
 def test_an_event_of_a_newer_version_says_what_to_do() -> None:
     with pytest.raises(UnknownEventError, match="upgrade orch"):
         event_from("job_teleported", {}, job_id=ID, at=T0, cause="")
-
-
-def test_a_stop_of_an_earlier_version_has_its_words() -> None:
-    body = {"purpose": "preempt", "by": "ada drains its node", "deadline": T0 + 30}
-    event = event_from("stop_requested", body, job_id=ID, at=T0, cause="")
-    assert isinstance(event, ev.StopRequested)
-    assert event.by == Legacy(sentence="ada drains its node")
-    row = json.loads(json.dumps(job_to_dict(in_state(JobState.DRAINING))))
-    row["stop"]["by"] = "ada"
-    job = job_from_dict(row)
-    assert job.stop is not None
-    assert (job.stop.by, job.unusable) == (Legacy(sentence="ada"), ())

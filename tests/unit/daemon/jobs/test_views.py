@@ -8,7 +8,7 @@ from orchestrator.api.views import JobView
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit, FirstStep, GangPlaced, RankExited
-from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.fact import UnreadableFact
 from orchestrator.core.facts.findings import NoStep, RankSlow
 from orchestrator.core.facts.hangs import Lateness, Sign, Stillness
 from orchestrator.core.facts.requesters import ByLimit, ByNodeDrain, ByPreemption, ByUser
@@ -106,7 +106,7 @@ def test_findings_are_shown_the_gravest_first_and_a_job_without_a_step_has_no_sp
         seen=Stillness(rank=0, sign=Sign.OUTSIDE, place="pull (/work/data.py:7)"),
         late=Lateness(still_seconds=40.0, usual_seconds=0.1),
     )
-    shown = view(snapshot(0.4), snapshot(0.8), job=changed(running(), findings=(slow, still, Legacy(sentence="?"))))
+    shown = view(snapshot(0.4), snapshot(0.8), job=changed(running(), findings=(slow, still, UnreadableFact(text="?"))))
     assert [found.kind for found in shown.findings] == ["no_step", "rank_slow"]
     assert shown.findings[0].sentence == (
         "no step for 40 s, where 0.1 s is usual; rank 0 waits for a file, the network or a sleep, in pull (/work/data.py:7)"

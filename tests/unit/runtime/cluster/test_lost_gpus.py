@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.core.facts.fact import Legacy
+from orchestrator.core.facts.fact import UnreadableFact
 from orchestrator.daemon.gpus.conditions import gpu_conditions
 from orchestrator.daemon.nodes.views import node_view
 from orchestrator.runtime.cluster.gpu_reservations import still_there
@@ -23,7 +23,7 @@ def test_the_others_keep_the_places_that_ray_knows_them_by() -> None:
 def test_a_lost_and_a_bad_gpu_are_shown_with_the_reason() -> None:
     left, lost = still_there(node_report("G0", "G2"), node_report("G0", "G1", "G2").gpus)
     place = nodes(node("a"))
-    held = {"G2": Legacy(sentence="2 failures began here")}
+    held = {"G2": UnreadableFact(text="2 failures began here")}
     conditions = gpu_conditions(["G0", "G1", "G2"], lost={"G1"}, quarantined=held, reports={})
     view = node_view(place["a"], left, [], lost=lost, conditions=conditions)
     assert [(g.uuid, g.healthy, g.condition, g.problem) for g in view.gpus] == [

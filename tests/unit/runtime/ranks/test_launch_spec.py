@@ -1,21 +1,13 @@
-"""A rank's plan: the request for its process is made from it, and it is compatible across versions."""
+"""A rank's plan: the request for its process is made from it."""
 
 from __future__ import annotations
 
 import pickle
-from base64 import b64decode
 from dataclasses import fields, replace
 
 from orchestrator.runtime.forkserver.request import SpawnRequest, parse
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 
-PLAN_OF_AN_EARLIER_VERSION = b64decode(
-    b"gAWVPQEAAAAAAACMJm9yY2hlc3RyYXRvci5ydW50aW1lLnJhbmtzLmxhdW5jaF9zcGVjlIwIUmFua1BsYW6Uk5QpgZRdlCiMCmpv"
-    b"Yi1hYWFhYWGUSwJLAYwGc2NyaXB0lIwIdHJhaW4ucHmUjAQtLWxylIwBMZSGlIwCLXWUhZSMBS93b3JrlH2UjAFBlIwBYpRzSwOI"
-    b"jBAvdXNyL2Jpbi9weXRob24zlIwGL3RtcC9zlIwFL2xvZ3OUjA0vZXhpdHMvMS5qc29ulIwKL2Rldi9zaG0vcJRLB0sIjANwaXCU"
-    b"hZROTowEc3RlcJSMAXiUjARmYWlslIaUhZSMBGh1c2iUhZRLEowfb3JjaGVzdHJhdG9yLnJ1bnRpbWUucmFua3MubG9nc5SMCUxv"
-    b"Z0xpbWl0c5STlCmBlF2UKEoAAAAESwJlYmViLg=="
-)
 PLAN = RankPlan(
     job_id="job-aaaaaa",
     attempt=2,
@@ -43,30 +35,8 @@ PLAN = RankPlan(
 )
 
 
-def test_an_actor_of_an_earlier_version_takes_a_plan_of_this_one() -> None:
-    """It reads the values in the order of its own fields, and ignores those that follow."""
-
-    class Unpickler(pickle._Unpickler):
-        """Reads the state that an instance is given, without the instance."""
-
-        def find_class(self, module: str, name: str) -> object:
-            return Given if name == "RankPlan" else super().find_class(module, name)
-
-    class Given:
-        def __setstate__(self, state: list[object]) -> None:
-            self.state = tuple(state)
-
-    def state_of(pickled: bytes) -> object:
-        import io
-
-        return Unpickler(io.BytesIO(pickled)).load().state
-
-    assert state_of(pickle.dumps(PLAN)) == state_of(PLAN_OF_AN_EARLIER_VERSION)
-
-
 def test_a_plan_arrives_as_it_was() -> None:
     assert pickle.loads(pickle.dumps(PLAN)) == PLAN
-    assert pickle.loads(PLAN_OF_AN_EARLIER_VERSION) == PLAN
     assert replace(PLAN, rank=3).record == {"job": "job-aaaaaa", "attempt": 2, "rank": 3}
 
 
