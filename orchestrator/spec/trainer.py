@@ -45,7 +45,7 @@ class TrainingMode(enum.StrEnum):
     """One process for each GPU, each with a part of the model (FSDP2): for models that do not fit one GPU."""
 
 
-Precision = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Balance = Literal["equal", "measured"]
 _BACKENDS = ("nccl", "gloo", "mpi", "cpu:gloo,cuda:nccl")
 _MOST = 10**18 - 1
@@ -132,9 +132,9 @@ class TrainingSettings(Record):
         Doc("compute in a lower precision where that is safe (autocast); weights stay fp32", "yes/no"),
     ] = None
     precision: Annotated[
-        _Maybe[Annotated[Precision, Choice(words=("auto", "fp32", "bf16", "fp16", "fp8"))]],
+        _Maybe[Annotated[Precision, Choice(words=("auto", "fp32", "bf16", "fp16"))]],
         Doc(
-            "auto: bf16 where the device computes it, else fp16 with gradient scaling; fp8 must be set explicitly",
+            "auto: bf16 where the device computes it, else fp16 with gradient scaling",
             "name",
         ),
     ] = None

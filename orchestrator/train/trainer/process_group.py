@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
 
 _BF16_CAPABILITY = (8, 0)
-_FP8_CAPABILITY = (8, 9)
 _BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
 
 
@@ -154,7 +153,6 @@ def _surroundings(device: torch.device, ctx: Context) -> config_rules.Surroundin
         cuda_devices=count,
         on_cuda=on_cuda,
         computes_bf16=not on_cuda or not nvidia or capability >= _BF16_CAPABILITY,
-        computes_fp8=not on_cuda or (nvidia and capability >= _FP8_CAPABILITY),
         most_ranks=None if ctx.elastic is None else ctx.elastic[1],
     )
 

@@ -154,18 +154,6 @@ def compressed(place: RankGroup) -> Any:
 
 
 @scenario
-def synchronized_norm(place: RankGroup) -> Any:
-    found = {}
-    for name in (False, True):
-        trainer = prepared(place, normalized_model(), sync_bn=name)
-        train(trainer)
-        found[name] = state_of(trainer.module)
-    trainer.module.eval()
-    found["evaluated"] = trainer.module(global_batches(1)[0][0]).detach()
-    return found
-
-
-@scenario
 def process_group(_place: RankGroup) -> Any:
     group: Any = dist.distributed_c10d._get_default_group()
     return {"backend": dist.get_backend(), "timeout": group._get_backend(torch.device("cpu")).options._timeout}
@@ -320,15 +308,13 @@ def one_ranks_memory(place: RankGroup) -> Any:
 
 @scenario
 def sharded_batch_norm(place: RankGroup) -> Any:
-    """Return the last losses with batch normalization, in fp32 and bf16, of each rank's batches and of all."""
+    """Return the last losses with batch normalization, in fp32 and bf16."""
 
-    def last_loss(precision: str, *, sync_bn: bool) -> float:
-        trainer = prepared(
-            place, normalized_model(), training_mode="fully_sharded", precision=precision, sync_bn=sync_bn
-        )
+    def last_loss(precision: str) -> float:
+        trainer = prepared(place, normalized_model(), training_mode="fully_sharded", precision=precision)
         return float(train(trainer)[-1].loss)
 
-    return {sync: [last_loss(precision, sync_bn=sync) for precision in ("fp32", "bf16")] for sync in (False, True)}
+    return [last_loss(precision) for precision in ("fp32", "bf16")]
 
 
 @scenario

@@ -62,7 +62,6 @@ def _with_the_job(settings: TrainingSettings, spec: JobSpec, ranks: int | None, 
         cuda_devices=math.ceil(ranks * gpus),
         on_cuda=gpus > 0,
         computes_bf16=True,
-        computes_fp8=True,
         most_ranks=most,
     )
     yield from rules.conflicts_with_place(settings, around)

@@ -30,7 +30,6 @@ class Surroundings:
     cuda_devices: int
     on_cuda: bool
     computes_bf16: bool
-    computes_fp8: bool
     most_ranks: int | None = None
     """Largest number of ranks of an elastic job; None when the number is fixed."""
 
@@ -167,9 +166,6 @@ def _precision_conflicts(config: TrainingSettings) -> Iterator[Finding]:
     if precision == "fp16" and mode == "fully_sharded":
         message = "fp16 gradient scaling is not supported with fully_sharded"
         yield about("precision", "training_mode", message=message, hint="set precision to bf16")
-    if precision == "fp8" and mode != "distributed_data_parallel":
-        message = f"fp8 is not supported with training_mode {mode}"
-        yield about("precision", "training_mode", message=message, hint="use distributed_data_parallel, or bf16")
 
 
 def _batch_conflicts(config: TrainingSettings) -> Iterator[Finding]:
@@ -257,9 +253,6 @@ def conflicts_with_place(config: TrainingSettings, around: Surroundings) -> Iter
     if config.precision == "bf16" and not around.computes_bf16:
         message = "this GPU does not compute bf16"
         yield about("precision", message=message, hint="set precision to auto (which takes fp16 here)")
-    if config.precision == "fp8" and not around.computes_fp8:
-        message = "fp8 needs a GPU of compute capability 8.9 or newer"
-        yield about("precision", message=message, hint="set precision to auto")
 
 
 _OF_THE_LOADER = {
@@ -283,6 +276,9 @@ def without_effect(config: TrainingSettings, *, on_cuda: bool, world_size: int, 
         yield about("pin_memory", message="pin_memory has no effect without a GPU", hint="leave it out")
     if config.sync_bn and world_size == 1:
         yield about("sync_bn", message="sync_bn has no effect with one rank", hint="leave it out, or start more ranks")
+    elif config.sync_bn and not on_cuda:
+        message = "sync_bn has no effect without a GPU: torch's SyncBatchNorm needs one"
+        yield about("sync_bn", message=message, hint="leave it out, or train on GPUs")
 
 
 def _unequal_conflicts(config: TrainingSettings, world_size: int) -> Iterator[Finding]:

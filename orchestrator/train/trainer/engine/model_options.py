@@ -1,4 +1,4 @@
-"""Applies a configuration's options to the model itself, before ranks are added: device, batch norm, recomputation, 8 bits.
+"""Applies a configuration's options to the model itself, before ranks are added: device, batch norm, recomputation.
 
 Each option keeps the parameter objects and their names, so that existing optimizers and checkpoints
 without the option still fit.
@@ -13,25 +13,19 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from orchestrator.train.errors import ConfigError
-from orchestrator.train.trainer.engine.float8 import use_float8
-from orchestrator.train.trainer.engine.sync_batch_norm import synchronise
 
 if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
     from orchestrator.train.trainer.process_group import RankGroup
 
 
-def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup, *, float8: bool) -> nn.Module:
+def prepare_model(model: nn.Module, config: MultiGPUConfig, place: RankGroup) -> nn.Module:
     """Put `model` on the rank's device and apply the options. Raises ConfigError for one that the model does not support."""
     model = model.to(place.device)
-    if config.sync_bn and place.distributed:
-        model = synchronise(model, place.device)
+    if config.sync_bn and place.distributed and place.device.type == "cuda":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if config.use_gradient_checkpointing:
         recompute_activations(model)
-    if float8 and use_float8(model) == 0:
-        raise ConfigError(
-            "precision fp8 found no nn.Linear whose sizes are multiples of 16: it would change nothing; use bf16"
-        )
     return model
 
 

@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from orchestrator.train.trainer.config.config import MultiGPUConfig
 
-PrecisionName = Literal["fp32", "bf16", "fp16", "fp8"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 
 _BF16_CAPABILITY = (8, 0)  # older GPUs run bf16 too, but in software
 
@@ -27,7 +27,6 @@ class MixedPrecision:
             "fp32": None,
             "bf16": torch.bfloat16,
             "fp16": torch.float16,
-            "fp8": torch.bfloat16,  # everything except large matrix products
         }[self.name]
         self.scaler = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
         self._autocast: AbstractContextManager[None] = (

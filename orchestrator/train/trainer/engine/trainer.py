@@ -133,7 +133,7 @@ class MultiGPUTrainer(ABC):
         if self.place.device.type == "cpu":
             keep_freed_memory()
         self.loss_fn = loss_fn
-        self.module = prepare_model(model, self.config, self.place, float8=self.precision.name == "fp8")
+        self.module = prepare_model(model, self.config, self.place)
         self.model = self.wrap(self.module)
         if self.config.compile:
             self.model.compile(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from orchestrator.train.errors import ConfigError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
-from orchestrator.train.trainer.engine.float8 import Float8Linear, use_float8
 from orchestrator.train.trainer.engine.model_options import find_blocks, prepare_model, recompute_activations
 from orchestrator.train.trainer.engine.precision import MixedPrecision, resolve
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
@@ -83,7 +82,7 @@ def test_blocks_are_found_in_lists_before_sequences() -> None:
 
 def test_a_model_without_blocks_is_told_how_to_go_on() -> None:
     with pytest.raises(ConfigError, match=r"torch\.utils\.checkpoint"):
-        prepare_model(nn.Linear(2, 2), MultiGPUConfig(use_gradient_checkpointing=True), alone(), float8=False)
+        prepare_model(nn.Linear(2, 2), MultiGPUConfig(use_gradient_checkpointing=True), alone())
 
 
 def test_a_models_own_switch_is_used() -> None:
@@ -110,7 +109,7 @@ def test_auto_is_bf16_on_a_cpu() -> None:
     assert resolve("auto", CPU) == "bf16"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_trains_like_fp32_within_its_tolerance(precision: Any) -> None:
     losses = {}
     for name in ("fp32", precision):
@@ -126,36 +125,6 @@ def test_lower_precision_trains_like_fp32_within_its_tolerance(precision: Any) -
     for low, full in zip(losses[precision], losses["fp32"], strict=True):
         assert low == pytest.approx(full, rel=0.1, abs=0.05)
     assert losses[precision] != losses["fp32"]
-
-
-def test_float8_products_are_close_and_so_are_their_gradients() -> None:
-    torch.manual_seed(0)
-    linear, inputs = nn.Linear(64, 32), torch.randn(48, 64, requires_grad=True)
-    results = []
-    for converted in (False, True):
-        if converted:
-            assert use_float8(nn.Sequential(linear)) == 1
-            assert isinstance(linear, Float8Linear)
-        inputs.grad, linear.weight.grad = None, None
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = linear(inputs)
-        output.float().square().mean().backward()
-        assert inputs.grad is not None
-        assert linear.weight.grad is not None
-        results.append((output.detach().float(), inputs.grad.clone(), linear.weight.grad.clone()))
-    for exact, rounded in zip(*results, strict=True):
-        assert 0 < (exact - rounded).norm() / exact.norm() < 0.1
-
-
-def test_float8_leaves_alone_what_the_hardware_cannot_take() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
-    assert use_float8(model) == 0
-    with pytest.raises(ConfigError, match="multiples of 16"):
-        prepare_model(model, MultiGPUConfig(precision="fp8"), alone(), float8=True)
-    odd = Float8Linear(16, 16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert odd(torch.ones(5, 16)).shape == (5, 16)
-    assert odd(torch.ones(2, 8, 16)).dtype == torch.float32, "without autocast nothing changes"
 
 
 def test_compile_runs_the_backend_it_is_told() -> None:

@@ -203,9 +203,7 @@ def test_settings_without_effect_are_refused(settings: dict[str, Any], message: 
 
 
 def _around(ranks: int) -> Surroundings:
-    return Surroundings(
-        world_size=ranks, local_rank=0, cuda_devices=0, on_cuda=False, computes_bf16=True, computes_fp8=True
-    )
+    return Surroundings(world_size=ranks, local_rank=0, cuda_devices=0, on_cuda=False, computes_bf16=True)
 
 
 def test_one_rank_has_nothing_to_share_and_any_global_batch_goes() -> None:
