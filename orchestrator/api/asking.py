@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import BadRequestError, NotFoundError, OrchError
+from orchestrator.api.protocol import REFERENCE_SEPARATOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -215,9 +216,11 @@ def job_path(ref: str, rest: str = "") -> str:
 
 
 def _segment(ref: str) -> str:
-    if not ref or ref in {".", ".."} or "/" in ref:
-        raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a job's name")
-    return f"/{quoted(ref)}"
+    user, slash, name = ref.rpartition("/")
+    if name in {"", ".", ".."} or "/" in user or bool(slash) != bool(user):
+        hint = "give an id, the beginning of one, a job's name, or USER/NAME"
+        raise BadRequestError(f"{ref!r} names no job", hint=hint)
+    return f"/{quoted(f'{user}{REFERENCE_SEPARATOR}{name}' if slash else ref)}"
 
 
 class SubmissionQuestions(SpecQuestions):

@@ -8,6 +8,9 @@ PROTOCOL_VERSION = 1
 PROTOCOL_HEADER = "X-Orch-Protocol"
 API_PREFIX = "/api/v1"
 
+REFERENCE_SEPARATOR = ":"
+"""A job of another user, ``user/name``, is ``user:name`` in a path, where a slash would end the part."""
+
 PAGE = 1000
 """Number of jobs or events in one answer by default; a client requests the next page until one is not full."""
 

@@ -239,8 +239,8 @@ class JobService(Protocol):
         """Return the jobs that match the filter, newest first."""
         ...
 
-    async def resolve(self, ref: str) -> JobId:
-        """Return the id that ``ref`` means: an id, a unique prefix of one, or a name (its newest job).
+    async def resolve(self, ref: str, caller: Caller) -> JobId:
+        """Return the id that ``ref`` means: an id, a unique prefix of one, a name (the caller's newest job), or USER/NAME.
 
         Raises NoSuchJobError; AmbiguousReferenceError, with the candidates as problems.
         """
@@ -282,8 +282,8 @@ class JobService(Protocol):
         """
         ...
 
-    async def find_matrix(self, ref: str) -> str | None:
-        """Return the id of the matrix that ``ref`` means: an id, a unique prefix, or a name that no newer job has.
+    async def find_matrix(self, ref: str, caller: Caller) -> str | None:
+        """Return the id of the matrix that ``ref`` means: an id, a unique prefix, or a name that no newer job of the user has.
 
         Returns None for a job. Raises AmbiguousReferenceError.
         """

@@ -32,6 +32,7 @@ from orchestrator.spec.fields.rules import (
     LABEL_PATTERN,
     NAME_PATTERN,
     NAME_REMEDY,
+    USER_PATTERN,
     inside,
     local_directory,
     progress_expression,
@@ -88,7 +89,14 @@ Glob = Annotated[str, Text("a glob", check=inside)]
 WatchGlob = Annotated[str, Text("a glob", check=watched)]
 Directory = Annotated[str, Text("a directory", check=local_directory)]
 Storage = Annotated[str, Text("a path", check=storage)]
-JobReference = Annotated[str, Text("a job", pattern=r"[a-z][-a-z0-9]{0,63}", remedy="write its name or its id")]
+JobReference = Annotated[
+    str,
+    Text(
+        "a job",
+        pattern=rf"(?:{USER_PATTERN}/)?[a-z][-a-z0-9]{{0,63}}",
+        remedy="write its name, its id, or USER/NAME for another user's",
+    ),
+]
 YesNo = Annotated[bool, Boolean()]
 Count = Annotated[int, Whole(1, 1_000_000)]
 Budget = Annotated[int, Whole(0, 1_000_000, instead={-1: "write a number; only preemption can be unlimited"})]
@@ -148,7 +156,7 @@ class Dependency(Record):
 
     shorthand: ClassVar[str] = "write {job: NAME}"
 
-    job: Annotated[JobReference, Doc("name or id of the other job")]
+    job: Annotated[JobReference, Doc("name of your job, id of any job, or USER/NAME")]
     on: Annotated[DependencyCondition, Choice(instead=_ENDS), Doc("how it must end: success, failure or any")] = (
         "success"
     )

@@ -75,6 +75,16 @@ class AmbiguousJobError(StoreError):
         super().__init__(f"{reference!r} fits several jobs ({shown}): give more letters of the id")
 
 
+class NamedByOthersError(JobNotFoundError):
+    """Only other users have a job or a matrix of this name. Name it with its user, or by its id."""
+
+    def __init__(self, reference: str, candidates: Sequence[tuple[str, str]]) -> None:
+        super().__init__(reference)
+        self.candidates = tuple((f"{user}/{reference}", job_id) for user, job_id in candidates)
+        shown = " or ".join(f"{name} ({job_id})" for name, job_id in self.candidates[:5])
+        self.args = (f"you have no job {reference!r}: write {shown}",)
+
+
 class JobExistsError(StoreError):
     """The new job's id is taken; nothing was stored. Generate another id and submit again."""
 

@@ -130,15 +130,17 @@ class MemoryStore(MemoryMatrices):
             None,
         )
 
-    async def find(self, reference: str) -> Found:
-        """Return the job that a reference means; see ``port.Store.find``."""
+    async def find(self, reference: str, uid: int) -> Found:
+        """Return the job that a reference of this user means; see ``port.Store.find``."""
         self._check_open()
         by_id = next((j for j in self._jobs.values() if j.id == reference), None)
         if by_id is not None:
             return Found(by_id, "id")
-        named = [j for j in self._jobs.values() if j.name == reference]
+        name, owner = self._named(reference, uid)
+        named = [j for j in self._jobs.values() if (j.name, j.submission.uid) == (name, owner)]
         if named:
             return Found(named[-1], "name", len(named) - 1)
+        self._refuse_names_of_others(reference, uid)
         ids = sorted(i for i in self._jobs if reference and i.startswith(reference))
         if len(ids) > 1:
             raise AmbiguousJobError(reference, ids)

@@ -152,10 +152,11 @@ class Store(Protocol):
         """Return the job that this user submitted with this key; None without one, or for an empty key."""
         ...
 
-    async def find(self, reference: str) -> Found:
-        """Return the job with this id, else the newest with this name, else the only one whose id starts with it.
+    async def find(self, reference: str, uid: int) -> Found:
+        """Return the job with this id, else the user's newest with this name, else the only one whose id starts with it.
 
-        Raises JobNotFoundError and AmbiguousJobError.
+        ``USER/NAME`` is the newest of that name of another user. Raises JobNotFoundError, NamedByOthersError where only other
+        users have the name, and AmbiguousJobError.
         """
         ...
 
@@ -163,11 +164,11 @@ class Store(Protocol):
         """Return the jobs of a matrix, reruns included, in order of arrival; none where there is no such matrix."""
         ...
 
-    async def find_matrix(self, reference: str) -> str | None:
-        """Return the id of the matrix with this id, else of the newest with this name, else of the only one whose id starts with it.
+    async def find_matrix(self, reference: str, uid: int) -> str | None:
+        """Return the id of the matrix with this id, else of the user's newest with this name, else of the only one whose id starts with it.
 
         None where the reference means a job: its id, a name whose newest job is of no such matrix, or a prefix of its id.
-        Raises AmbiguousJobError where several matrices and no job start with it.
+        ``USER/NAME`` and NamedByOthersError as for ``find``. Raises AmbiguousJobError where several matrices and no job start with it.
         """
         ...
 

@@ -134,9 +134,9 @@ class SqliteStore(MatrixReads):
         """Return the job that this user submitted with this key; None without one, or for an empty key."""
         return await self._read(lambda: self._reader.accepted(uid, idempotency_key))
 
-    async def find(self, reference: str) -> Found:
-        """Return the job that a reference means; see ``port.Store.find``."""
-        return await self._read(lambda: self._reader.find(reference))
+    async def find(self, reference: str, uid: int) -> Found:
+        """Return the job that a reference of this user means; see ``port.Store.find``."""
+        return await self._read(lambda: self._reader.find(reference, uid))
 
     async def state_counts(self) -> Mapping[JobState, int]:
         """Return the number of jobs by state, every state present."""

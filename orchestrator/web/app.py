@@ -29,6 +29,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.server.app import own_job
 from orchestrator.api.server.gate import FAILED, STOPPING
+from orchestrator.api.server.ownership import from_path, own_job_view
 from orchestrator.api.service import ActionRequest, JobFilter, Verb
 from orchestrator.core.states import JobState
 from orchestrator.spec.plain_files import read_plain
@@ -198,7 +199,7 @@ class PageViews:
         state, user = query.get("state", "").upper(), query.get("user", "")
         if state and state not in JobState.__members__:
             raise BadRequestError(f"unknown job state {state!r}", hint=f"one of {', '.join(JobState)}")
-        before = await self._service.resolve(query["before"]) if query.get("before") else None
+        before = await self._service.resolve(query["before"], caller_of(request)) if query.get("before") else None
         wanted = JobFilter(
             states=frozenset({state} if state else ()), user=user or None, before=before, limit=JOBS_ON_A_PAGE
         )
@@ -218,7 +219,7 @@ class PageViews:
 
     async def job(self, request: Request) -> Response:
         """Show one job and its log; redirect a prefix or a name to the job's permanent address."""
-        job_id = await self._service.resolve(request.path_params["ref"])
+        job_id = await self._resolved(request)
         if job_id != request.path_params["ref"]:
             return RedirectResponse(job_address(job_id), status_code=HTTPStatus.SEE_OTHER)
         question = _log_question(request)
@@ -242,7 +243,8 @@ class PageViews:
 
     async def report(self, request: Request) -> Response:
         """Show the report that was written at the job's end: one file, which may not run scripts or load others."""
-        job = await self._service.job(await self._service.resolve(request.path_params["ref"]))
+        caller = caller_of(request)
+        job = await own_job_view(self._service, from_path(request.path_params["ref"]), caller, "read the report of")
         try:
             data = await asyncio.to_thread(read_plain, Path(job.report), MOST_REPORT_BYTES) if job.report else b""
         except OSError as error:
@@ -253,7 +255,7 @@ class PageViews:
 
     async def live_job(self, request: Request) -> Response:
         """Stream a job; users who may act on it get other parts than others."""
-        job_id = await self._service.resolve(request.path_params["ref"])
+        job_id = await self._resolved(request)
         may_act, window = await self._may_act(request, job_id), window_of(request.query_params)
         return event_stream(
             self.streamed(
@@ -265,13 +267,13 @@ class PageViews:
 
     async def live_log(self, request: Request) -> Response:
         """Stream the lines of a job's log as they are written."""
-        job_id = await self._service.resolve(request.path_params["ref"])
+        job_id = await self._resolved(request)
         return event_stream(follow(follow_log(self._service, job_id, _log_question(request)), self._closing))
 
     async def confirm(self, request: Request) -> Response:
         """Show the effect of an action, and the button that runs it."""
         verb = _verb(request)
-        job_id = await own_job(self._service, request.path_params["ref"], caller_of(request), verb)
+        job_id = await own_job(self._service, from_path(request.path_params["ref"]), caller_of(request), verb)
         job = await self._service.job(job_id)
         title = f"{verb.capitalize()} {job_id}?"
         return page(request, "confirm.html", title=title, verb=verb, job=job, effect=EFFECTS[verb])
@@ -279,7 +281,7 @@ class PageViews:
     async def act(self, request: Request) -> Response:
         """Cancel, pause, resume or rerun a job, if the API lets this user act on it."""
         verb, caller = _verb(request), caller_of(request)
-        job_id = await own_job(self._service, request.path_params["ref"], caller, verb)
+        job_id = await own_job(self._service, from_path(request.path_params["ref"]), caller, verb)
         form = await form_of(request)
         rerun = verb is Verb.RERUN
         wanted = ActionRequest(
@@ -290,6 +292,9 @@ class PageViews:
         reply = await self._service.act(job_id, wanted, caller)
         note = urlencode({"note": f"{reply.job_id} {reply.message}"})
         return RedirectResponse(f"{job_address(reply.job_id)}?{note}", status_code=HTTPStatus.SEE_OTHER)
+
+    async def _resolved(self, request: Request) -> JobId:
+        return await self._service.resolve(from_path(request.path_params["ref"]), caller_of(request))
 
     async def _job_parts(self, job_id: JobId, window: Window, *, may_act: bool) -> Mapping[str, str]:
         charts = await self.shelf.of_job(await self._service.job(job_id), job_id, window)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView, CurveView
 from orchestrator.api.errors import BadRequestError, OrchError
-from orchestrator.web.answers import page
+from orchestrator.web.answers import caller_of, page
 from orchestrator.web.charts import charts_html, window_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class CompareViews:
         if by not in BY:
             raise BadRequestError(f"jobs are not compared by {by[:40]!r}", hint=f"by one of {', '.join(BY)}")
         named = [name for one in query.getlist("job") for name in one.split()]
-        ids = list(dict.fromkeys([await self._service.resolve(name) for name in named]))
+        ids = list(dict.fromkeys([await self._service.resolve(name, caller_of(request)) for name in named]))
         if len(ids) > MOST_JOBS:
             raise BadRequestError(f"{len(ids)} jobs are too many to compare at once", hint=f"name up to {MOST_JOBS}")
         window = window_of(query)

@@ -69,11 +69,11 @@ def verbs_for(job: JobView, *, may_act: bool) -> list[Verb]:
 
 
 async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: bool, charts: str) -> Mapping[str, str]:
-    """Return the parts of the page as HTML; ``charts`` are already drawn."""
+    """Return the parts of the page as HTML; ``charts`` are already drawn. Checkpoints are shown to users who may act."""
     job = await service.job(job_id)
     events = await service.events(job_id, 0, tail=EVENTS)
     try:
-        checkpoints = await service.checkpoints(job_id, verify=False)
+        checkpoints = await service.checkpoints(job_id, verify=False) if may_act else ()
     except OrchError:  # the rest is shown even if the storage does not answer
         checkpoints = ()
     outlook = await outlook_of(service, job)

@@ -63,7 +63,7 @@ class SubmitViews:
         text, directory = FIRST, self._environ.get("HOME", "/")
         masked: tuple[str, ...] = ()
         if query.get("from"):
-            job_id = await self._service.resolve(query["from"])
+            job_id = await self._service.resolve(query["from"], caller_of(request))
             spec = await self._service.spec(job_id)
             text, masked = spec.yaml, spec.masked
             directory = (await self._service.job(job_id)).working_dir or directory

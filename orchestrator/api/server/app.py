@@ -44,7 +44,7 @@ from orchestrator.api.server.bodies import (
 from orchestrator.api.server.file_routes import add_file_routes, add_upload_routes
 from orchestrator.api.server.gate import FAILED, STOPPING, Gate, GatePolicy
 from orchestrator.api.server.matrix_routes import add_matrix_routes
-from orchestrator.api.server.ownership import REF_PATTERN, Ref, own_job_view
+from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, own_job_view
 from orchestrator.api.server.queue_routes import NodeRef, add_node_routes, add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
@@ -110,10 +110,10 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_waiting_routes(app, service, closing)
     _add_submission_routes(app, service)
     _add_looking_routes(app, service, closing)
-    add_file_routes(app, service, caller_of, answer)
+    add_file_routes(app, service, answer)
     add_session_routes(app, service, closing)
-    add_upload_routes(app, service, caller_of, answer)
-    add_matrix_routes(app, service, _own_job, caller_of, answer)
+    add_upload_routes(app, service, answer)
+    add_matrix_routes(app, service, _own_job, answer)
     _add_daemon_routes(app, service)
     add_queue_routes(app, service, _owner_of_daemon, answer)
     add_node_routes(app, service, _owner_of_daemon, answer)
@@ -129,14 +129,6 @@ def answer(view: View, status: int = 200) -> Response:
         "utf-8", "replace"
     )
     return Response(body, status_code=status, media_type="application/json")
-
-
-def caller_of(request: Request) -> Caller:
-    """Return the caller that the gate authenticated. Raises NotPermittedError if there is none."""
-    caller = getattr(request.state, "caller", None)
-    if not isinstance(caller, Caller):
-        raise NotPermittedError("the caller is not authenticated")
-    return caller
 
 
 def _owner_of_daemon(request: Request, what: str) -> Caller:
@@ -222,6 +214,7 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
 
     @app.get(f"{API_PREFIX}/jobs", response_model=JobList)
     async def jobs(
+        request: Request,
         user: Annotated[str | None, Query(max_length=256)] = None,
         state: Annotated[list[str] | None, Query(max_length=16)] = None,
         since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
@@ -230,42 +223,46 @@ def _add_reading_routes(app: FastAPI, service: JobService) -> None:
     ) -> Response:
         """Return jobs, newest first; `before`, the id of a job, continues after it."""
         version = service.change_version()  # before the jobs: a change in between is then reported again, not lost
-        earlier = None if before is None else await service.resolve(before)
+        earlier = None if before is None else await service.resolve(before, caller_of(request))
         query = JobFilter(user=user, states=_states(state or []), since=since, before=earlier, limit=limit)
         found = tuple(await service.jobs(query))
         return answer(JobList(version=version, jobs=found, more=len(found) == limit))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}", response_model=JobView)
-    async def job(ref: Ref) -> Response:
+    async def job(ref: Ref, request: Request) -> Response:
         """Return one job."""
-        return answer(await service.job(await service.resolve(ref)))
+        return answer(await service.job(await service.resolve(ref, caller_of(request))))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/events", response_model=EventList)
     async def events(
         ref: Ref,
+        request: Request,
         after: Annotated[int, Query(ge=0, le=MAX_SEQUENCE)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
         tail: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
     ) -> Response:
         """Return the job's history, oldest first, from sequence `after` on; only its last `tail` events, if given."""
-        found = tuple(await service.events(await service.resolve(ref), after, limit=limit, tail=tail))
+        job_id = await service.resolve(ref, caller_of(request))
+        found = tuple(await service.events(job_id, after, limit=limit, tail=tail))
         return answer(EventList(events=found, more=len(found) == limit))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/checkpoints", response_model=CheckpointList)
-    async def checkpoints(ref: Ref, *, verify: bool = False) -> Response:
-        """Return the job's checkpoints, newest first; ``verify`` reads every byte."""
-        found = await service.checkpoints(await service.resolve(ref), verify=verify)
+    async def checkpoints(ref: Ref, request: Request, *, verify: bool = False) -> Response:
+        """Return the checkpoints of a job of the caller, newest first; ``verify`` reads every byte."""
+        job_id, _ = await _own_job(service, ref, request, "read the checkpoints of")
+        found = await service.checkpoints(job_id, verify=verify)
         return answer(CheckpointList(checkpoints=tuple(found)))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/spec", response_model=SpecView)
-    async def spec(ref: Ref) -> Response:
+    async def spec(ref: Ref, request: Request) -> Response:
         """Return the job's spec as it was resolved at submission; values that look like secrets are masked."""
-        return answer(await service.spec(await service.resolve(ref)))
+        return answer(await service.spec(await service.resolve(ref, caller_of(request))))
 
     @app.get(f"{API_PREFIX}/jobs/{{ref}}/diff/{{other}}", response_model=SpecDiff)
-    async def diff(ref: Ref, other: Ref) -> Response:
+    async def diff(ref: Ref, other: Ref, request: Request) -> Response:
         """Return the differences of the job `other` from the job `ref`."""
-        return answer(await service.diff(await service.resolve(ref), await service.resolve(other)))
+        before, after = [await service.resolve(one, caller_of(request)) for one in (ref, other)]
+        return answer(await service.diff(before, after))
 
     @app.get(f"{API_PREFIX}/gpus", response_model=GpuList)
     async def gpus() -> Response:
@@ -284,7 +281,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         request: Request,
         after: Annotated[int | None, Query()] = None,
         timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109 - the query parameter's name
-        job: Annotated[list[Annotated[str, Query(pattern=REF_PATTERN)]] | None, Query(max_length=1000)] = None,
+        job: Annotated[list[Annotated[str, Query(pattern=ID_PATTERN)]] | None, Query(max_length=1000)] = None,
     ) -> Response:
         """Return the change counter after a change of ``job`` (none: any) since ``after``, or at the timeout."""
         if after is None:
@@ -302,6 +299,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
     )
     async def logs(
         ref: Ref,
+        request: Request,
         rank: Annotated[int | None, Query(ge=0)] = None,
         attempt: Annotated[int | None, Query(ge=1)] = None,
         tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
@@ -310,7 +308,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         follow: bool = False,
     ) -> StreamingResponse:
         """Stream lines of the job's log, oldest first."""
-        job_id = await service.resolve(ref)
+        job_id = await service.resolve(ref, caller_of(request))
         query = LogQuery(rank=rank, attempt=attempt, tail=tail, follow=follow, since=since)
         return StreamingResponse(log_stream(service.logs(job_id, query), closing), media_type="application/x-ndjson")
 

@@ -11,7 +11,7 @@ from orchestrator.api.errors import MediaTypeError
 from orchestrator.api.files import FileDigest, FileList, MissingPieces
 from orchestrator.api.protocol import API_PREFIX
 from orchestrator.api.server.bodies import MissingPiecesBody  # noqa: TC001 - FastAPI reads the annotations
-from orchestrator.api.server.ownership import Ref, own_job_view
+from orchestrator.api.server.ownership import Ref, caller_of, own_job_view
 from orchestrator.core.ids import JobId
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from orchestrator.api.files import FileContent, FileReader
-    from orchestrator.api.service import Caller, JobService
+    from orchestrator.api.service import JobService
     from orchestrator.api.views import View
 
 FilePath = Annotated[str, Query(min_length=1, max_length=4096)]
@@ -28,9 +28,7 @@ Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256
 MAX_OFFSET = 2**53
 
 
-def add_file_routes(
-    app: FastAPI, service: JobService, caller_of: Callable[[Request], Caller], answer: Callable[[View], Response]
-) -> None:
+def add_file_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
     """Add the three routes of a job's files."""
 
     async def files_of(ref: str, request: Request) -> FileReader:
@@ -73,9 +71,7 @@ async def _pieces(content: FileContent, offset: int) -> AsyncGenerator[bytes, No
         content.close()
 
 
-def add_upload_routes(
-    app: FastAPI, service: JobService, caller_of: Callable[[Request], Caller], answer: Callable[[View], Response]
-) -> None:
+def add_upload_routes(app: FastAPI, service: JobService, answer: Callable[[View], Response]) -> None:
     """Add the routes by which remote submitters upload working directories: missing pieces, and one piece."""
 
     @app.post(f"{API_PREFIX}/pieces", response_model=MissingPieces)

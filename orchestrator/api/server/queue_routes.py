@@ -18,7 +18,7 @@ from orchestrator.api.queue_views import (
     ReservationRequest,
 )
 from orchestrator.api.server.bodies import Body
-from orchestrator.api.server.ownership import REF_PATTERN
+from orchestrator.api.server.ownership import ID_PATTERN, caller_of
 from orchestrator.api.views import NodeActionReply
 from orchestrator.spec.fields.rules import LABEL_PATTERN
 from orchestrator.spec.queues import MOST_GPUS, MOST_WEIGHT
@@ -59,7 +59,7 @@ class QueueBody(Body):
         )
 
 
-NodeRef = Annotated[str, Path(pattern=REF_PATTERN, description="A node's id or name")]
+NodeRef = Annotated[str, Path(pattern=ID_PATTERN, description="A node's id or name")]
 LabelKey = Annotated[str, StringConstraints(pattern=f"^{LABEL_PATTERN}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MOST_VALUE)]
 
@@ -111,9 +111,9 @@ def add_queue_routes(
         return answer(await service.queue_shares())
 
     @app.get(f"{API_PREFIX}/outlook", response_model=OutlookView)
-    async def outlook(job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
+    async def outlook(request: Request, job: Annotated[str, Query(max_length=MOST_REFERENCE)] = "") -> Response:
         """Return when a job is expected to start and why; without ``job``, the starts of the queue's first jobs."""
-        return answer(await service.outlook(await service.resolve(job) if job else None))
+        return answer(await service.outlook(await service.resolve(job, caller_of(request)) if job else None))
 
     @app.post(f"{API_PREFIX}/queues/{{name}}", response_model=QueueView)
     async def set_queue(

@@ -30,7 +30,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, SESSION_READ_SECONDS
 from orchestrator.api.server.bodies import Body, LongText, bad_request
 from orchestrator.api.server.gate import FAILED, STOPPING
-from orchestrator.api.server.ownership import REF_PATTERN, own_job_view
+from orchestrator.api.server.ownership import REF_PATTERN, from_path, own_job_view
 from orchestrator.api.service import Caller
 from orchestrator.core.ids import JobId
 from orchestrator.runtime.ranks.sessions.messages import (
@@ -139,7 +139,7 @@ def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event
 def _checked(ref: str) -> str:
     if re.fullmatch(REF_PATTERN, ref) is None:
         raise BadRequestError(f"{ref!r} names no job", hint="give an id, the beginning of one, or a name")
-    return ref
+    return from_path(ref)
 
 
 async def _opened(socket: WebSocket, ref: str, service: JobService, caller: Caller) -> SessionChannel:

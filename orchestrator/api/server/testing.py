@@ -214,10 +214,12 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
             found = [job for job in found if order.index(JobId(job.id)) < order.index(query.before)]
         return found[: query.limit]
 
-    async def resolve(self, ref: str) -> JobId:
+    async def resolve(self, ref: str, caller: Caller) -> JobId:
         if ref in self._jobs:
             return JobId(ref)
-        named = [key for key, job in self._jobs.items() if job.name == ref]
+        user, _, name = ref.rpartition("/")
+        user = user or (self.owner if caller.is_owner else caller.user)
+        named = [key for key, job in self._jobs.items() if (job.user, job.name) == (user, name)]
         if named:
             return named[-1]
         found = [key for key in self._jobs if key.startswith(ref)]

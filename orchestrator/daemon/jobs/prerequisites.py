@@ -93,7 +93,7 @@ def with_after(spec: JobSpec, after: Sequence[str]) -> tuple[Dependency, ...]:
     return tuple(found)
 
 
-async def own_name_by_id(spec: JobSpec, store: Store) -> JobSpec:
+async def own_name_by_id(spec: JobSpec, store: Store, uid: int) -> JobSpec:
     """Return the spec with the id of an earlier job of its own name in ``depends_on``, which ``--after`` may mean.
 
     A spec that is read again, for a rerun with changes, would wait for itself by that name.
@@ -101,21 +101,26 @@ async def own_name_by_id(spec: JobSpec, store: Store) -> JobSpec:
     if all(dependency.job != spec.name for dependency in spec.depends_on):
         return spec
     try:
-        earlier = (await store.find(spec.name)).job.id
+        earlier = (await store.find(spec.name, uid)).job.id
     except (store_errors.JobNotFoundError, store_errors.AmbiguousJobError):  # resolve() reports it with the others
         return spec
     by_id = (replace(one, job=earlier) if one.job == spec.name else one for one in spec.depends_on)
     return replace(spec, depends_on=tuple(by_id))
 
 
-async def resolve(spec: JobSpec, store: Store, source: str) -> tuple[Prerequisite, ...]:
-    """Return the ids that ``depends_on`` means now. Raises InvalidSpecError with every error."""
+async def resolve(spec: JobSpec, store: Store, source: str, uid: int) -> tuple[Prerequisite, ...]:
+    """Return the ids that ``depends_on`` of this user means now. Raises InvalidSpecError with every error."""
     found: dict[JobId, Prerequisite] = {}
     problems: list[Problem] = []
     for index, dependency in enumerate(spec.depends_on):
         path = f"depends_on[{index}].job"
         try:
-            job = (await store.find(dependency.job)).job
+            job = (await store.find(dependency.job, uid)).job
+        except store_errors.NamedByOthersError as error:
+            hint = f"write {' or '.join(f'{name} ({job_id})' for name, job_id in error.candidates)}"
+            message = f"you have no job {dependency.job!r}; other users have"
+            problems.append(Problem(message=message, path=path, hint=hint, source=source))
+            continue
         except store_errors.JobNotFoundError:
             hint = "submit that job first; `orch status --state all` lists the known ones"
             problems.append(Problem(message=f"there is no job {dependency.job!r}", path=path, hint=hint, source=source))

@@ -136,7 +136,7 @@ class JobActions:
         return await self._submissions.accept(events)
 
     async def _again(self, job: Job, request: ActionRequest, caller: Caller, *, in_matrix: bool) -> ev.JobSubmitted:
-        resume_from = await self._reader.checkpoint_path(job.id) if request.from_checkpoint else None
+        resume_from = await self._reader.checkpoint_path(job.id, caller) if request.from_checkpoint else None
         spec = spec_of_rerun(job, request.overrides, self._loop.nodes)
         check_queue(spec, self._loop.shares.sharing)
         secrets = {n: v for n, v in read_secrets(self._settings.paths, job.id).items() if n in spec.secrets}
@@ -147,7 +147,7 @@ class JobActions:
             )
         # A job that has started has met its dependencies: only one that never started waits again.
         fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
-        needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id)
+        needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id, job.submission.uid)
         files, at = self._submissions.files_of(caller), self._loop.now()
         given = (job, spec, caller, self._settings, secrets, resume_from)
         return await prepare_rerun(*given, files=files, at=at, prerequisites=needed, in_matrix=in_matrix)

@@ -12,6 +12,7 @@ from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
 from orchestrator.daemon.requests.actions import events_of
 from orchestrator.daemon.requests.matrix_overview import Searched, by_combination, matrix_view, state_of
+from orchestrator.daemon.requests.reader import named_by_others
 from orchestrator.daemon.requests.sharing import SharingService
 from orchestrator.store import errors as store_errors
 
@@ -64,10 +65,12 @@ class MatrixDesk:
         self._pool = pool
         self._turn = asyncio.Lock()
 
-    async def find(self, reference: str) -> str | None:
-        """Return the id of the matrix that a reference means; None where it means a job. Raises AmbiguousReferenceError."""
+    async def find(self, reference: str, caller: Caller) -> str | None:
+        """Return the id of the matrix that a reference means; None where it means a job. Raises AmbiguousReferenceError, NoSuchJobError."""
         try:
-            return await self._store.find_matrix(reference)
+            return await self._store.find_matrix(reference, caller.uid)
+        except store_errors.NamedByOthersError as error:
+            raise named_by_others(error) from error
         except store_errors.AmbiguousJobError as error:
             problems = [Problem(message=str(candidate)) for candidate in error.candidates]
             raise AmbiguousReferenceError(f"{reference!r} fits several matrices", problems=problems) from error
@@ -172,9 +175,9 @@ class MatrixService(SharingService):
         super().__init__(specs, sharing)
         self._matrices = matrices
 
-    async def find_matrix(self, ref: str) -> str | None:
+    async def find_matrix(self, ref: str, caller: Caller) -> str | None:
         """Return the id of the matrix that ``ref`` means; None where it means a job."""
-        return await self._matrices.find(ref)
+        return await self._matrices.find(ref, caller)
 
     async def matrix(self, matrix_id: str) -> MatrixView:
         """Return a matrix and its jobs."""

@@ -12,6 +12,7 @@ from orchestrator.analysis.trackers import journal
 from orchestrator.api.curve_views import TrackerView
 from orchestrator.api.errors import AmbiguousReferenceError, BadRequestError, NoSuchJobError, Problem, RefusedError
 from orchestrator.api.protocol import PAGE
+from orchestrator.api.server.ownership import check_own
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.daemon.jobs import job_checkpoints as saved
 from orchestrator.daemon.jobs.event_views import event_view
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
     from orchestrator.api import views as v
-    from orchestrator.api.service import JobFilter, LogQuery
+    from orchestrator.api.service import Caller, JobFilter, LogQuery
     from orchestrator.core.diagnosis.observation import StallSeen
     from orchestrator.core.estimates.time_left import TimeLeft
     from orchestrator.core.facts.fact import Fact
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REMEMBER_VIEWS: Final = 4096
+MOST_CANDIDATES: Final = 5
 
 
 class Progress(Protocol):
@@ -175,10 +177,12 @@ class JobReader:
             left=None if progress is None else self._progress.left(job.id),
         )
 
-    async def resolve(self, ref: str) -> JobId:
+    async def resolve(self, ref: str, caller: Caller) -> JobId:
         """Return the id that ``ref`` means. Raises NoSuchJobError, AmbiguousReferenceError."""
         try:
-            return (await self._store.find(ref)).job.id
+            return (await self._store.find(ref, caller.uid)).job.id
+        except store_errors.NamedByOthersError as error:
+            raise named_by_others(error) from error
         except store_errors.JobNotFoundError as error:
             raise NoSuchJobError(f"there is no job {ref!r}") from error
         except store_errors.AmbiguousJobError as error:
@@ -223,12 +227,16 @@ class JobReader:
         newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
         return await self._look(job, lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest))
 
-    async def checkpoint_path(self, reference: str) -> str:
-        """Return the path of the checkpoint that ``JOB`` or ``JOB@STEP`` means. Raises BadRequestError, NoSuchJobError."""
+    async def checkpoint_path(self, reference: str, caller: Caller) -> str:
+        """Return the path of the checkpoint that ``JOB`` or ``JOB@STEP`` means, of a job whose state the caller may read.
+
+        Raises BadRequestError, NoSuchJobError, NotPermittedError.
+        """
         ref, at, step = reference.partition("@")
         if at and not step.isdecimal():
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
-        job = await self.record(await self.resolve(ref))
+        job = await self.record(await self.resolve(ref, caller))
+        check_own(caller, "start from a checkpoint of", job.id, job.submission.user, job.submission.uid)
         return await self._look(job, lambda: saved.choose(job, self._paths, step))
 
     async def _look(self, job: Job, look: Callable[[], T]) -> T:
@@ -242,6 +250,12 @@ class JobReader:
             ) from error
 
 
+def named_by_others(error: store_errors.NamedByOthersError) -> NoSuchJobError:
+    """Return the API's error for a name that only other users' jobs have; its hint names those jobs."""
+    shown = " or ".join(f"{name} ({job_id})" for name, job_id in error.candidates[:MOST_CANDIDATES])
+    return NoSuchJobError(f"you have no job {error.reference!r}; other users have", hint=f"write {shown}")
+
+
 class JobQueryService:
     """The part of the service that answers queries about jobs."""
 
@@ -252,9 +266,9 @@ class JobQueryService:
         """Return the jobs that match the filter, newest first."""
         return await self._reader.jobs(query)
 
-    async def resolve(self, ref: str) -> JobId:
+    async def resolve(self, ref: str, caller: Caller) -> JobId:
         """Return the id that ``ref`` means."""
-        return await self._reader.resolve(ref)
+        return await self._reader.resolve(ref, caller)
 
     async def job(self, job_id: JobId) -> v.JobView:
         """Return one job."""

@@ -70,7 +70,7 @@ class Counter(Protocol):
 
 
 class Submissions:
-    """Accepts jobs. ``blind_to`` returns nodes that do not see a directory; ``resume_path`` a reference's checkpoint.
+    """Accepts jobs. ``blind_to`` returns nodes that do not see a directory; ``resume_path`` the checkpoint that a caller's reference means.
 
     Users' files are read in threads of ``pool``.
     """
@@ -85,7 +85,7 @@ class Submissions:
         nodes: Nodes,
         counter: Counter,
         blind_to: Callable[[str], Awaitable[list[str]]],
-        resume_path: Callable[[str], Awaitable[str]],
+        resume_path: Callable[[str, Caller], Awaitable[str]],
         pool: SharedPool,
     ) -> None:
         self._loop = loop
@@ -180,9 +180,11 @@ class Submissions:
             check_queue(one.spec, self._loop.shares.sharing)
         for storage in dict.fromkeys(one.spec.checkpoint.storage_path for one in checked):
             await self._check_storage(storage)
-        checked = [replace(one, spec=await own_name_by_id(one.spec, self._store)) for one in checked]
-        needed = {one.spec.depends_on: await self.prerequisites(one.spec, request.source) for one in checked}
-        resume_from = await self._resume_path(request.resume_from) if request.resume_from else None
+        checked = [replace(one, spec=await own_name_by_id(one.spec, self._store, caller.uid)) for one in checked]
+        needed = {
+            one.spec.depends_on: await self.prerequisites(one.spec, request.source, caller.uid) for one in checked
+        }
+        resume_from = await self._resume_path(request.resume_from, caller) if request.resume_from else None
         files, at = self.files_of(caller), self._loop.now()
         events: list[ev.JobSubmitted] = []
         try:
@@ -221,9 +223,9 @@ class Submissions:
             self._loop.add(job, await prerequisite_states(job, self._loop.decided, self._store))
         return _reply(jobs, left_out_view(events[0].left_out), created=created)
 
-    async def prerequisites(self, spec: JobSpec, source: str) -> tuple[ev.Prerequisite, ...]:
-        """Return the jobs that ``depends_on`` means now. Raises InvalidSpecError where one is missing, or has ended otherwise."""
-        return await resolve(spec, self._store, source)
+    async def prerequisites(self, spec: JobSpec, source: str, uid: int) -> tuple[ev.Prerequisite, ...]:
+        """Return the jobs that ``depends_on`` of this user means now. Raises InvalidSpecError where one is missing, or has ended otherwise."""
+        return await resolve(spec, self._store, source, uid)
 
     def refuse_when_full(self) -> None:
         """Raise DiskFullError where the disk has no space for another job."""
@@ -268,11 +270,11 @@ class Submissions:
         except RefusedError as error:
             reason = f"{error.message}; {error.hint}"
             return v.PlanReply(**reply, starts="never", reason=reason, notes=notes)
-        placed = await self._placement(checked, request.source)
+        placed = await self._placement(checked, request.source, caller.uid)
         return v.PlanReply(**reply, **placed, notes=notes)
 
-    async def _placement(self, checked: checking.Checked, source: str) -> dict[str, Any]:
-        asked = submission.probe(checked, await self.prerequisites(checked.spec, source))
+    async def _placement(self, checked: checking.Checked, source: str, uid: int) -> dict[str, Any]:
+        asked = submission.probe(checked, await self.prerequisites(checked.spec, source, uid))
         ended = await prerequisite_states(asked, self._loop.jobs, self._store)
         shares = self._loop.shares
         state = State(

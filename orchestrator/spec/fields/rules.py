@@ -14,6 +14,8 @@ NAME_REMEDY = "begin with a letter; then lower-case letters, digits and inner hy
 ENV_PATTERN = r"[A-Za-z_][A-Za-z0-9_]{0,254}"
 ENV_REMEDY = "letters, digits and underscores, not beginning with a digit"
 LABEL_PATTERN = r"[A-Za-z0-9](?:[-A-Za-z0-9_./]{0,61}[A-Za-z0-9])?"
+USER_PATTERN = r"[A-Za-z0-9_][-A-Za-z0-9_.@\\]{0,63}\$?"
+"""A user in USER/NAME: an account's name, also of a directory service, or a number."""
 _SET_BY_ORCH = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_[A-Z_]+|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"

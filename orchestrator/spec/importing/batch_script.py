@@ -20,10 +20,12 @@ from orchestrator.spec.importing.command import (
     entrypoint_text,
     expand,
     name_for,
+    plain,
     read_line,
     set_keys,
     shell_remarks,
     slurm_time,
+    with_literals,
 )
 from orchestrator.spec.importing.options import remark
 from orchestrator.spec.launchers import WORDS
@@ -210,13 +212,13 @@ def _read_line(body: _Body, number: int, line: str) -> None:
     if match is not None and (value := _plain_value(match[2], body.variables)) is not None:
         body.variables[match[1]] = value
         if exported:
-            body.env[match[1]] = value
+            body.env[match[1]] = plain(value)
     elif match is not None and match[2].lstrip('"').startswith(("$(", "(", "`")):
         body.remarks.append(f"line {number}, {quoted(line)}: not carried over; its variable has no value here")
     elif (activated := _ACTIVATE.fullmatch(line)) is not None:
-        body.python = f"{expand(activated[1], body.variables)}/bin/python"
+        body.python = plain(f"{expand(activated[1], body.variables)}/bin/python")
     elif line.startswith("cd ") and len(words := shlex.split(line)) == 2:
-        body.directory = expand(words[1], body.variables)
+        body.directory = plain(expand(words[1], body.variables))
     elif _is_training(line):
         body.commands.append((number, read_line(line, body.variables)))
     elif line.split(maxsplit=1)[0] not in {"set", "echo", "date", "hostname"}:
@@ -225,6 +227,7 @@ def _read_line(body: _Body, number: int, line: str) -> None:
 
 def _plain_value(text: str, known: Mapping[str, str]) -> str | None:
     """Return the value of an assignment that needs no shell; None where it needs one."""
+    text = with_literals(text)
     try:
         words = shlex.split(text, comments=True)
     except ValueError:
@@ -266,7 +269,7 @@ def _the_command(body: _Body) -> LaunchLine:
     for number, line in body.commands:
         if line is not launched[0][1]:
             body.remarks.append(
-                f"line {number}, {quoted(shlex.join(line.words))}: not carried over; make it a job of its own, and use depends_on"
+                f"line {number}, {quoted(shlex.join(map(plain, line.words)))}: not carried over; make it a job of its own, and use depends_on"
             )
     return launched[0][1]
 

@@ -28,6 +28,9 @@ _WORD = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """Redirections, operators, and words; a quotation mark that is not closed is a word of its own."""
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_LITERAL = {ord(character): chr(0xDC00 + ord(character)) for character in "$`"}
+"""Stand-ins for characters that a shell would not act on: in single quotation marks, or after a backslash."""
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&", "\n"})
 _NAME_LENGTH = 50
 _PREFIXES = frozenset({"nohup", "exec", "time", "command", "stdbuf", "env"})
@@ -85,21 +88,21 @@ def read_line(line: str, variables: Mapping[str, str] | None = None) -> LaunchLi
     while words and (words[0] in _PREFIXES or ASSIGNMENT.fullmatch(words[0])):
         match = ASSIGNMENT.fullmatch(words.pop(0))
         if match is not None:
-            env[match[1]] = expand(match[2], known)
+            env[match[1]] = plain(expand(match[2], known))
     if not words:
         raise BadValueError(f"{quoted(line)} starts no command", "give the line that starts the training")
     launched = without_launchers(recognize(tuple(expand(word, known) for word in words)))
     if env.pop("CUDA_VISIBLE_DEVICES", None) is not None:
         remarks.append("CUDA_VISIBLE_DEVICES: not carried over; orch picks the GPUs")
-    plain = tuple(expand(word, known) for word in words)
+    expanded = tuple(expand(word, known) for word in words)
     if launched is None:
-        return LaunchLine(words=plain, env=env, remarks=tuple(remarks))
+        return LaunchLine(words=expanded, env=env, remarks=tuple(remarks))
     for launcher, option, value in launched.options:
         if (found := remark(launcher, option, value)) is not None:
             remarks.append(found)
-    if _passes_local_rank(plain, {option for _, option, _ in launched.options}):
+    if _passes_local_rank(expanded, {option for _, option, _ in launched.options}):
         remarks.append("the launcher passes --local-rank to the script, orch does not: read the variable LOCAL_RANK")
-    keys = dict(launched.keys)
+    keys = {key: plain(text) for key, text in launched.keys}
     if "max_duration" in keys:
         keys["max_duration"] = slurm_time(keys["max_duration"])
     return LaunchLine(
@@ -139,8 +142,24 @@ def _one_command(raw: Sequence[str]) -> tuple[list[str], list[str]]:
             target = rest.pop(0) if word[-1] in "<>" and rest else ""
             remarks.append(f"{word}{target}: left out; `orch logs` shows the output")
             continue
-        words += shlex.split(word)
+        words += shlex.split(with_literals(word))
     return words, remarks
+
+
+def with_literals(word: str) -> str:
+    """Return a word as written, with stand-ins for the characters that a shell would not act on; ``plain`` undoes it."""
+    return _QUOTED.sub(_literal, word)
+
+
+def _literal(part: re.Match[str]) -> str:
+    if part[0].startswith("'"):
+        return part[0].translate(_LITERAL)
+    return re.sub(r"\\([$`])", lambda match: match[1].translate(_LITERAL), part[0])
+
+
+def plain(word: str) -> str:
+    """Return the word with the characters that it has stand-ins for."""
+    return word.translate({ord(stand_in): character for character, stand_in in _LITERAL.items()})
 
 
 def _passes_local_rank(words: Sequence[str], options: set[str]) -> bool:
@@ -156,13 +175,13 @@ def expand(word: str, known: Mapping[str, str]) -> str:
 def entrypoint_text(words: Sequence[str]) -> str:
     """Return the line for `entrypoint`; a command with variables left is run by a shell."""
     if not any(_VARIABLE.search(word) for word in words):
-        return shlex.join(words)
-    text = "exec " + " ".join(f'"{_escaped(w)}"' if _VARIABLE.search(w) else shlex.quote(w) for w in words)
+        return shlex.join(map(plain, words))
+    text = "exec " + " ".join(f'"{_escaped(w)}"' if _VARIABLE.search(w) else shlex.quote(plain(w)) for w in words)
     return f"bash -c {shlex.quote(text)}"
 
 
 def _escaped(word: str) -> str:
-    return re.sub(r'(["\\`])', r"\\\1", word)
+    return plain(re.sub(f'(["\\\\`{"".join(_LITERAL.values())}])', r"\\\1", word))
 
 
 def shell_remarks(words: Sequence[str]) -> list[str]:

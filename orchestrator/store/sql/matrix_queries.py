@@ -19,17 +19,19 @@ class MatrixReader(Reader):
         """Return the jobs of a matrix, reruns included, in order of arrival."""
         return [self._parsed.job(row) for row in self._connection.execute(STATEMENTS["jobs_of_matrix"], (matrix_id,))]
 
-    def find_matrix(self, reference: str) -> str | None:
-        """Return the id of the matrix that a reference means; see ``port.Store.find_matrix``."""
+    def find_matrix(self, reference: str, uid: int) -> str | None:
+        """Return the id of the matrix that a reference of this user means; see ``port.Store.find_matrix``."""
         if self._connection.execute(STATEMENTS["jobs_of_matrix"], (reference,)).fetchone() is not None:
             return reference
         if self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone() is not None:
             return None
-        named = self._connection.execute(STATEMENTS["newest_of_matrix_name"], (reference,)).fetchone()
-        job = self._connection.execute(STATEMENTS["newest_place_by_name"], (reference,)).fetchone()
+        whose = self._named(reference, uid)
+        named = self._connection.execute(STATEMENTS["newest_of_matrix_name"], whose).fetchone()
+        job = self._connection.execute(STATEMENTS["newest_place_by_name"], whose).fetchone()
         if named is not None or job is not None:
             newer = named is not None and (job is None or named[0] >= job[0])
             return str(named[1]) if newer else None
+        self._refuse_names_of_others(reference, uid)
         return self._only_matrix_with(reference)
 
     def _only_matrix_with(self, prefix: str) -> str | None:

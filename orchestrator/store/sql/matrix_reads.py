@@ -37,6 +37,6 @@ class MatrixReads(ABC):
         """Return the jobs of a matrix, reruns included, in order of arrival."""
         return await self._read(lambda: self._reader.matrix_jobs(matrix_id))
 
-    async def find_matrix(self, reference: str) -> str | None:
-        """Return the id of the matrix that a reference means; see ``port.Store.find_matrix``."""
-        return await self._read(lambda: self._reader.find_matrix(reference))
+    async def find_matrix(self, reference: str, uid: int) -> str | None:
+        """Return the id of the matrix that a reference of this user means; see ``port.Store.find_matrix``."""
+        return await self._read(lambda: self._reader.find_matrix(reference, uid))

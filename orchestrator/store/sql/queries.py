@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.states import JobState
-from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError
+from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError, NamedByOthersError
 from orchestrator.store.port import (
     FinishedCount,
     Found,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 _BEYOND = 2**62  # above every sequence
+_NO_UID = -1
 
 
 class Reader:
@@ -86,15 +87,17 @@ class Reader:
         row = self._connection.execute(STATEMENTS["job_by_key"], (uid, idempotency_key)).fetchone()
         return None if row is None else job_of(row[0])
 
-    def find(self, reference: str) -> Found:
-        """Return the job that a reference means; see ``port.Store.find``."""
+    def find(self, reference: str, uid: int) -> Found:
+        """Return the job that a reference of this user means; see ``port.Store.find``."""
         row = self._connection.execute(STATEMENTS["job_by_id"], (reference,)).fetchone()
         if row is not None:
             return Found(self._parsed.job(row), "id")
-        row = self._connection.execute(STATEMENTS["newest_by_name"], (reference,)).fetchone()
+        named = self._named(reference, uid)
+        row = self._connection.execute(STATEMENTS["newest_by_name"], named).fetchone()
         if row is not None:
-            (count,) = self._connection.execute(STATEMENTS["count_by_name"], (reference,)).fetchone()
+            (count,) = self._connection.execute(STATEMENTS["count_by_name"], named).fetchone()
             return Found(self._parsed.job(row), "name", count - 1)
+        self._refuse_names_of_others(reference, uid)
         return Found(self.job(self._only_id_with(reference)), "prefix")
 
     def state_counts(self) -> dict[JobState, int]:
@@ -131,6 +134,28 @@ class Reader:
         """Return the terminal jobs that ended before ``older_than``, except those in ``keep``, the oldest first."""
         values = (older_than, json.dumps(sorted(keep)), -1)
         return [job_id for _, job_id in self._connection.execute(STATEMENTS["ended_before"], values)]
+
+    def _named(self, reference: str, uid: int) -> tuple[str, int]:
+        """Return the name in a reference, and the user whose job it is: the one before its slash, or ``uid``."""
+        user, slash, name = reference.rpartition("/")
+        if slash:
+            row = self._connection.execute(STATEMENTS["uid_of_user"], (user,)).fetchone()
+            uid = _NO_UID if row is None else row[0]
+        return name, uid
+
+    def _refuse_names_of_others(self, name: str, own: int) -> None:
+        """Raise NamedByOthersError if only users other than ``own`` have jobs or matrices of this name."""
+        found: dict[int, tuple[int, str, str]] = {}  # the newest of each user: its place, its user's name, its id
+        for users, newest in (
+            (STATEMENTS["uids_by_name"], STATEMENTS["newest_place_by_name"]),
+            (STATEMENTS["uids_by_matrix_name"], STATEMENTS["newest_of_matrix_name"]),
+        ):
+            for (uid,) in self._connection.execute(users, (name,)).fetchall():
+                place, row_id, user = self._connection.execute(newest, (name, uid)).fetchone()
+                if uid not in found or place >= found[uid][0]:
+                    found[uid] = (place, user, row_id)
+        if found and own not in found:
+            raise NamedByOthersError(name, [(user, row_id) for _, user, row_id in sorted(found.values(), reverse=True)])
 
     def _only_id_with(self, prefix: str) -> str:
         if not prefix:

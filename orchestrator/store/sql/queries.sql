@@ -34,12 +34,24 @@ SELECT id, version, record FROM jobs WHERE id = ?;
 SELECT record FROM jobs WHERE uid = ? AND idempotency_key = ? AND idempotency_key <> '';
 
 -- name: newest_by_name
--- The newest job of a name.
-SELECT id, version, record FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
+-- A user's newest job of a name.
+SELECT id, version, record FROM jobs WHERE name = ? AND uid = ? ORDER BY sequence DESC LIMIT 1;
 
 -- name: count_by_name
--- How many jobs bear a name.
-SELECT count(*) FROM jobs WHERE name = ?;
+-- How many jobs of a user bear a name.
+SELECT count(*) FROM jobs WHERE name = ? AND uid = ?;
+
+-- name: uids_by_name
+-- The users with a job of a name.
+SELECT DISTINCT uid FROM jobs WHERE name = ?;
+
+-- name: uids_by_matrix_name
+-- The users with a matrix of a name.
+SELECT DISTINCT uid FROM jobs WHERE matrix_name = ?;
+
+-- name: uid_of_user
+-- The user of a name, as of the newest job.
+SELECT uid FROM jobs WHERE user = ? ORDER BY sequence DESC LIMIT 1;
 
 -- name: ids_by_prefix
 -- Ids from a prefix up to an end that no id with the prefix reaches.
@@ -50,12 +62,12 @@ SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id LIMIT 20;
 SELECT id, version, record FROM jobs WHERE matrix = ? ORDER BY sequence;
 
 -- name: newest_of_matrix_name
--- The newest job of the matrices of a name.
-SELECT sequence, matrix FROM jobs WHERE matrix_name = ? ORDER BY sequence DESC LIMIT 1;
+-- The newest job of a user's matrices of a name.
+SELECT sequence, matrix, user FROM jobs WHERE matrix_name = ? AND uid = ? ORDER BY sequence DESC LIMIT 1;
 
 -- name: newest_place_by_name
--- The place of the newest job of a name.
-SELECT sequence FROM jobs WHERE name = ? ORDER BY sequence DESC LIMIT 1;
+-- The place of a user's newest job of a name.
+SELECT sequence, id, user FROM jobs WHERE name = ? AND uid = ? ORDER BY sequence DESC LIMIT 1;
 
 -- name: matrices_by_prefix
 -- Matrices whose ids lie between a prefix and an end that no id with the prefix reaches.

@@ -64,9 +64,12 @@ def test_references(served: ServedFake, client: Client) -> None:
     assert client.job(old.id).id == old.id
     assert client.job("digits").id == new.id, "a name is its newest job"
     assert client.job("resnet-").id == other.id
+    theirs = served.do(lambda service: service.add("digits", user="x.y@lab"))
+    assert client.job("x.y@lab/digits").id == theirs.id
+    assert client.job("digits").id == new.id, "a name is the caller's own newest job"
     with pytest.raises(AmbiguousReferenceError) as caught:
         client.job("digit")
-    assert {problem.path for problem in caught.value.problems} == {old.id, new.id}
+    assert {problem.path for problem in caught.value.problems} == {old.id, new.id, theirs.id}
     with pytest.raises(NoSuchJobError):
         client.job("bert")
 

@@ -461,7 +461,7 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
     ("depends_on: [{job: digits}]", "depends_on[0].job", 3, 20, "would wait for itself", "another job"),
     ("depends_on: [{job: a, on: afterok}]", "depends_on[0].on", 3, 27, "one of success", "did you mean success?"),
     ("depends_on: [{job: a}, {job: a, on: any}]", "depends_on[1].job", 3, 30, '"a" is named twice', "each job once"),
-    ("depends_on: [{on: any}]", "depends_on[0].job", 3, 14, "is required", "name or id"),
+    ("depends_on: [{on: any}]", "depends_on[0].job", 3, 14, "is required", "name of your job"),
     ("notify: [{url: ftp://x}]", "notify[0].url", 3, 16, "not a web address", "https://host/path"),
     ("notify: [{url: https://x, on: []}]", "notify[0].on", 3, 31, "no state is named", "on: [FAILED]"),
     ("notify: [{url: https://x, on: [DONE]}]", "notify[0].on[0]", 3, 32, "one of PENDING", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from orchestrator.store.errors import (
     IdempotencyConflictError,
     JobExistsError,
     JobNotFoundError,
+    NamedByOthersError,
     StoreClosedError,
     VersionConflictError,
 )
@@ -95,15 +97,15 @@ class TestSubmit:
         assert run(store.matrix_jobs("grid-aaaaaa")) == jobs
         assert run(store.matrix_jobs("grid")) == []
         for reference in ("grid-aaaaaa", "grid", "grid-a", "gri"):
-            assert run(store.find_matrix(reference)) == "grid-aaaaaa"
+            assert run(store.find_matrix(reference, 1000)) == "grid-aaaaaa"
         for reference in (jobs[0].id, "point", "poi", "nothing", ""):
-            assert run(store.find_matrix(reference)) is None
+            assert run(store.find_matrix(reference, 1000)) is None
         run(store.submit_all([of_matrix(n, "grid-abbbbb", key="second", suffix="33333") for n in range(2)]))
-        assert run(store.find_matrix("grid")) == "grid-abbbbb"
+        assert run(store.find_matrix("grid", 1000)) == "grid-abbbbb"
         with pytest.raises(AmbiguousJobError):
-            run(store.find_matrix("grid-a"))
+            run(store.find_matrix("grid-a", 1000))
         run(add(store, "grid"))
-        assert run(store.find_matrix("grid")) is None
+        assert run(store.find_matrix("grid", 1000)) is None
 
     def test_jobs_are_numbered_in_the_order_of_their_arrival(self, store: Store, run: Run) -> None:
         jobs = [run(add(store, f"job-{n}", at=T0 - n)) for n in range(3)]
@@ -312,7 +314,7 @@ class TestRead:
         assert run(store.load_live()) == [jobs[0], third, jobs[3]]
 
     def test_a_job_that_is_not_there(self, store: Store, run: Run) -> None:
-        for question in (store.job(NOWHERE), store.events(NOWHERE), store.find(NOWHERE), store.find("")):
+        for question in (store.job(NOWHERE), store.events(NOWHERE), store.find(NOWHERE, 1000), store.find("", 1000)):
             with pytest.raises(JobNotFoundError, match="orch status"):
                 run(question)
 
@@ -374,19 +376,42 @@ class TestRead:
             "digits-b": ("digits-bbb222", "prefix", 0),
             "mnist-ccd": ("mnist-ccd222", "prefix", 0),
         }.items():
-            found = run(store.find(reference))
+            found = run(store.find(reference, 1000))
             assert (found.job.id, found.by, found.others) == expected
         with pytest.raises(AmbiguousJobError, match=r"mnist-ccc222, mnist-ccd222.*more letters") as caught:
-            run(store.find("mnist-c"))
+            run(store.find("mnist-c", 1000))
         assert caught.value.candidates == ("mnist-ccc222", "mnist-ccd222")
         with pytest.raises(JobNotFoundError):
-            run(store.find("igits"))
+            run(store.find("igits", 1000))
+
+    def test_a_name_is_the_user_s_own_and_those_of_others_are_named(self, store: Store, run: Run) -> None:
+        mine = run(add(store, "train-aaa222"))
+        theirs = run(add(store, "train-bbb222", user="bob", uid=1001))
+        only = run(add(store, "other-ccc222", user="bob", uid=1001))
+        assert run(store.find("train", 1000)).job == mine
+        assert run(store.find("train", 1001)).job == run(store.find("bob/train", 1000)).job == theirs
+        assert run(store.find("ada/train", 1001)).others == 0
+        for reference in (only.id, "other-c", "bob/other"):  # ids and prefixes are everyone's
+            assert run(store.find(reference, 1000)).job == only
+        with pytest.raises(NamedByOthersError, match=r"bob/other \(other-ccc222\)") as caught:
+            run(store.find("other", 1000))
+        assert caught.value.candidates == (("bob/other", only.id),)
+        for reference in ("ada/other", "carol/train", "/train", "bob/", "bob/train-bbb222"):
+            with pytest.raises(JobNotFoundError):
+                run(store.find(reference, 1000))
+        run(store.submit_all([replace(of_matrix(n), uid=1001, user="bob") for n in range(2)]))
+        assert run(store.find_matrix("grid", 1001)) == run(store.find_matrix("bob/grid", 1000)) == "grid-aaaaaa"
+        assert run(store.find_matrix("ada/grid", 1001)) is run(store.find_matrix("train", 1000)) is None
+        for ask in (store.find, store.find_matrix):
+            with pytest.raises(NamedByOthersError) as caught:
+                run(ask("grid", 1000))
+            assert caught.value.candidates == (("bob/grid", "grid-aaaaaa"),)
 
     def test_a_reference_is_no_pattern(self, store: Store, run: Run) -> None:
         run(add(store, "digits-aaa222"))
         for reference in ("%", "digits-a%", "_igits", "*", "digits-a*", "DIGITS", "'"):
             with pytest.raises(JobNotFoundError):
-                run(store.find(reference))
+                run(store.find(reference, 1000))
 
     def test_jobs_are_counted_by_state(self, store: Store, run: Run) -> None:
         assert run(store.state_counts()) == dict.fromkeys(JobState, 0)

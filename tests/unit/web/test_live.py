@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.errors import NoSuchJobError
 from orchestrator.api.server.testing import FakeService
+from orchestrator.core.ids import JobId
 from orchestrator.web.job_page import LogQuestion, follow_log
 from orchestrator.web.live import HEARTBEAT, Channel, Channels, follow, stream
 
@@ -137,7 +138,7 @@ def test_a_log_is_followed_to_its_end_with_what_it_was_asked_for() -> None:
         service = FakeService()
         job = service.add(state="RUNNING", num_workers=2)
         service.write(job.id, "one", "other \x1b[0m")
-        events = follow(follow_log(service, await service.resolve(job.id), LogQuestion(text="ONE")), asyncio.Event())
+        events = follow(follow_log(service, JobId(job.id), LogQuestion(text="ONE")), asyncio.Event())
         assert (await anext(events)).startswith(b"event: begin")
         (line,) = json.loads((await anext(events)).partition(b"data: ")[2])
         assert (line["text"], line["rank"]) == ("one", 0)
@@ -153,7 +154,7 @@ def test_a_followed_log_ends_with_the_daemon() -> None:
     async def work() -> None:
         service, closing = FakeService(), asyncio.Event()
         job = service.add(state="RUNNING")
-        events = follow(follow_log(service, await service.resolve(job.id), LogQuestion()), closing)
+        events = follow(follow_log(service, JobId(job.id), LogQuestion()), closing)
         await anext(events)
         closing.set()
         rest = [event async for event in events]

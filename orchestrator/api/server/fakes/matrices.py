@@ -30,7 +30,7 @@ class FakeMatrices:
     def quality(self) -> EstimateQualityView:
         return EstimateQualityView(confidence=0.95)
 
-    async def find_matrix(self, ref: str) -> str | None:
+    async def find_matrix(self, ref: str, caller: Caller) -> str | None:  # noqa: ARG002
         named = [found.id for found in self.matrices.values() if found.name == ref]
         return ref if ref in self.matrices else named[-1] if named else None
 

@@ -46,7 +46,7 @@ def find_run(session: Session, ref: str) -> Run:
 
 def job_directory(session: Session, ref: str) -> Path:
     """Return the directory of a job on this machine: from the daemon or, if none runs, in ORCH_HOME."""
-    if "/" in ref or ref.endswith((".json", ".csv", ".jsonl")):
+    if ref.count("/") > 1 or ref.startswith((".", "/")) or ref.endswith((".json", ".csv", ".jsonl")):
         raise NotFoundError(f"{ref} does not exist", hint="give a recording's file, a job's directory, or a job")
     try:
         job = session.client().job(ref)

@@ -238,6 +238,16 @@ def test_a_guest_acts_on_no_job_but_his_own_and_not_on_the_daemon(foreign: Serve
     assert snapshot(foreign) == before
 
 
+@pytest.mark.parametrize(
+    "what", ["checkpoints", "files", "files/digest?path=outputs/a", "files/content?path=outputs/a"]
+)
+def test_a_guest_reads_no_checkpoint_or_output_but_his_own(foreign: ServedFake, what: str) -> None:
+    theirs = foreign.do(lambda service: service.add("theirs", uid=os.getuid() + 1, user="ada"))
+    for name in (theirs.id, "ada:theirs"):
+        answer = ask(foreign.endpoint, "GET", f"/api/v1/jobs/{name}/{what}")
+        assert (answer.status, answer.json["hint"]) == (403, "ask ada")
+
+
 def test_a_guest_s_refusal_names_whom_to_ask(foreign: ServedFake) -> None:
     theirs = foreign.do(lambda service: service.add("theirs", uid=os.getuid() + 1, user="ada"))
     answer = ask(foreign.endpoint, "POST", f"/api/v1/jobs/{theirs.id}/cancel", headers=JSON, body=b"{}")

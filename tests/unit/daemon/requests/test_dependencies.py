@@ -67,7 +67,7 @@ def test_everything_wrong_with_dependencies_is_said_at_once_and_nothing_is_store
             ("depends_on[0].job", "there is no job 'nowhere'"),
             ("depends_on[1].job", "'tin' fits several jobs"),
             ("depends_on[2].job", f"{gone} was required to succeed, and has ended CANCELLED"),
-            ("depends_on[4].job", f"{(await desk.reader.resolve('tiny'))} is to succeed and to end"),
+            ("depends_on[4].job", f"{(await desk.reader.resolve('tiny', ADA))} is to succeed and to end"),
         ]
         assert all(problem.hint for problem in caught.value.problems)
         with pytest.raises(InvalidSpecError, match="2 errors"):

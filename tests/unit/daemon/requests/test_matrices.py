@@ -231,15 +231,15 @@ def test_references_mean_what_is_newest(tmp_path: Path) -> None:
         grid = GridDesk(desk)
         find = grid.matrices.find
         reply = await grid.submit(key="key-first")
-        assert await find("tiny") == reply.matrix_id
-        assert await find(str(reply.matrix_id)[:-1]) == reply.matrix_id
-        assert await find(str(reply.job_id)) is None
-        assert await find("tiny-0-1") is None  # jobs have this name
-        assert await find("nothing") is None
+        assert await find("tiny", ADA) == reply.matrix_id
+        assert await find(str(reply.matrix_id)[:-1], ADA) == reply.matrix_id
+        assert await find(str(reply.job_id), ADA) is None
+        assert await find("tiny-0-1", ADA) is None  # jobs have this name
+        assert await find("nothing", ADA) is None
         await desk.submissions.submit(desk.request(YAML, idempotency_key="key-tiny"), ADA)
-        assert await find("tiny") is None  # a job by itself is newer
+        assert await find("tiny", ADA) is None  # a job by itself is newer
         newer = await grid.submit(GRID.replace("tiny-${matrix.lr}", "tiny"), key="key-plain")
-        assert await find("tiny") == newer.matrix_id
+        assert await find("tiny", ADA) == newer.matrix_id
         with pytest.raises(NotFoundError):
             await grid.matrices.matrix("nothing-222222")
 

@@ -16,6 +16,7 @@ from orchestrator.api.errors import (
     DiskFullError,
     InvalidSpecError,
     NoSuchJobError,
+    NotPermittedError,
     RefusedError,
     WorkdirNeededError,
 )
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
+BOB = Caller(uid=1001, gid=1001, user="bob", is_owner=False)
 YAML = """
 version: 1
 name: tiny
@@ -265,15 +267,51 @@ def test_a_job_is_found_by_id_prefix_and_name_and_read_page_by_page(tmp_path: Pa
         desk.nodes.forget()
         first = await desk.rounds.accept(job_id="one-aaaaaa")
         second = await desk.rounds.accept(job_id="two-bbbbbb")
-        assert await desk.reader.resolve("one-a") == first.id
+        assert await desk.reader.resolve("one-a", ADA) == first.id
         assert [view.id for view in await desk.reader.jobs(JobFilter())] == [second.id, first.id]
         assert [view.id for view in await desk.reader.jobs(JobFilter(before=second.id))] == [first.id]
         assert [event.sequence for event in await desk.reader.events(first.id, 0, tail=1)] == [1]
         assert await desk.reader.checkpoints(first.id, verify=False) == []
         with pytest.raises(NoSuchJobError):
-            await desk.reader.resolve("three")
+            await desk.reader.resolve("three", ADA)
         with pytest.raises(BadRequestError):
-            await desk.reader.checkpoint_path("one@last")
+            await desk.reader.checkpoint_path("one@last", ADA)
+
+    on_a_desk(tmp_path, story)
+
+
+def test_a_name_means_the_caller_s_own_job_and_only_its_user_starts_from_its_checkpoints(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        desk.nodes.forget()
+        mine = await desk.rounds.accept(job_id="one-aaaaaa", spec={"name": "one"})
+        theirs = await desk.rounds.accept(job_id="one-bbbbbb", spec={"name": "one"}, user="bob", uid=BOB.uid)
+        await desk.rounds.accept(job_id="two-bbbbbb", spec={"name": "two"}, user="bob", uid=BOB.uid)
+        assert [await desk.reader.resolve(ref, ADA) for ref in ("one", "bob/one")] == [mine.id, theirs.id]
+        assert [await desk.reader.resolve(ref, BOB) for ref in ("one", "ada/one")] == [theirs.id, mine.id]
+        with pytest.raises(NoSuchJobError, match="you have no job 'two'") as caught:
+            await desk.reader.resolve("two", ADA)
+        assert caught.value.hint == "write bob/two (two-bbbbbb)"
+        for ref in (mine.id, "ada/one", "one-a"):
+            with pytest.raises(NotPermittedError, match="belongs to ada; bob may not start from a checkpoint of it"):
+                await desk.reader.checkpoint_path(ref, BOB)
+        for ref, caller in ((theirs.id, ADA), ("one", BOB)):  # ADA is the daemon's owner
+            with pytest.raises(BadRequestError, match="has no good checkpoint"):
+                await desk.reader.checkpoint_path(ref, caller)
+
+    on_a_desk(tmp_path, story)
+
+
+def test_another_user_s_job_is_waited_for_by_user_and_name_and_not_by_chance(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        await desk.rounds.accept(job_id="prepare-aaaaaa", spec={"name": "prepare"})
+        wanted = YAML + "depends_on: [{job: prepare}]\n"
+        with pytest.raises(InvalidSpecError) as caught:
+            await desk.submissions.submit(desk.request(wanted), BOB)
+        (problem,) = caught.value.problems
+        assert problem.message == "you have no job 'prepare'; other users have"
+        assert problem.hint == "write ada/prepare (prepare-aaaaaa)"
+        reply = await desk.submissions.submit(desk.request(wanted.replace("prepare", "ada/prepare")), BOB)
+        assert (await desk.reader.job(JobId(reply.job_id or ""))).depends_on == {"prepare-aaaaaa": "success"}
 
     on_a_desk(tmp_path, story)
 
@@ -355,7 +393,7 @@ def test_checkpoints_that_cannot_be_read_are_told_by_their_place(tmp_path: Path)
         place = desk.reader._paths.checkpoints(job.id)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(place.name)  # a loop
-        for look in (desk.reader.checkpoints(job.id, verify=True), desk.reader.checkpoint_path(job.id)):
+        for look in (desk.reader.checkpoints(job.id, verify=True), desk.reader.checkpoint_path(job.id, ADA)):
             with pytest.raises(RefusedError, match="the checkpoints of one-aaaaaa cannot be read") as refused:
                 await look
             assert str(place) in refused.value.hint

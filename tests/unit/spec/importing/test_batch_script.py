@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -136,3 +137,9 @@ def test_scripts_without_one_training(lines: list[str], said: str) -> None:
     with pytest.raises(BadValueError, match=said) as caught:
         import_script(script(*lines))
     assert caught.value.hint
+
+
+def test_a_variable_s_quoted_value_stays_quoted() -> None:
+    job = job_of(script("export PRICE='$5 a day'", "WHAT='$(touch x) $HOME'", 'python t.py "$WHAT" $PRICE'))
+    assert shlex.split(job["entrypoint"]) == ["python", "t.py", "$(touch x) $HOME", "$5 a day"]
+    assert job["env"] == {"PRICE": "$5 a day"}

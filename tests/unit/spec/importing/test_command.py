@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_variables_are_left_to_a_shell() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "entrypoint"),
+    [
+        ("python t.py '$HOME $(touch x)'", "python t.py '$HOME $(touch x)'"),
+        ("A='$B' python t.py \\$HOME \"\\$(touch x) \\`pwd\\`\"", "python t.py '$HOME' '$(touch x) `pwd`'"),
+        ("torchrun --nproc_per_node 2 t.py --x='$(touch x)'", "python t.py '--x=$(touch x)'"),
+        (
+            "python t.py '$HOME `x`' \"don't $A isn't\" $B'$C `y`'",
+            """exec python t.py '$HOME `x`' "don't $A isn't" "$B\\$C \\`y\\`\"""",
+        ),
+    ],
+)
+def test_what_is_quoted_stays_quoted(line: str, entrypoint: str) -> None:
+    found = job_of(line)["entrypoint"]
+    assert (shlex.split(found)[2] if found.startswith("bash") else found) == entrypoint
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("cd x && torchrun t.py", "joins several commands"),
@@ -123,8 +141,6 @@ def test_times_of_slurm(slurm: str, ours: str) -> None:
 
 @given(st.lists(st.text(min_size=1, max_size=8), max_size=4))
 def test_any_argument_arrives_or_the_line_is_refused(arguments: list[str]) -> None:
-    import shlex
-
     line = shlex.join(["torchrun", "--nproc-per-node", "2", "train.py", *arguments])
     try:
         job = import_line(line).job
@@ -132,8 +148,7 @@ def test_any_argument_arrives_or_the_line_is_refused(arguments: list[str]) -> No
         return
     text = job_text(job)
     assert yaml.safe_load(text) == job
-    if "$" not in line:
-        assert shlex.split(job["entrypoint"]) == ["python", "train.py", *arguments]
+    assert shlex.split(job["entrypoint"]) == ["python", "train.py", *arguments]
 
 
 def test_the_example_of_the_documentation_is_what_it_prints() -> None:

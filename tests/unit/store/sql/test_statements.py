@@ -54,6 +54,11 @@ def test_a_statement_without_a_sentence_or_with_a_name_that_is_taken_is_refused(
         ("job_by_key", "USING INDEX jobs_by_key"),
         ("newest_by_name", "USING INDEX jobs_by_name"),
         ("count_by_name", "USING COVERING INDEX jobs_by_name"),
+        ("uids_by_name", "USING COVERING INDEX jobs_by_name"),
+        ("newest_place_by_name", "USING INDEX jobs_by_name"),
+        ("uids_by_matrix_name", "USING COVERING INDEX jobs_by_matrix_name"),
+        ("newest_of_matrix_name", "USING INDEX jobs_by_matrix_name"),
+        ("uid_of_user", "USING INDEX jobs_by_user"),
         ("ids_by_prefix", "USING COVERING INDEX sqlite_autoindex_jobs_1"),
         ("events_of", "USING PRIMARY KEY"),
         ("count_states", "USING COVERING INDEX jobs_by_state"),
@@ -89,6 +94,6 @@ def test_live_jobs_are_found_beside_any_number_that_ended(
     reading = sqlite_store._reader._connection
     reading.set_progress_handler(lambda: thousands_of_steps.append(1), 1000)
     assert run(sqlite_store.load_live()) == [job]
-    assert run(sqlite_store.find(ID)).job == job
+    assert run(sqlite_store.find(ID, 1000)).job == job
     assert run(sqlite_store.events(ID))[0].number == 1
     assert thousands_of_steps == []
