@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StacksView,
         SubmitReply,
     )
+    from orchestrator.core.events import GitState
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
 
@@ -71,7 +72,7 @@ class SubmitRequest:
     interpreter that ``python`` means there (None: there is none). ``secrets`` holds values only for names that an
     earlier reply required, ``passed`` the submitter's variables that ``env: {pass: [...]}`` takes. ``resume_from`` is ``JOB`` or ``JOB@STEP``. ``after`` are further dependencies, ``JOB`` or
     ``JOB:success``, ``:failure``, ``:any``. ``remote``: it was submitted on another machine; its files are those
-    of ``upload``, the pieces of the uploaded working directory's manifest.
+    of ``upload``, the pieces of the uploaded working directory's manifest. ``git`` is what the submitter's process found.
     """
 
     yaml: str
@@ -87,6 +88,7 @@ class SubmitRequest:
     after: tuple[str, ...] = ()
     upload: tuple[str, ...] = ()
     remote: bool = False
+    git: GitState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

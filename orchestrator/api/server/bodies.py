@@ -19,6 +19,8 @@ from orchestrator.api.protocol import (
     MAX_YAML_BYTES,
 )
 from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
+from orchestrator.api.transport.git_state import MAX_BRANCH
+from orchestrator.core.events import GitState
 from orchestrator.spec.reader.passing import MOST_VARIABLES
 from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
 
@@ -56,6 +58,14 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+class GitBody(Body):
+    """The git state of the submitter's working directory."""
+
+    commit: Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})?$")]
+    branch: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=MAX_BRANCH)] = ""
+    dirty: bool = False
+
+
 class SubmitBody(Body):
     """A job.yaml as text, with the directory and the environment of its submission."""
 
@@ -72,6 +82,7 @@ class SubmitBody(Body):
     after: list[Annotated[str, StringConstraints(max_length=300)]] = Field(default_factory=list, max_length=MAX_AFTER)
 
     upload: list[Digest] = Field(default_factory=list, max_length=MAX_MANIFEST_BYTES // MAX_PIECE_BYTES)
+    git: GitBody | None = None
 
     def request(self) -> SubmitRequest:
         """Return the service's record. Raises RequestTooLargeError for a text over the bound."""
@@ -93,6 +104,7 @@ class SubmitBody(Body):
             resume_from=self.resume_from,
             after=tuple(self.after),
             upload=tuple(self.upload),
+            git=None if self.git is None else GitState(**self.git.model_dump()),
         )
 
 

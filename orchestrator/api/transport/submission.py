@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.protocol import API_PREFIX, MAX_BODY_BYTES, MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import wire
+from orchestrator.api.transport.git_state import git_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ DEADLINE_SECONDS = 180.0
 
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0
+_WORKING_DIR = re.compile(r"^working_dir:[ \t]+(null|(?![~0-9])[\w./-]*[A-Za-z/.])[ \t]*$", re.MULTILINE | re.ASCII)
 _MOST_GROUP_BYTES = MAX_BODY_BYTES - 64
 
 
@@ -116,6 +119,8 @@ def request_body(
     """
     path = environ.get("PATH", os.defpath)
     passed = _passed(text, source, overrides, environ, note)
+    directory = _working_dir(text, source, overrides, cwd)
+    git = None if directory is None else git_state(directory)
     return {
         "yaml": text,
         "source": source,
@@ -128,7 +133,26 @@ def request_body(
         "resume_from": resume_from,
         "after": list(after),
         **({"passed": passed} if passed else {}),
+        **({"git": git} if git else {}),
     }
+
+
+def _working_dir(text: str, source: str, overrides: Sequence[str], cwd: str) -> str | None:
+    """Return the working directory that the text names; None where there is none, or the text is not valid."""
+    named = text.count("working_dir") + sum("working_dir" in override for override in overrides)
+    if not named:
+        return cwd
+    plain = _WORKING_DIR.search(text)
+    if named == 1 and plain:  # the usual case, without the time that a complete reading takes
+        return None if plain[1] == "null" else os.path.join(cwd, plain[1])
+    from orchestrator.spec.job import parse_jobs
+    from orchestrator.spec.problems import SpecError
+
+    try:
+        directory = parse_jobs(text, source=source, overrides=overrides).jobs[0][1].working_dir
+    except SpecError:  # the daemon reports it
+        return None
+    return None if directory is None else os.path.join(cwd, directory)
 
 
 def _passed(

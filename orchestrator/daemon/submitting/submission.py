@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets as random
 import shutil
@@ -19,7 +18,6 @@ from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home, rank_size
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.daemon.jobs.git_state import git_state
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.daemon.submitting.checking import Checked
 from orchestrator.private_files import make_private
@@ -169,7 +167,6 @@ class Archive:
 
     digest: str = ""
     left_out: LeftOut | None = None
-    git: GitState | None = None
     size_bytes: int = 0
 
 
@@ -178,10 +175,10 @@ async def archive(directory: Path | None, settings: Settings, files: Share) -> A
     if directory is None:
         return Archive()
     try:
-        taken, git = await asyncio.gather(files.run(_take, directory, settings), files.run(git_state, directory))
+        taken = await files.run(_take, directory, settings)
     except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
-    return Archive(digest=taken.digest, left_out=taken.left_out, git=git, size_bytes=taken.size_bytes)
+    return Archive(digest=taken.digest, left_out=taken.left_out, size_bytes=taken.size_bytes)
 
 
 def check_room(taken: Archive, jobs: int, free_bytes: int) -> None:
@@ -218,7 +215,7 @@ async def prepare(
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=_key(request.idempotency_key, checked.cell))
     work = str(paths.work(new_id))
-    event = _event(checked, who, work, taken.digest, new_id, resume_from, at, left_out=taken.left_out, git=taken.git)
+    event = _event(checked, who, work, taken.digest, new_id, resume_from, at, left_out=taken.left_out, git=request.git)
     return replace(event, prerequisites=prerequisites, matrix=checked.cell)
 
 

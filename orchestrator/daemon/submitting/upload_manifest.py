@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.protocol import MAX_MANIFEST_BYTES, MAX_PIECE_BYTES
+from orchestrator.runtime.nodes.ignore_rules import ALWAYS_IGNORED
 from orchestrator.runtime.nodes.workdir_walk import MAX_FILES
 
 MAX_NAME_BYTES: Final = 255
@@ -88,6 +89,8 @@ def _path(value: Any) -> str:
     names = value.split("/")
     if "\0" in value or any(name in {"", ".", ".."} or len(_encoded(name)) > MAX_NAME_BYTES for name in names):
         raise _invalid(f"{value!r} is not in the directory")
+    if not ALWAYS_IGNORED.isdisjoint(names):
+        raise _invalid(f"{value!r} is of a kind that is never copied ({', '.join(sorted(ALWAYS_IGNORED))})")
     if len(names) > MAX_DEPTH:
         raise _invalid(f"{value!r} is more than {MAX_DEPTH} directories deep")
     return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import submission, wire
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.api.transport.git_state import git_state, read_status
 from orchestrator.api.views import SubmitReply
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.server.testing import ServedFake
 
+COMMIT = "c" * 40
 JOB = "name: digits\nentrypoint: python train.py\n"
 
 
@@ -241,3 +244,59 @@ def test_a_directory_and_an_endless_file_are_no_job_files() -> None:
         submission.read_job_file("/")
     with pytest.raises(BadRequestError, match="larger than"):
         submission.read_job_file("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        (f"# branch.oid {COMMIT}\n# branch.head main\n", {"commit": COMMIT, "branch": "main", "dirty": False}),
+        (f"# branch.oid {COMMIT}\n# branch.head (detached)\n? new\n", {"commit": COMMIT, "branch": "", "dirty": True}),
+        ("# branch.oid (initial)\n# branch.head main\n", {"commit": "", "branch": "main", "dirty": False}),
+        ("# branch.oid nonsense\n", None),
+        ("", None),
+    ],
+)
+def test_what_git_says(text: str, state: dict[str, Any] | None) -> None:
+    assert read_status(text) == state
+
+
+def test_the_state_of_a_repository(tmp_path: Path) -> None:
+    assert git_state(str(tmp_path)) is None
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    git("init", "-q", "-b", "trunk")
+    (tmp_path / "train.py").write_text("pass\n")
+    fresh = git_state(str(tmp_path))
+    assert fresh == {"commit": "", "branch": "trunk", "dirty": True}
+    git("add", "train.py")
+    git("commit", "-q", "-m", "first")
+    clean = git_state(str(tmp_path))
+    assert clean is not None
+    assert (len(clean["commit"]), clean["dirty"]) == (40, False)
+    (tmp_path / "train.py").write_text("1\n")
+    assert git_state(str(tmp_path)) == {**clean, "dirty": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "directory"),
+    [
+        (JOB, (), "."),
+        (JOB + "working_dir: null\n", (), None),
+        (JOB + "working_dir: code\n", (), "code"),
+        (JOB + "working_dir: 'code'  # quoted\n", (), "code"),
+        (JOB + "working_dir: code\n", ("working_dir=.",), "."),
+        (JOB + "working_dir: ~\n", (), None),
+        (JOB + "working_dir: [code]\n", (), None),
+    ],
+)
+def test_the_git_state_is_that_of_the_working_directory_and_the_submitter_finds_it(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], directory: str | None
+) -> None:
+    for name in (".", "code"):
+        subprocess.run(["git", "init", "-q", "-b", f"b{name.strip('.')}", str(tmp_path / name)], check=True)
+    body = submission.request_body(text, "job.yaml", environ={}, cwd=str(tmp_path), overrides=overrides)
+    found = body.get("git")
+    assert (found and found["branch"]) == (None if directory is None else f"b{directory.strip('.')}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import pytest
 
 from orchestrator.core.events import GitState
 from orchestrator.core.stored.job_record import event_body, event_from
-from orchestrator.daemon.jobs.git_state import git_state, read_status
 from orchestrator.daemon.jobs.specs import MASK, spec_diff, spec_view
 from orchestrator.daemon.requests.specs import archived_files
 from orchestrator.spec.job import change_spec, parse_job
@@ -101,37 +99,3 @@ def test_the_git_state_is_stored() -> None:
     assert event_from(event.kind, body, job_id=event.job_id, at=event.at, cause="") == event
     del body["git"]
     assert event_from(event.kind, body, job_id=event.job_id, at=event.at, cause="") == replace(event, git=None)
-
-
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        (f"# branch.oid {COMMIT}\n# branch.head main\n", GitState(commit=COMMIT, branch="main")),
-        (f"# branch.oid {COMMIT}\n# branch.head (detached)\n? new\n", GitState(commit=COMMIT, dirty=True)),
-        ("# branch.oid (initial)\n# branch.head main\n", GitState(commit="", branch="main")),
-        ("# branch.oid nonsense\n", None),
-        ("", None),
-    ],
-)
-def test_what_git_says(text: str, state: GitState | None) -> None:
-    assert read_status(text) == state
-
-
-def test_the_state_of_a_repository(tmp_path: Path) -> None:
-    assert git_state(tmp_path) is None
-
-    def git(*words: str) -> None:
-        who = ("-c", "user.name=ada", "-c", "user.email=ada@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
-
-    git("init", "-q", "-b", "trunk")
-    (tmp_path / "train.py").write_text("pass\n")
-    fresh = git_state(tmp_path)
-    assert fresh == GitState(commit="", branch="trunk", dirty=True)
-    git("add", "train.py")
-    git("commit", "-q", "-m", "first")
-    clean = git_state(tmp_path)
-    assert clean is not None
-    assert (len(clean.commit), clean.dirty) == (40, False)
-    (tmp_path / "train.py").write_text("1\n")
-    assert git_state(tmp_path) == replace(clean, dirty=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from orchestrator.api.errors import (
     WorkdirNeededError,
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
+from orchestrator.core.events import GitState, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
@@ -297,6 +299,29 @@ def test_a_name_means_the_caller_s_own_job_and_only_its_user_starts_from_its_che
         for ref, caller in ((theirs.id, ADA), ("one", BOB)):  # ADA is the daemon's owner
             with pytest.raises(BadRequestError, match="has no good checkpoint"):
                 await desk.reader.checkpoint_path(ref, caller)
+
+    on_a_desk(tmp_path, story)
+
+
+def test_no_git_runs_in_a_submitted_directory_and_the_submitter_s_facts_are_kept(tmp_path: Path) -> None:
+    directory, ran = tmp_path / "code", tmp_path / "ran"
+    (directory / ".git").mkdir(parents=True)
+    (directory / "train.py").touch()
+    subprocess.run(["git", "init", "-q", str(directory)], check=True, capture_output=True)
+    with (directory / ".git" / "config").open("a") as config:
+        config.write(f'[core]\n\tfsmonitor = "touch {ran}; false"\n')
+
+    async def story(desk: Desk) -> None:
+        git = GitState(commit="c" * 40, branch="main", dirty=True)
+        for key, facts in (("key-none", None), ("key-git", git)):
+            text = YAML.replace("working_dir: null", "working_dir: .")
+            request = desk.request(text, cwd=str(directory), git=facts, idempotency_key=key)
+            reply = await desk.submissions.submit(request, BOB)
+            job = await desk.reader.record(JobId(reply.job_id or ""))
+            (event,) = [e.event for e in await desk.rounds.store.events(job.id) if isinstance(e.event, JobSubmitted)]
+            assert event.git == facts
+            assert os.listdir(job.submission.work_dir) == ["train.py"]
+        assert not ran.exists()
 
     on_a_desk(tmp_path, story)
 

@@ -117,6 +117,13 @@ def test_a_piece_that_goes_while_they_are_counted_counts_for_nothing(uploads: Up
     sent(uploads, b"second")
 
 
+@pytest.mark.parametrize("path", [".git/config", "a/.git/hooks/pre-commit", ".venv/bin/python", ".git"])
+def test_what_is_never_copied_is_refused(uploads: Uploads, path: str) -> None:
+    named = manifest(uploads, {**file("a", sent(uploads, b"[core]")), "path": path})
+    with pytest.raises(BadRequestError, match="never copied"):
+        uploads.lay_out(UID, named)
+
+
 def test_a_directory_over_the_limit_is_refused_before_it_is_sent(uploads: Uploads) -> None:
     with pytest.raises(RefusedError, match="the limit is"):
         uploads.missing(UID, [], 1001, NOW)
