@@ -98,6 +98,7 @@ class UpReply:
     read_address: str = ""
     prometheus_url: str = ""
     alertmanager_url: str = ""
+    prometheus_password_file: str = ""
     log_file: str = ""
     page_address: str = ""
 

@@ -353,6 +353,7 @@ class HealthView(View):
     read_address: str = ""
     prometheus_url: str = ""
     alertmanager_url: str = ""
+    prometheus_password_file: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     nodes: int = 0
     gpus_total: float = 0.0

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 INTRODUCTION = """# Command line
 
-A JOB is an id (`digits-k3f9q2`: its name and six characters), the beginning of one, or a name (its newest job, and
-the command says which that is). Results are written to standard output, messages to standard error; every
+A JOB is an id (`digits-k3f9q2`: its name and six characters), the beginning of one, a name (your newest job of that
+name, and the command says which that is), or USER/NAME (the newest of another user). Results are written to standard output, messages to standard error; every
 error names the next step.
 
 {exit_codes}

@@ -12,7 +12,7 @@ from orchestrator.daemon.assembly import Ground, Hooks, Parts, Runtime, assemble
 from orchestrator.daemon.background import Background
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.health import Endpoints
-from orchestrator.daemon.jobs.secrets import read_secrets, without_secrets
+from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
@@ -25,11 +25,12 @@ from orchestrator.runtime.gangs.launching import LaunchSettings
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.nodes.directories import page_directory
 from orchestrator.runtime.ranks.logs import LogLimits
+from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry.logging import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
@@ -43,11 +44,11 @@ def build(settings: Settings, options: ServeOptions, environ: Mapping[str, str],
     return assemble(ground, lambda hooks: _runtime(ground, options, hooks, environ, umask))
 
 
-def _inherited(environ: Mapping[str, str], log: FilteringBoundLogger) -> dict[str, str]:
+def _inherited(environ: Mapping[str, str], passed: Sequence[str], log: FilteringBoundLogger) -> dict[str, str]:
     """Return the variables that jobs inherit from the daemon's environment; log the names of the others."""
-    found = without_secrets(environ)
+    found = inheritable_environment(environ, passed)
     if left_out := sorted(environ.keys() - found.keys()):
-        log.info("environment.secrets_left_out", names=left_out)
+        log.info("environment.left_out", names=left_out, hint="ORCH_PASS_ENV names variables that jobs get, too")
     return found
 
 
@@ -88,7 +89,7 @@ def _runtime(ground: Ground, options: ServeOptions, hooks: Hooks, environ: Mappi
     launches = LaunchSettings(
         paths=settings.paths,
         page_dir=page_directory(cluster.site.namespace),
-        base_env=_inherited(environ, ground.log),
+        base_env=_inherited(environ, settings.pass_env, ground.log),
         log_limits=limits,
         umask=umask,
     )

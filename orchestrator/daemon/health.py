@@ -31,6 +31,7 @@ class Endpoints:
     read_address: str = ""
     prometheus_url: str = ""
     alertmanager_url: str = ""
+    prometheus_password_file: str = ""
     page_address: str = ""
 
 
@@ -95,6 +96,7 @@ class DaemonHealth:
             read_address=places.read_address,
             prometheus_url=places.prometheus_url,
             alertmanager_url=places.alertmanager_url,
+            prometheus_password_file=places.prometheus_password_file,
             page_address=places.page_address,
             counts={state.value: count for state, count in counts.items()},
             nodes=sum(n.alive for n in nodes),

@@ -74,6 +74,8 @@ class Settings:
         stops when another job needs them; a job's own `reclaim_idle` overrides it.
     consolidate: `ORCH_CONSOLIDATE`, default no. With yes, running jobs move to other nodes to make room for a waiting job, if they lose less GPU time
         than the waiting job gains.
+    pass_env: `ORCH_PASS_ENV`, default none. Names and patterns (`LM_LICENSE_FILE,SITE_*`) of variables of the daemon's environment
+        that jobs inherit beside the usual ones, which docs/environment.md lists.
     log_level: `ORCH_LOG_LEVEL`, default info. Level of the daemon's own log.
     log_format: `ORCH_LOG_FORMAT`, default auto: readable text on a terminal, else JSON.
     """
@@ -100,6 +102,7 @@ class Settings:
     time_sharing: float | None = None
     reclaim_idle: float | None = None
     consolidate: bool = False
+    pass_env: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     uid: int = field(default_factory=os.getuid)
@@ -233,6 +236,14 @@ def _queues(text: str, environ: Mapping[str, str]) -> tuple[QueueSpec, ...]:  # 
     return parse_queues(text)
 
 
+def _variables(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG001 - the readers' signature
+    names = tuple(filter(None, re.split(r"[,\s]+", text)))
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_*][A-Za-z0-9_*]{0,254}", name) or not re.search("[A-Za-z0-9]", name):
+            raise ValueError(f"{_shown(name)} is not a name or a pattern; write LM_LICENSE_FILE,SITE_*")
+    return names
+
+
 def _price(text: str, environ: Mapping[str, str]) -> float:  # noqa: ARG001 - the readers' signature
     if not re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text):
         raise ValueError("not a price; write 2 or 2.49, without a currency")
@@ -278,6 +289,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
     "reclaim_idle": ("ORCH_RECLAIM_IDLE", _duration(60.0)),
     "consolidate": ("ORCH_CONSOLIDATE", _yes_or_no),
+    "pass_env": ("ORCH_PASS_ENV", _variables),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),
 }

@@ -7,17 +7,19 @@ check.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import secrets
 import shutil
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
 DAEMON_JOB: Final = "orch-daemon"
 EXPORTER_JOB: Final = "orch-gpu"
@@ -25,6 +27,11 @@ EXPORTER_JOB: Final = "orch-gpu"
 TARGETS_PATH: Final = "/api/v1/prometheus/targets"
 """Where the daemon lists its exporters, on the listener that also has its /metrics."""
 RETENTION: Final = "15d"
+USER: Final = "orch"
+"""Both programs ask for this user and a password: their web configuration knows no bearer tokens."""
+_WEB: Final = "web.yml"
+_SALT_CHARACTERS: Final = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_LIBCRYPT: Final = ("libcrypt.so.1", "libcrypt.so.2")
 
 Document = dict[str, Any]
 
@@ -47,9 +54,13 @@ class Binaries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStack:
-    """Result of `prepare`. `commands` start the processes, in this order; they stay in the foreground and log to stderr."""
+    """Result of `prepare`. `commands` start the processes, in this order; they stay in the foreground and log to stderr.
+
+    `password_file` holds the password of `USER`: the daemon's token file, or one of the folder's own.
+    """
 
     folder: Path
+    password_file: Path
     prometheus_url: str
     alertmanager_url: str | None
     commands: tuple[tuple[str, ...], ...]
@@ -66,10 +77,38 @@ def find_binaries(which: Callable[[str], str | None] = shutil.which) -> Binaries
     return Binaries(prometheus=prometheus, alertmanager=which("prometheus-alertmanager") or which("alertmanager"))
 
 
+def password_hash(password: str, libraries: Sequence[str] = _LIBCRYPT) -> str:
+    """Return the bcrypt hash of a password, as the web configuration of both programs requires it; from the C library's libcrypt.
+
+    Raises LocalPrometheusError where that has no bcrypt.
+    """
+    setting = "$2b$10$" + "".join(secrets.choice(_SALT_CHARACTERS) for _ in range(22))
+    for name in libraries:
+        try:
+            crypt = ctypes.CDLL(name).crypt
+        except (OSError, AttributeError):
+            continue
+        crypt.argtypes, crypt.restype = [ctypes.c_char_p, ctypes.c_char_p], ctypes.c_char_p
+        found = crypt(password.encode(), setting.encode()) or b""
+        if found.startswith(b"$2b$") and len(found) == 60:
+            return str(found, "ascii")
+    raise LocalPrometheusError(
+        "Prometheus would be open to every user of this machine: no libcrypt here can make the hash of its password",
+        hint="apt-get install libcrypt1, or start orch without --with-prometheus",
+    )
+
+
 def prometheus_config(
-    *, daemon: str, rules: str = "orch.rules.yml", alertmanager: str | None = None, token_file: str | None = None
+    *,
+    daemon: str,
+    rules: str = "orch.rules.yml",
+    alertmanager: str | None = None,
+    token_file: str | None = None,
+    password_file: str | None = None,
 ) -> Document:
     """Return Prometheus' configuration. `daemon` is host:port of the reading listener, `alertmanager` host:port or None.
+
+    `password_file` is that of the Alertmanager, where it requires one.
 
     Exporters are scraped more often than the daemon: balance is an average over a minute, and four samples are few.
     """
@@ -94,7 +133,8 @@ def prometheus_config(
         ],
     }
     if alertmanager:
-        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+        login: Document = {"basic_auth": {"username": USER, "password_file": password_file}} if password_file else {}
+        config["alerting"] = {"alertmanagers": [{**login, "static_configs": [{"targets": [alertmanager]}]}]}
     return config
 
 
@@ -191,14 +231,18 @@ def prepare(
     token_file: str | None = None,
     docs_url: str = "",
 ) -> LocalStack:
-    """Write configuration, rules and data folders below `folder`; existing data stays.
+    """Write configuration, rules and data folders below `folder`; existing data and a password stay.
 
-    Raises LocalPrometheusError when the folder cannot be written.
+    Both programs require `USER` and the token of `token_file`; without one, a password that is made here. Raises LocalPrometheusError.
     """
     with_alerts = binaries.alertmanager is not None
     receivers, receiver = local_receivers(webhook)
+    password_file = Path(token_file) if token_file else folder / "password"
     config = prometheus_config(
-        daemon=daemon, alertmanager=alertmanager_address if with_alerts else None, token_file=token_file
+        daemon=daemon,
+        alertmanager=alertmanager_address if with_alerts else None,
+        token_file=token_file,
+        password_file=str(password_file),
     )
     files = {
         "prometheus.yml": _yaml(config),
@@ -208,7 +252,10 @@ def prepare(
     try:
         for data in ("prometheus-data", "alertmanager-data"):
             (folder / data).mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name, text in files.items():
+        if not password_file.exists():
+            _write(password_file, f"{secrets.token_urlsafe(24)}\n")
+        users = {"basic_auth_users": {USER: password_hash(password_file.read_text(encoding="utf-8").strip())}}
+        for name, text in {**files, _WEB: _yaml(users)}.items():
             _write(folder / name, text)
     except OSError as error:
         raise LocalPrometheusError(
@@ -216,6 +263,7 @@ def prepare(
         ) from error
     return LocalStack(
         folder=folder,
+        password_file=password_file,
         prometheus_url=f"http://{prometheus_address}",
         alertmanager_url=f"http://{alertmanager_address}" if with_alerts else None,
         commands=_commands(folder, binaries, prometheus_address, alertmanager_address),
@@ -230,6 +278,7 @@ def _commands(folder: Path, binaries: Binaries, prometheus: str, alertmanager: s
             f"--storage.tsdb.path={folder / 'prometheus-data'}",
             f"--storage.tsdb.retention.time={RETENTION}",
             f"--web.listen-address={prometheus}",
+            f"--web.config.file={folder / _WEB}",
         )
     ]
     if binaries.alertmanager is not None:
@@ -239,6 +288,7 @@ def _commands(folder: Path, binaries: Binaries, prometheus: str, alertmanager: s
                 f"--config.file={folder / 'alertmanager.yml'}",
                 f"--storage.path={folder / 'alertmanager-data'}",
                 f"--web.listen-address={alertmanager}",
+                f"--web.config.file={folder / _WEB}",
                 "--cluster.listen-address=",  # alone: no port for others
             )
         )

@@ -6,6 +6,7 @@ import grp
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 import traceback
 from pathlib import Path
@@ -16,16 +17,23 @@ import pytest
 # Imported here, because a process that has become another user may not be able to read this Python's files.
 from orchestrator.api.client import Client
 from orchestrator.api.transport.endpoint import Endpoint
-from tests.support.stack import Stack, wait_until
+from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 GROUP = "users"
-MEMBER, ANOTHER, STRANGER = 23451, 23452, 23453
+OWNER, MEMBER, ANOTHER, STRANGER = 65534, 23451, 23452, 23453
+# The account may read the Python of these tests, which may be below root's home.
+AS_OWNER = (
+    *("setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", f"--groups={grp.getgrnam(GROUP).gr_gid}"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
 JOB = "name: theirs\nentrypoint: sleep 1000\nresources: {num_workers: 1, resources_per_worker: {gpu: 0, cpu: 0.1}}\n"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become different users")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv, to become different users"
+)
 
 
 def as_user(uid: int, action: Callable[[], object], *, member: bool = True) -> str:
@@ -55,15 +63,35 @@ def as_user(uid: int, action: Callable[[], object], *, member: bool = True) -> s
     return said
 
 
+class OwnedStack(Stack):
+    """A stack whose daemon runs as an account that is not root, and a member of the group."""
+
+    def orch(
+        self, *arguments: str, seconds: float = PATIENCE_SECONDS, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*AS_OWNER, *ORCH, *arguments],
+            env={**self.environ, "HOME": str(self.home), "USER": "nobody"},
+            cwd=cwd or self.home,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """Yield a daemon that serves the group, in a home of mode 0700 with files that have modes readable by any user."""
     home = Path(tempfile.mkdtemp(prefix="orch-t-", dir="/var/lib"))
-    made = Stack(home=home, extra=("--group", GROUP))
+    os.chown(home, OWNER, OWNER)
+    made = OwnedStack(home=home, extra=("--group", GROUP))
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     (home / "left-open").write_text("a secret of the owner")
     (home / "left-open").chmod(0o644)
     (home / "jobs").mkdir(mode=0o755)
+    for made_by_root in (home / "left-open", home / "jobs"):
+        os.chown(made_by_root, OWNER, OWNER)
     try:
         made.up()
         yield made
@@ -96,15 +124,22 @@ def test_members_see_every_job_and_cancel_their_own(stack: Stack) -> None:
         lambda: client(stack).stacks(theirs),
     ):
         assert as_user(ANOTHER, act).startswith("NotPermittedError")
-    assert "ActionReply" in as_user(MEMBER, lambda: client(stack).cancel(theirs))
-    wait_until("it is cancelled", lambda: stack.job(theirs).state == "CANCELLED")
+    ours = submit(stack, ANOTHER)  # of the same name: it is what the name means to its user
+    assert "ActionReply" in as_user(MEMBER, lambda: client(stack).cancel("theirs"))
+    assert as_user(ANOTHER, lambda: client(stack).job("theirs").id) == ours
+    assert as_user(OWNER, lambda: client(stack).job("theirs")).startswith("NoSuchJobError: you have no job 'theirs'")
+    assert "ActionReply" in as_user(OWNER, lambda: client(stack).cancel(f"{ANOTHER}/theirs"))
+    for job_id in (theirs, ours):
+        wait_until(
+            "it is cancelled", lambda j=job_id: as_user(MEMBER, lambda: client(stack).job(j).state) == "CANCELLED"
+        )
 
 
 def test_the_daemon_and_its_nodes_are_the_owner_s(stack: Stack) -> None:
-    (node,) = stack.client.nodes()
+    (name,) = as_user(OWNER, lambda: " ".join(node.name for node in client(stack).nodes())).split()
     assert as_user(MEMBER, lambda: client(stack).shutdown()).startswith("NotPermittedError")
     assert as_user(MEMBER, lambda: client(stack).prune(older_than_seconds=0)).startswith("NotPermittedError")
-    assert as_user(MEMBER, lambda: client(stack).node_action(node.name, "cordon")).startswith("NotPermittedError")
+    assert as_user(MEMBER, lambda: client(stack).node_action(name, "cordon")).startswith("NotPermittedError")
 
 
 def test_members_can_pass_through_the_home_and_open_nothing_in_it(stack: Stack) -> None:

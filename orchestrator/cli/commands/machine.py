@@ -129,6 +129,8 @@ def up(
         session.console.note(f"Prometheus: {reply.prometheus_url}")
     if reply.alertmanager_url:
         session.console.note(f"Alertmanager: {reply.alertmanager_url}")
+    if reply.prometheus_password_file:
+        session.console.note(f"both require the user orch, with the password in {reply.prometheus_password_file}")
     return EXIT_OK
 
 

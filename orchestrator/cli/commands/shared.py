@@ -75,5 +75,8 @@ JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
 Job = Annotated[
-    str, typer.Argument(metavar="JOB", help="An id, the beginning of one, or a name.", autocompletion=complete_job)
+    str,
+    typer.Argument(
+        metavar="JOB", help="An id, the beginning of one, a name, or USER/NAME.", autocompletion=complete_job
+    ),
 ]

@@ -7,7 +7,6 @@ import os
 from typing import TYPE_CHECKING
 
 from orchestrator.private_files import make_private, open_private
-from orchestrator.spec.sections.env import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +35,3 @@ def read_secrets(paths: Paths, job_id: str) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return values
-
-
-def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the keys and tokens of the shell that started the daemon, which jobs must not get."""
-    return {name: value for name, value in environ.items() if not looks_secret(name)}

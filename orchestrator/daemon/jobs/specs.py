@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -17,7 +18,11 @@ if TYPE_CHECKING:
 
 MASK: Final = "***"
 MOST_FILES: Final = 200
-_SECRET: Final = re.compile(r"(?i)token|secret|passw|api_?key|access_?key|private_?key|credential")
+_SECRET: Final = re.compile(
+    r"(?i)token|secret|pass|pwd|keys?(?:$|_)|credential|auth|webhook|cookie|signature|(?:^|_)(?:pat|pin|dsn)(?:$|_)"
+)
+"""A guess at names, for showing alone: which variables a job gets does not depend on it."""
+_USER_IN_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@]+@")
 
 
 def spec_view(event: JobSubmitted) -> SpecView:
@@ -25,6 +30,8 @@ def spec_view(event: JobSubmitted) -> SpecView:
     spec: dict[str, Any] = to_dict(event.spec)
     masked = [f"env.{name}" for name in spec["env"] if _SECRET.search(name)]
     spec["env"] = {name: MASK if f"env.{name}" in masked else value for name, value in spec["env"].items()}
+    plain, spec = dict(_leaves("", spec)), _without_users(spec)
+    masked += [key for key, value in _leaves("", spec) if value != plain[key]]
     for number, hook in enumerate(spec["notify"]):
         if (url := _without_path(hook["url"])) != hook["url"]:
             hook["url"] = url
@@ -39,14 +46,23 @@ def spec_view(event: JobSubmitted) -> SpecView:
         spec=spec,
         yaml=spec_yaml(spec),
         python=event.python,
-        command=command,
+        command=tuple(map(_without_users, command)),
         env={**spec["env"], **dict.fromkeys(event.spec.secrets, MASK), "PATH": event.path},
         masked=tuple(masked),
         archive=event.snapshot,
         git=None if event.git is None else GitView(**{n: getattr(event.git, n) for n in ("commit", "branch", "dirty")}),
-        resume_from=event.resume_from,
+        resume_from=None if event.resume_from is None else _without_users(event.resume_from),
         rerun_of=event.rerun_of,
     )
+
+
+def _without_users(value: Any) -> Any:
+    """Return the value with each address in it without its user and password."""
+    if isinstance(value, dict):
+        return {key: _without_users(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_without_users, value))
+    return _USER_IN_URL.sub(rf"\g<scheme>{MASK}@", value) if isinstance(value, str) else value
 
 
 def _without_path(url: str) -> str:
@@ -105,8 +121,9 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _masked(change: ValueChange, *events: JobSubmitted) -> ValueChange:
     """Return the change with the masks of ``spec_view``: it shows that values differ, not the values."""
     secret = {f"env.{name}" for event in events for name in event.spec.env if _SECRET.search(name)}
+    bare = ValueChange(key=change.key, before=_without_users(change.before), after=_without_users(change.after))
     if change.key not in secret and not re.fullmatch(r"notify\.\d+\.url", change.key):
-        return change
+        return bare if bare.before != bare.after else replace(bare, after=f"{bare.after} (another)")
     before, after = (
         value and f"{MASK} ({word})" for value, word in ((change.before, "one"), (change.after, "another"))
     )

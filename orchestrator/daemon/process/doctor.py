@@ -181,7 +181,7 @@ def _memory_limits(settings: Settings) -> list[Finding]:
     if group:
         return [_ok(f"control groups: ranks are held to resources_per_worker.memory ({whose}below {group})")]
     remedy = (
-        "run orch as root, or as a systemd unit with Delegate=yes and DelegateSubgroup=service; without, the kernel still kills"
+        "run orch as a systemd unit with Delegate=yes and DelegateSubgroup=service; without, the kernel still kills"
         " ranks before orch and Ray, by their oom_score_adj"
     )
     where = "by the daemon that runs" if whose else "here"

@@ -31,6 +31,11 @@ _FOUND_BY_RAY: Final = frozenset({"auto", "local"})
 def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: float = RAY_SECONDS) -> None:
     """Raise an error for wrong addresses and tokens, and where no Ray cluster is at the given address."""
     token = options.read_token()
+    if options.group and settings.uid == 0:
+        raise RefusedError(
+            f"jobs run as the daemon's user: members of {options.group} would run whatever they submit as root",
+            hint="run the daemon as an account of its own, as docs/operations.md shows, and pass --group there",
+        )
     if not is_loopback(settings.exporter_address) and not options.token_file:
         raise RefusedError(
             f"exporters on {settings.exporter_address} would be open to the network",

@@ -146,6 +146,7 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
         if options.with_prometheus:
             stack = await prometheus.start(endpoints.read_address, options.token_file, settings.docs_url)
             endpoints.prometheus_url, endpoints.alertmanager_url = stack.prometheus_url, stack.alertmanager_url or ""
+            endpoints.prometheus_password_file = str(stack.password_file)
             parts.log.info("prometheus.started", url=stack.prometheus_url, alertmanager=stack.alertmanager_url)
         await daemon.start_unless_stopped()
         await daemon.run()

@@ -177,6 +177,7 @@ class _Start:
             read_address=health.read_address,
             prometheus_url=health.prometheus_url,
             alertmanager_url=health.alertmanager_url,
+            prometheus_password_file=health.prometheus_password_file,
             page_address=health.page_address,
             log_file=str(self._settings.paths.daemon_log),
         )

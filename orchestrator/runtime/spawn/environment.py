@@ -1,67 +1,58 @@
 """The environment of a training process: torchrun's variables, orch's own, and which GPUs it sees.
 
-Pure. Owns the names; decides no values. A script must find here what it finds under torchrun
+Pure. Owns the names of variables; decides no values. A script must find here what it finds under torchrun
 (tests/integration/test_torchrun_parity.py compares the two).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.spec.fields.rules import looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROLE_NAME = "default"
 
-# Variables of one process, one job or Ray: never passed from orch's own environment to a training process.
-_FOREIGN_PREFIXES = ("RAY_", "TORCHELASTIC_")
-_FOREIGN = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "OLDPWD",
-        "ORCH_ATTEMPT",
-        "ORCH_CHECKPOINT_DIR",
-        "ORCH_CHECKPOINT_INTERVAL",
-        "ORCH_CHECKPOINT_KEEP",
-        "ORCH_CHECKPOINT_KEEP_BEST",
-        "ORCH_CHECKPOINT_SCORE_ATTRIBUTE",
-        "ORCH_CHECKPOINT_SCORE_ORDER",
-        "ORCH_ELASTIC",
-        "ORCH_JOB_ID",
-        "ORCH_PREVIOUS_STEP",
-        "ORCH_PROCESS_TREE",
-        "ORCH_PROGRESS_PATH",
-        "ORCH_RESUME_FROM",
-        "ORCH_SNAPSHOT_DIR",
-        "ORCH_TERMINAL",
-        "ORCH_TRAINER",
-        "ORCH_TRAINING_METADATA",
-        "PWD",
-        "RANK",
-        "ROLE_NAME",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "WORLD_SIZE",
-    }
-)
-# Ray points this at its own debugger in every worker.
-_RAY_BREAKPOINT_PREFIX = "ray."
+INHERITED: Final[Mapping[str, str]] = {
+    "the account and the machine": "HOME USER LOGNAME SHELL HOSTNAME PATH TERM TMPDIR TMP TEMP XDG_* ORCH_HOME",
+    "language and time": "LANG LANGUAGE LC_* TZ TZDIR",
+    "proxies and certificates": "http_proxy https_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY"
+    " SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE",
+    "libraries and compilers": "LD_* MALLOC_* GLIBC_TUNABLES CPATH LIBRARY_PATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH CC CXX MAX_JOBS",
+    "Python": "PYTHON*",
+    "threads and mathematics": "OMP_* GOMP_* KMP_* MKL_* OPENBLAS_* BLIS_* NUMEXPR_* NUMBA_* ONEDNN_* DNNL_*",
+    "GPUs": "CUDA_* CUDNN_* CUBLAS_* CUBLASLT_* CUTENSOR_* NVIDIA_* ROCM_* HIP_* HSA_* AMD_* MIOPEN_* ROCBLAS_* HIPBLASLT_* ZE_* SYCL_*"
+    " ONEAPI_* IGC_*",
+    "communication": "NCCL_* RCCL_* GLOO_* UCX_* UCC_* FI_* NVSHMEM_* CCL_* TP_SOCKET_IFNAME",
+    "frameworks": "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_* ATEN_* XLA_* TF_* JAX_* ACCELERATE_* DEEPSPEED_*",
+    "data and models": "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_CACHE"
+    " TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM WANDB_MODE WANDB_DIR MPLBACKEND MPLCONFIGDIR",
+}
+"""Variables of the daemon's environment that jobs get, by subject; ``*`` stands for the rest of a name."""
+
+_NAMES: Final = frozenset(name for names in INHERITED.values() for name in names.split() if not name.endswith("*"))
+_PREFIXES: Final = tuple(name[:-1] for names in INHERITED.values() for name in names.split() if name.endswith("*"))
+# Set for each job; a value of the daemon's own would name other GPUs.
+_OF_A_JOB: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
 
 
-def inheritable_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that may pass to a training process, or to its fork server."""
+def inheritable_environment(base: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
+    """Return the part of an environment that passes to jobs and fork servers: ``INHERITED``, and names and patterns of ``passed``.
+
+    A variable whose name looks like a secret's passes only by its whole name.
+    """
     return {
         name: value
         for name, value in base.items()
-        if name not in _FOREIGN
-        and not name.startswith(_FOREIGN_PREFIXES)
-        and not (name == "PYTHONBREAKPOINT" and value.startswith(_RAY_BREAKPOINT_PREFIX))
+        if name in passed
+        or (
+            not looks_secret(name)
+            and name not in _OF_A_JOB
+            and (name in _NAMES or name.startswith(_PREFIXES) or any(fnmatchcase(name, pattern) for pattern in passed))
+        )
     }
 
 
@@ -106,7 +97,7 @@ def node_environment(
 ) -> dict[str, str]:
     """Return what the environments of all of an attempt's ranks on one node have in common.
 
-    `base` is the environment that the daemon was started with, not that of a Ray worker (Ray sets OMP_NUM_THREADS there);
+    `base` is what jobs inherit of the environment that the daemon was started with, not of a Ray worker's (Ray sets OMP_NUM_THREADS there);
     `job_env`, the job's `env` and secrets, takes precedence over it, but not over the rank's own variables. Groups are what
     torchrun calls nodes: `group_rank` counts the job's nodes, 0 to `group_world_size` - 1. `visible_gpus` names, by
     index or UUID, *all* of the job's GPUs on this node in the order of LOCAL_RANK, so that `cuda:{LOCAL_RANK}` is the
@@ -114,7 +105,7 @@ def node_environment(
     `error_file` is where torch's `@record` writes an exception, empty for nowhere; `extra` adds further ORCH_*
     variables, such as the settings of the checkpoint.
     """
-    env = {**inheritable_environment(base), **job_env}
+    env = {**base, **job_env}
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, for ranks that share a machine
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")

@@ -20,6 +20,12 @@ _SET_BY_ORCH = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_[A-Z_]+|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
 )
+_SECRET = re.compile(r"(?i)(?:.*_)?(?:key|token)s?|.*(?:passw|secret|credential).*")
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the name of a variable is one that keys, tokens and passwords have."""
+    return _SECRET.fullmatch(name) is not None
 
 
 def regular_expression(text: str) -> None:

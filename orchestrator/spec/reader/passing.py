@@ -12,9 +12,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode
-from orchestrator.spec.fields.rules import ENV_PATTERN, user_variable
+from orchestrator.spec.fields.rules import ENV_PATTERN, looks_secret, user_variable
 from orchestrator.spec.problems import BadValueError, Problem, dotted, quoted
-from orchestrator.spec.sections.env import KEY, MOST_PATTERNS, PATTERN, looks_secret
+from orchestrator.spec.sections.env import KEY, MOST_PATTERNS, PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

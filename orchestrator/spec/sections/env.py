@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.spec.fields.kinds import Text
 from orchestrator.spec.fields.records import Keyed
-from orchestrator.spec.fields.rules import user_variable
+from orchestrator.spec.fields.rules import looks_secret, user_variable
 from orchestrator.spec.problems import BadValueError, quoted
 
 if TYPE_CHECKING:
@@ -18,12 +17,6 @@ if TYPE_CHECKING:
 
 KEY: Final = "pass"
 MOST_PATTERNS: Final = 100
-_SECRET: Final = re.compile(r"(?i)(?:.*_)?(?:key|token)s?|.*(?:passw|secret|credential).*")
-
-
-def looks_secret(name: str) -> bool:
-    """Whether the name is one that keys, tokens and passwords have."""
-    return _SECRET.fullmatch(name) is not None
 
 
 def _pattern(text: str) -> None:

@@ -90,6 +90,8 @@ def test_an_empty_variable_counts_as_not_set(tmp_path: Path) -> None:
         ("ORCH_LOG_KEEP_FILES", "1.5", "from 0 to 1000"),
         ("ORCH_SNAPSHOT_MAX_BYTES", "-1", "number of bytes"),
         ("ORCH_RESERVE_BYTES", "999999999999999T", "number of bytes"),
+        ("ORCH_PASS_ENV", "SITE_*, ***", "not a name or a pattern"),
+        ("ORCH_PASS_ENV", "A=1", "not a name or a pattern"),
         ("ORCH_LOG_LEVEL", "loud", "one of debug, info, warning, error"),
         ("ORCH_LOG_FORMAT", "xml", "one of auto, console, json"),
     ],

@@ -42,13 +42,18 @@ def test_prepare_writes_below_its_folder_and_keeps_what_was_measured(tmp_path: P
     folder = tmp_path / "prometheus"
     stack = lp.prepare(folder, daemon="127.0.0.1:9476", binaries=BOTH)
     (folder / "prometheus-data" / "block").touch()
+    password = stack.password_file.read_text()
     again = lp.prepare(folder, daemon="127.0.0.1:9999", binaries=BOTH)
     assert again == stack
     assert (folder / "prometheus-data" / "block").exists()
     assert "127.0.0.1:9999" in (folder / "prometheus.yml").read_text()
     assert {item.name for item in folder.iterdir()} == {
-        "prometheus.yml", "orch.rules.yml", "alertmanager.yml", "prometheus-data", "alertmanager-data",
+        "prometheus.yml", "orch.rules.yml", "alertmanager.yml", "prometheus-data", "alertmanager-data", "web.yml", "password",
     }  # fmt: skip
+    assert again.password_file == folder / "password"
+    assert again.password_file.read_text() == password
+    assert len(password.strip()) == 32
+    assert all(f"--web.config.file={folder / 'web.yml'}" in command for command in stack.commands)
     assert {item.stat().st_mode & 0o777 for item in folder.iterdir() if item.is_file()} == {0o600}
     assert [command[0] for command in stack.commands] == [BOTH.prometheus, BOTH.alertmanager]
     for command in stack.commands:
@@ -80,6 +85,26 @@ def test_a_token_goes_along_to_targets_discovery_and_exporters() -> None:
     wanted = {"credentials_file": "/run/token"}
     assert daemon["authorization"] == exporters["authorization"] == wanted
     assert exporters["http_sd_configs"][0]["authorization"] == wanted
+
+
+def test_the_password_of_both_is_the_token_where_there_is_one(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-of-the-owner\n")
+    folder = tmp_path / "prometheus"
+    assert lp.prepare(folder, daemon="127.0.0.1:9476", binaries=BOTH, token_file=str(token)).password_file == token
+    assert not (folder / "password").exists()
+    (alertmanager,) = yaml.safe_load((folder / "prometheus.yml").read_text())["alerting"]["alertmanagers"]
+    assert alertmanager["basic_auth"] == {"username": "orch", "password_file": str(token)}
+    hashed = yaml.safe_load((folder / "web.yml").read_text())["basic_auth_users"]["orch"]
+    assert hashed.startswith("$2b$10$")
+    assert "a-token" not in hashed
+    assert hashed != lp.password_hash("a-token-of-the-owner")  # each has its own salt
+
+
+def test_without_bcrypt_nothing_is_left_open(tmp_path: Path) -> None:
+    with pytest.raises(lp.LocalPrometheusError, match="open to every user") as caught:
+        lp.password_hash("password", ("libc.so.6", "libnone.so.1"))
+    assert "without --with-prometheus" in caught.value.hint
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -59,6 +59,22 @@ def test_what_looks_like_a_secret_is_masked_everywhere() -> None:
     assert not any(word in told for word in ("hush", "whisper", "services"))
 
 
+def test_users_and_passwords_of_addresses_are_masked_and_so_are_more_names() -> None:
+    names = ("OPENAI_APIKEY", "PGPASS", "GH_PAT", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "BASIC_AUTH")
+    text = JOB.replace("--lr 0.1", "--db postgres://ada:hush@db/runs?x=y@z")
+    text = text.replace(
+        "API_TOKEN:", f"PROXY: 'http://ada:hush@proxy:3128/', {''.join(f'{name}: hush, ' for name in names)}API_TOKEN:"
+    )
+    view = spec_view(submitted(text))
+    assert "hush" not in json.dumps(view.to_json())
+    assert view.command[-1] == "postgres://***@db/runs?x=y@z"
+    assert view.env["PROXY"] == "http://***@proxy:3128/"
+    assert {"entrypoint", "env.PROXY", *(f"env.{name}" for name in names)} < set(view.masked)
+    told = json.dumps(spec_diff(submitted(text), submitted(text.replace("hush", "whisper")), None).to_json())
+    assert not any(word in told for word in ("hush", "whisper"))
+    assert "env.PROXY" in told
+
+
 def test_the_yaml_means_the_same_job() -> None:
     plain = JOB.replace("API_TOKEN", "LEVEL").replace(HOOK, "https://hooks.example.org")
     assert parse_job(spec_view(submitted(plain)).yaml) == parse_job(plain)

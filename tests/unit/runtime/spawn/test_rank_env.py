@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.runtime.spawn.environment import inheritable_environment, node_environment, rank_environment
+from orchestrator.runtime.spawn.environment import (
+    INHERITED,
+    inheritable_environment,
+    node_environment,
+    rank_environment,
+)
 
 ARGUMENTS: dict[str, Any] = {
     "base": {"PATH": "/bin"},
@@ -85,10 +91,6 @@ def test_optional_ones_are_there_when_they_have_a_value() -> None:
         ({}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),
         ({"RANK": "9"}, {"RANK": "8"}, "RANK", "3"),
         ({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", "4,6"),
-        ({"ORCH_RESUME_FROM": "/old"}, {}, "ORCH_RESUME_FROM", None),
-        ({"ORCH_HOME": "/home/orch"}, {}, "ORCH_HOME", "/home/orch"),
-        ({"RAY_ADDRESS": "x", "PWD": "/daemon"}, {}, "RAY_ADDRESS", None),
-        ({"PWD": "/daemon"}, {}, "PWD", None),
     ],
 )
 def test_who_wins(base: dict[str, str], job: dict[str, str], name: str, expected: str | None) -> None:
@@ -101,10 +103,38 @@ def test_one_rank_on_a_machine_takes_all_its_threads_and_sees_no_gpu_it_was_not_
     assert env["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_breakpoint_of_ray_is_shed_and_the_users_kept() -> None:
-    rays = {"PYTHONBREAKPOINT": "ray.util.rpdb.set_trace"}
-    mine = {"PYTHONBREAKPOINT": "ipdb.set_trace"}
-    assert (inheritable_environment(rays), inheritable_environment(mine)) == ({}, mine)
+def test_jobs_inherit_what_is_listed_and_what_the_operator_names() -> None:
+    kept = {
+        "PATH": "/bin",
+        "HF_HOME": "/data",
+        "LC_ALL": "C.UTF-8",
+        "http_proxy": "http://p:1",
+        "NCCL_DEBUG": "INFO",
+        "LD_LIBRARY_PATH": "/l",
+    }
+    kept |= {
+        "PYTHONBREAKPOINT": "ipdb.set_trace",
+        "OMP_NUM_THREADS": "8",
+        "ORCH_HOME": "/h",
+        "CUDA_HOME": "/usr/local/cuda",
+    }
+    secret = dict.fromkeys(
+        ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_APIKEY", "PGPASS", "GH_PAT", "SLACK_WEBHOOK_URL", "NCCL_TOKEN"), "x"
+    )
+    of_others = dict.fromkeys(
+        ("RAY_ADDRESS", "PWD", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ORCH_RESUME_FROM", "ORCH_TOKEN"), "x"
+    )
+    of_others |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "SITE", "LICENSE"), "x")
+    base = kept | secret | of_others
+    assert inheritable_environment(base) == kept
+    more = inheritable_environment({**base, "SITE_ROOT": "/s", "SITE_KEY": "x"}, ("SITE_*", "GH_PAT", "OPENAI_APIKEY"))
+    assert more == kept | {"SITE_ROOT": "/s", "GH_PAT": "x", "OPENAI_APIKEY": "x"}
+
+
+def test_the_documentation_lists_them() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "environment.md").read_text()
+    for subject, names in INHERITED.items():
+        assert f"| {subject} | {', '.join(f'`{name}`' for name in names.split())} |" in text
 
 
 def test_each_vendors_runtime_sees_the_jobs_gpus_alone() -> None:
