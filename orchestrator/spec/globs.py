@@ -1,4 +1,4 @@
-"""Patterns of .gitignore, .orchignore and ``outputs``, matched in time bounded by their length and the path's.
+"""Patterns of .gitignore, .orchignore and ``outputs``, compiled and matched in time bounded by their length and the path's.
 
 A backtracking regular expression takes seconds for ``*a*a*a*a*ab`` and a long name, and blocks the whole process
 meanwhile. Here one ``*`` never backtracks into another: between two wildcards the leftmost match is as good as any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_PATTERN_CHARACTERS: Final = 4096
 MAX_PATTERNS: Final = 10_000
+MAX_WIDE_SETS: Final = 200
+"""Sets such as [ä-ü] in lines with characters beyond ASCII, of all patterns: compiling one takes some milliseconds."""
 _SPECIAL: Final = frozenset("*?[\\")
 
 
@@ -116,7 +118,11 @@ class Globs:
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._globs: list[Glob] = []
+        wide = 0
         for number, line in enumerate(lines):
+            wide += 0 if line.isascii() else line.count("[")
+            if wide > MAX_WIDE_SETS:
+                raise GlobError(f"more than {MAX_WIDE_SETS} sets of characters in lines with characters beyond ASCII")
             glob = parse(line)
             if glob is not None:
                 self._globs.append(replace(glob, line=number))

@@ -20,6 +20,8 @@ _SET_BY_ORCH = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_[A-Z_]+|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
 )
+MOST_WIDE_SETS = 8
+_ESCAPED = re.compile(r"\\[uUN]")
 _SECRET = re.compile(r"(?i)(?:.*_)?(?:key|token)s?|.*(?:passw|secret|credential).*")
 
 
@@ -29,7 +31,15 @@ def looks_secret(name: str) -> bool:
 
 
 def regular_expression(text: str) -> None:
-    """Refuse a text that Python's `re` cannot compile."""
+    """Refuse a text that Python's `re` cannot compile, or only with much work: the daemon compiles it for every user.
+
+    A set of characters with one beyond U+00FF is compiled to a table of all 65,536, which takes some milliseconds.
+    """
+    if (not text.isascii() or _ESCAPED.search(text)) and (sets := text.count("[")) > MOST_WIDE_SETS:
+        raise BadValueError(
+            f"{sets} sets of characters in a regular expression with characters beyond ASCII",
+            f"write at most {MOST_WIDE_SETS} sets in [ ]",
+        )
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError, Warning) as error:  # Warning: if warnings are errors

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from orchestrator.spec.globs import MAX_PATTERN_CHARACTERS, MAX_PATTERNS, GlobError, Globs
+from orchestrator.spec.globs import MAX_PATTERN_CHARACTERS, MAX_PATTERNS, MAX_WIDE_SETS, GlobError, Globs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,6 +161,14 @@ def test_limits() -> None:
         Globs(["a" * (MAX_PATTERN_CHARACTERS + 1)])
     with pytest.raises(GlobError, match="patterns"):
         Globs(f"a{number}" for number in range(MAX_PATTERNS + 1))
+
+
+def test_what_compiling_takes_is_bounded() -> None:
+    """A set with characters beyond U+00FF becomes a table of 65,536 entries, in the daemon."""
+    lines = [f"{number}[ā-\uffff]" for number in range(MAX_WIDE_SETS)]
+    assert len(Globs([*lines, *(f"{number}[a-z]" for number in range(1000))])) == 1000 + MAX_WIDE_SETS
+    with pytest.raises(GlobError, match="200 sets of characters"):
+        Globs([*lines, "[ā-\uffff]"])
 
 
 @given(st.lists(st.text(max_size=30), max_size=5), st.text(min_size=1, max_size=30))

@@ -357,6 +357,14 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
         *("retry.log_policies[0].pattern", 3, 34, "not a regular expression", "Python's re module"),
     ),
     (
+        f"retry: {{log_policies: [{{pattern: '{'[ā-ſ]' * 9}', action: fail}}]}}",
+        *("retry.log_policies[0].pattern", 3, 34, "9 sets of characters", "at most 8 sets"),
+    ),
+    (
+        "health: {progress: {pattern: '(?i)(\\d)" + r"[\u0100-\uffff]" * 50 + "'}}",
+        *("health.progress.pattern", 3, 30, "50 sets of characters", "at most 8 sets"),
+    ),
+    (
         "retry: {log_policies: [{pattern: x, action: cancel_retries}]}",
         *("retry.log_policies[0].action", 3, 45, "one of fail, restart", "did you mean fail?"),
     ),
