@@ -192,7 +192,7 @@ class Client(SubmissionQuestions):
             before = page.jobs[-1].id
 
     def job(self, ref: str) -> JobView:
-        """Return one job, by id, unique prefix or name (the newest job of that name)."""
+        """Return one job, by id, unique prefix, name (the caller's newest of that name) or USER/NAME."""
         from orchestrator.api.views import JobView
 
         return JobView.from_json(self._call("GET", job_path(ref)))

@@ -82,14 +82,15 @@ def job_or_matrix(client: Client, ref: str) -> JobView | MatrixView:
     """Return the job or the matrix of a reference. Raises NotFoundError, AmbiguousReferenceError."""
     from orchestrator.api.errors import AmbiguousReferenceError, NotFoundError
 
+    name = ref.rpartition("/")[2]  # of USER/NAME
     try:
         job = client.job(ref)
     except (NotFoundError, AmbiguousReferenceError) as error:
         matrix = client.find_matrix(ref)
         # Jobs of a matrix often have its name as a prefix: the whole name is the matrix, a part of it stays ambiguous.
-        if matrix is None or (isinstance(error, AmbiguousReferenceError) and ref not in (matrix.name, matrix.id)):
+        if matrix is None or (isinstance(error, AmbiguousReferenceError) and name not in (matrix.name, matrix.id)):
             raise
         return matrix
-    if ref != job.name or ref == job.id:
+    if name != job.name or name == job.id:
         return job
     return client.find_matrix(ref) or job

@@ -124,8 +124,8 @@ def show_matrix(session: Session, ref: str, *, watch: bool, as_json: bool) -> in
 
 
 def note_which(session: Session, ref: str, job: JobView) -> None:
-    """Print which job a name refers to: several jobs may have it."""
-    if ref == job.name and ref != job.id:
+    """Print which job a name refers to: several jobs of a user may have it."""
+    if ref.rpartition("/")[2] == job.name and ref != job.id:
         session.console.note(f"{ref} is {job.id}, the newest of that name")
 
 

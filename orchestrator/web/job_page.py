@@ -106,7 +106,7 @@ async def outlook_of(service: JobService, job: JobView) -> OutlookView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Related:
-    """Jobs to compare a job with: those next to it in its matrix, and earlier ones of its name, the newest first."""
+    """Jobs to compare a job with: those next to it in its matrix, and the user's earlier ones of its name, the newest first."""
 
     matrix: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ async def related_jobs(service: JobService, job: JobView) -> Related:
     """Return the jobs that ``job`` is likely to be compared with; none if they cannot be read."""
     try:
         rows = () if job.matrix is None else (await service.matrix(job.matrix.id)).jobs
-        earlier = await service.jobs(JobFilter(before=JobId(job.id), limit=SEARCHED_JOBS))
+        earlier = await service.jobs(JobFilter(user=job.user, before=JobId(job.id), limit=SEARCHED_JOBS))
     except OrchError:  # the rest is shown
         return Related()
     place = 0 if job.matrix is None else job.matrix.index

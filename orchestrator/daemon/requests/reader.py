@@ -232,7 +232,9 @@ class JobReader:
 
         Raises BadRequestError, NoSuchJobError, NotPermittedError.
         """
-        ref, at, step = reference.partition("@")
+        user, slash, rest = reference.rpartition("/")  # a user's name can have an @
+        name, at, step = rest.partition("@")
+        ref = f"{user}{slash}{name}"
         if at and not step.isdecimal():
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
         job = await self.record(await self.resolve(ref, caller))

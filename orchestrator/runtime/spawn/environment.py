@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.spec.fields.rules import looks_secret
+from orchestrator.spec.fields.rules import looks_secret, set_by_orch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,8 @@ INHERITED: Final[Mapping[str, str]] = {
     "GPUs": "CUDA_* CUDNN_* CUBLAS_* CUBLASLT_* CUTENSOR_* NVIDIA_* ROCM_* HIP_* HSA_* AMD_* MIOPEN_* ROCBLAS_* HIPBLASLT_* ZE_* SYCL_*"
     " ONEAPI_* IGC_*",
     "communication": "NCCL_* RCCL_* GLOO_* UCX_* UCC_* FI_* NVSHMEM_* CCL_* TP_SOCKET_IFNAME",
-    "frameworks": "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_* ATEN_* XLA_* TF_* JAX_* ACCELERATE_* DEEPSPEED_*",
+    "frameworks": "TORCH_* PYTORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* TRITON_* ATEN_* XLA_*"
+    " TF_CPP_* TF_ENABLE_* TF_FORCE_* TF_GPU_* TF_NUM_* TF_XLA_* TF_DETERMINISTIC_OPS JAX_* ACCELERATE_* DEEPSPEED_*",
     "data and models": "HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE HF_ENDPOINT HF_DATASETS_CACHE HF_DATASETS_OFFLINE TRANSFORMERS_CACHE"
     " TRANSFORMERS_OFFLINE TOKENIZERS_PARALLELISM WANDB_MODE WANDB_DIR MPLBACKEND MPLCONFIGDIR",
 }
@@ -35,25 +36,20 @@ INHERITED: Final[Mapping[str, str]] = {
 
 _NAMES: Final = frozenset(name for names in INHERITED.values() for name in names.split() if not name.endswith("*"))
 _PREFIXES: Final = tuple(name[:-1] for names in INHERITED.values() for name in names.split() if name.endswith("*"))
-# Set for each job; a value of the daemon's own would name other GPUs.
-_OF_A_JOB: Final = frozenset({"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"})
 
 
 def inheritable_environment(base: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
     """Return the part of an environment that passes to jobs and fork servers: ``INHERITED``, and names and patterns of ``passed``.
 
-    A variable whose name looks like a secret's passes only by its whole name.
+    A variable whose name looks like a secret's passes only by its whole name, one that orch sets for each rank never.
     """
-    return {
-        name: value
-        for name, value in base.items()
-        if name in passed
-        or (
-            not looks_secret(name)
-            and name not in _OF_A_JOB
-            and (name in _NAMES or name.startswith(_PREFIXES) or any(fnmatchcase(name, pattern) for pattern in passed))
-        )
-    }
+    return {name: value for name, value in base.items() if name in _NAMES or _passes(name, passed)}
+
+
+def _passes(name: str, passed: Sequence[str]) -> bool:
+    if set_by_orch(name) or (looks_secret(name) and name not in passed):
+        return False
+    return name.startswith(_PREFIXES) or any(fnmatchcase(name, pattern) for pattern in passed)
 
 
 def visibility(vendor: str, gpus: Sequence[str]) -> dict[str, str]:

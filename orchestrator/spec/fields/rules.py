@@ -18,7 +18,7 @@ USER_PATTERN = r"[A-Za-z0-9_][-A-Za-z0-9_.@\\]{0,63}\$?"
 """A user in USER/NAME: an account's name, also of a directory service, or a number."""
 _SET_BY_ORCH = re.compile(
     r"RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_[A-Z_]+|MASTER_ADDR|MASTER_PORT"
-    r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES"
+    r"|TORCHELASTIC_[A-Z_]+|ORCH_[A-Z_]+|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|ROCR_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
 )
 MOST_WIDE_SETS = 8
 _ESCAPED = re.compile(r"\\[uUN]")
@@ -55,9 +55,14 @@ def progress_expression(text: str) -> None:
         raise BadValueError("the pattern has no group for the step", r"write 'step (\d+)' or 'step (\d+)/(\d+)'")
 
 
+def set_by_orch(name: str) -> bool:
+    """Whether orch sets the variable for every rank."""
+    return _SET_BY_ORCH.fullmatch(name) is not None
+
+
 def user_variable(name: str) -> None:
     """Refuse the variables that orch sets for every rank."""
-    if _SET_BY_ORCH.fullmatch(name):
+    if set_by_orch(name):
         raise BadValueError(
             "orch sets this variable itself", "remove it; resources say how many ranks and GPUs there are"
         )

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode
-from orchestrator.spec.fields.rules import ENV_PATTERN, looks_secret, user_variable
+from orchestrator.spec.fields.rules import ENV_PATTERN, looks_secret, set_by_orch
 from orchestrator.spec.problems import BadValueError, Problem, dotted, quoted
 from orchestrator.spec.sections.env import KEY, MOST_PATTERNS, PATTERN
 
@@ -110,16 +110,9 @@ def select(request: PassRequest, environ: Mapping[str, str]) -> Passed:
 
 
 def _asked(name: str, patterns: Sequence[str]) -> bool:
-    return re.fullmatch(ENV_PATTERN, name) is not None and _free(name) and any(_matches(name, p) for p in patterns)
-
-
-def _free(name: str) -> bool:
-    """Whether a job may set the variable: a pattern skips the variables that orch sets itself."""
-    try:
-        user_variable(name)
-    except BadValueError:
+    if re.fullmatch(ENV_PATTERN, name) is None or set_by_orch(name):
         return False
-    return True
+    return any(_matches(name, p) for p in patterns)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -293,10 +293,14 @@ def test_a_name_means_the_caller_s_own_job_and_only_its_user_starts_from_its_che
         with pytest.raises(NoSuchJobError, match="you have no job 'two'") as caught:
             await desk.reader.resolve("two", ADA)
         assert caught.value.hint == "write bob/two (two-bbbbbb)"
-        for ref in (mine.id, "ada/one", "one-a"):
+        for ref in (mine.id, "ada/one", "one-a", "ada/one@7"):
             with pytest.raises(NotPermittedError, match="belongs to ada; bob may not start from a checkpoint of it"):
                 await desk.reader.checkpoint_path(ref, BOB)
-        for ref, caller in ((theirs.id, ADA), ("one", BOB)):  # ADA is the daemon's owner
+        domain = await desk.rounds.accept(job_id="one-cccccc", spec={"name": "one"}, user="eve@lab", uid=1002)
+        with pytest.raises(NoSuchJobError):
+            await desk.reader.resolve("eve/one", ADA)
+        assert await desk.reader.resolve("eve@lab/one", ADA) == domain.id
+        for ref, caller in ((theirs.id, ADA), ("one", BOB), ("eve@lab/one", ADA)):  # ADA is the daemon's owner
             with pytest.raises(BadRequestError, match="has no good checkpoint"):
                 await desk.reader.checkpoint_path(ref, caller)
 

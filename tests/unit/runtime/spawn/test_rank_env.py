@@ -119,7 +119,17 @@ def test_jobs_inherit_what_is_listed_and_what_the_operator_names() -> None:
         "CUDA_HOME": "/usr/local/cuda",
     }
     secret = dict.fromkeys(
-        ("WANDB_API_KEY", "HF_TOKEN", "OPENAI_APIKEY", "PGPASS", "GH_PAT", "SLACK_WEBHOOK_URL", "NCCL_TOKEN"), "x"
+        (
+            "WANDB_API_KEY",
+            "HF_TOKEN",
+            "OPENAI_APIKEY",
+            "PGPASS",
+            "GH_PAT",
+            "SLACK_WEBHOOK_URL",
+            "TF_VAR_pw",
+            "NCCL_TOKEN",
+        ),
+        "x",
     )
     of_others = dict.fromkeys(
         ("RAY_ADDRESS", "PWD", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ORCH_RESUME_FROM", "ORCH_TOKEN"), "x"
@@ -127,8 +137,11 @@ def test_jobs_inherit_what_is_listed_and_what_the_operator_names() -> None:
     of_others |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX", "SITE", "LICENSE"), "x")
     base = kept | secret | of_others
     assert inheritable_environment(base) == kept
-    more = inheritable_environment({**base, "SITE_ROOT": "/s", "SITE_KEY": "x"}, ("SITE_*", "GH_PAT", "OPENAI_APIKEY"))
-    assert more == kept | {"SITE_ROOT": "/s", "GH_PAT": "x", "OPENAI_APIKEY": "x"}
+    more = inheritable_environment(
+        {**base, "SITE_ROOT": "/s", "SITE_KEY": "x"},
+        ("SITE_*", "GH_PAT", "OPENAI_APIKEY", "HF_TOKEN", "ORCH_*", "RANK", "M*"),
+    )
+    assert more == kept | {"SITE_ROOT": "/s", "GH_PAT": "x", "OPENAI_APIKEY": "x", "HF_TOKEN": "x"}
 
 
 def test_the_documentation_lists_them() -> None:
