@@ -130,7 +130,7 @@ def up(
     if reply.alertmanager_url:
         session.console.note(f"Alertmanager: {reply.alertmanager_url}")
     if reply.prometheus_password_file:
-        session.console.note(f"both require the user orch, with the password in {reply.prometheus_password_file}")
+        session.console.note(f"their user is orch, the password is in {reply.prometheus_password_file}")
     return EXIT_OK
 
 

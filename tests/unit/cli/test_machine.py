@@ -92,7 +92,7 @@ def test_up(orch: Orch, daemon: dict[str, Any], home: object) -> None:
     assert orch("up", "--simulate-gpus", "99").out == "the daemon runs already (process 42)\n"
     assert orch("up", "--json").json == {
         "pid": 42, "started": True, "seconds": 1.5, "address": "/s", "read_address": "127.0.0.1:9476",
-        "prometheus_url": "", "alertmanager_url": "", "log_file": "/l",
+        "prometheus_url": "", "alertmanager_url": "", "prometheus_password_file": "", "log_file": "/l",
         "page_address": "http://127.0.0.1:8270/",
     }  # fmt: skip
 
