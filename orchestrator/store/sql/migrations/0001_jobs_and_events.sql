@@ -22,8 +22,8 @@ CREATE INDEX jobs_live ON jobs (sequence) WHERE ended_at IS NULL;
 -- What `orch prune` looks through.
 CREATE INDEX jobs_ended ON jobs (ended_at) WHERE ended_at IS NOT NULL;
 
--- The newest jobs of a name, of a user, in a state, since a time.
-CREATE INDEX jobs_by_name ON jobs (name, sequence);
+-- The newest jobs of a name and a user, of a user, in a state, since a time.
+CREATE INDEX jobs_by_name ON jobs (name, uid, sequence);
 CREATE INDEX jobs_by_user ON jobs (user, sequence);
 CREATE INDEX jobs_by_state ON jobs (state, sequence);
 CREATE INDEX jobs_by_time ON jobs (submitted_at, sequence);

@@ -3,4 +3,4 @@ ALTER TABLE jobs ADD COLUMN matrix TEXT;
 ALTER TABLE jobs ADD COLUMN matrix_name TEXT;
 
 CREATE INDEX jobs_by_matrix ON jobs (matrix, sequence) WHERE matrix IS NOT NULL;
-CREATE INDEX jobs_by_matrix_name ON jobs (matrix_name, sequence) WHERE matrix_name IS NOT NULL;
+CREATE INDEX jobs_by_matrix_name ON jobs (matrix_name, uid, sequence) WHERE matrix_name IS NOT NULL;
