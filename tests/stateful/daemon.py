@@ -74,8 +74,8 @@ class FaultyStore:
     async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
         return cast("tuple[list[Job], bool]", await self._write(self.store.submit_all(events)))
 
-    async def append(self, changes: Sequence[Change]) -> None:
-        await self._write(self.store.append(changes))
+    async def append(self, changes: Sequence[Change], **clock: Any) -> None:
+        await self._write(self.store.append(changes, **clock))
 
     async def _write(self, write: Coroutine[Any, Any, Any]) -> Any:
         slow, self.slow_seconds = self.slow_seconds, 0.0
@@ -133,14 +133,15 @@ class SteppedDaemon:
         self.history: list[ev.Event] = []  # facts that the loop has processed
         self._posted: list[ev.Event] = []
         self.wake_at: float | None = None
-        self.gangs = MemoryGangs(cluster, post=self._post)
+        self.clock = cluster.clock()
+        self.gangs = MemoryGangs(cluster, post=self._post, now=self.clock.now)
         self.loop = Loop(
             store=cast("Store", store),
             runtime=lambda: self.gangs,
             on_change=lambda _: None,
             on_end=lambda _: None,
             log=cast("Any", Log()),
-            now=cluster.now,
+            clock=self.clock,
             pause=self._pause,
         )
         self.service = self._service(cast("Store", store), settings)
@@ -182,6 +183,7 @@ class SteppedDaemon:
     async def start(self) -> None:
         """Load the jobs from the store, and read the nodes."""
         await self.loop.load()
+        await self.gangs.survey(list(self.loop.jobs.values()))
         self.look()
 
     def look(self) -> None:

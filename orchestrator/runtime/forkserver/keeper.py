@@ -262,6 +262,7 @@ class Keeper:
         return min(STOP_SECONDS, STOP_SECONDS - (now - min(times))) if times else 0.0
 
     def _obey(self, command: dict[str, Any]) -> None:
+        self._reap()  # a process that has ended before an order did not end because of it
         match command["cmd"]:
             case "go":
                 self._child.gate.open()
