@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.clock import CLOCK
 from orchestrator.core.conformance import misfits
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 CLOCK_SECONDS: Final = 5.0
 """How often an idle loop compares its clock with the wall clock."""
 READING_SECONDS: Final = 60.0
-"""How often a reading of the clock is stored: after a boot, a daemon knows no better when the last one ran."""
+"""How often a reading of the clock is stored, beside those with each write: after a boot it tells when the last daemon ran."""
 WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000
 FACTS_AT_ONCE: Final = 64
@@ -147,7 +147,7 @@ class Loop:
     async def load(self) -> None:
         """Read the clock and every live job; the first round orders their pending effects again."""
         if (reading := await self._store.clock()) is None:
-            await self._write([], clock=self._clock.reading())
+            await self._write([])
         else:
             self._unmeasured = self._clock.resume(reading)
         stored = await self._store.load_live()
@@ -232,10 +232,10 @@ class Loop:
             except Exception as error:
                 if not done.done():
                     done.set_exception(error)
-        noted = self._follow_clock(batch)
+        moved = self._follow_clock(batch)
         wake_at = self._decide(batch)
-        if batch or noted:
-            await self._write(batch, **noted)
+        if batch or moved or self._reading_due():
+            await self._write(batch, moved)
             for number, change in enumerate(batch, 1):
                 self.jobs[change.after.id] = change.after
                 self._observe(change.after, change.event)
@@ -284,22 +284,20 @@ class Loop:
         except Exception:
             self._log.exception("loop.observer_failed", job=job.id, fact=event.kind)
 
-    def _follow_clock(self, batch: list[Change]) -> dict[str, Any]:
-        """Move the records of live jobs, and the clock, by what the wall clock has stepped; return what to write of it.
+    def _follow_clock(self, batch: list[Change]) -> float:
+        """Move the records of live jobs, and the clock, by what the wall clock has stepped; return those seconds.
 
         No fact may arrive between the two, and both are written together, so this waits for nothing.
         """
         step, unmeasured = self._clock.step, self._unmeasured
-        if not (step or unmeasured or self._reading_due()):
-            return {}
         if step or unmeasured:
             self._log.warning("clock.stepped", seconds=round(step, 3), unmeasured=round(unmeasured, 3))
             for job_id in list(self.decided):
                 event = ClockStepped(job_id=job_id, at=self.now() + step, seconds=step, unmeasured=unmeasured)
                 self._fold(event, batch)
         self._clock.move(step)
-        self._unmeasured, self._clock_read_at = 0.0, self.now()
-        return {"clock": self._clock.reading(), "moved": step}
+        self._unmeasured = 0.0
+        return step
 
     def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
@@ -326,11 +324,12 @@ class Loop:
             idle=shares.idle,
         )
 
-    async def _write(self, batch: list[Change], **clock: Any) -> None:
+    async def _write(self, batch: list[Change], moved: float = 0.0) -> None:
         """Write until it succeeds: no effect is carried out before. A full disk delays decisions, never training."""
+        reading, self._clock_read_at = self._clock.reading(), self.now()
         while True:
             try:
-                await self._store.append(batch, **clock)
+                await self._store.append(batch, clock=reading, moved=moved)
             except (VersionConflictError, BrokenChainError):
                 raise  # memory and store disagree: stop, and start again from the store
             except Exception as error:

@@ -132,7 +132,9 @@ class SteppedDaemon:
         self.outbox: list[ev.Event] = []
         self.history: list[ev.Event] = []  # facts that the loop has processed
         self._posted: list[ev.Event] = []
-        self.wake_at: float | None = None
+        self.wake_at: float | None = None  # by the cluster's time
+        self.decides = False  # after its first round, which takes in how far the clock has stepped since the last life
+        self.first_up: dict[JobId, float] = {}  # likewise: when all ranks of a job were up for the first time
         self.clock = cluster.clock()
         self.gangs = MemoryGangs(cluster, post=self._post, now=self.clock.now)
         self.loop = Loop(
@@ -200,7 +202,11 @@ class SteppedDaemon:
     async def step(self) -> None:
         """Run one round. Raises Crash."""
         self._tries = 0
-        self.wake_at = await self.loop.step()
+        if self.clock.step:  # a real runtime posts at once: what it has posted is by the clock before the step
+            self.deliver(len(self.outbox))
+        wake_at = await self.loop.step()
+        self.wake_at = None if wake_at is None else wake_at - self.clock.now() + self.cluster.now()
+        self.decides = True
         self.history += self._posted
         self._posted = []
 
@@ -234,6 +240,9 @@ class SteppedDaemon:
 
     def _post(self, events: Sequence[ev.Event]) -> None:
         self.outbox += events
+        for event in events:
+            if event.kind == "attempt_running":
+                self.first_up.setdefault(event.job_id, self.cluster.now())
 
     async def _pause(self, seconds: float) -> None:
         """Let time pass while the loop waits for space on the disk; the last try finds space."""

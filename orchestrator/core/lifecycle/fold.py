@@ -283,7 +283,8 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
         after: Phase = replace(phase, gang=gang)
     else:
         after = Finishing(gang=gang, exits=phase.exits, failure=phase.failure)
-    attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
+    ended_at = event.at if job.attempts[-1].ended_at is None else job.attempts[-1].ended_at
+    attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=ended_at)
     return _enter(job, after, event.at, reasons.RanksSucceeded(releasing=True), attempts=attempts)
 
 

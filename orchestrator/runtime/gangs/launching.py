@@ -88,8 +88,8 @@ class Launcher:
         attempt = job.attempt_number
         if gang.watching == attempt:
             return
-        if any(greeting.prepared > attempt for greeting in gang.greetings):
-            raise GangLostError(RecordRestored(attempt=max(greeting.prepared for greeting in gang.greetings)))
+        if any(greeting.launched > attempt for greeting in gang.greetings):
+            raise GangLostError(RecordRestored(attempt=max(greeting.launched for greeting in gang.greetings)))
         waiting = [rank for rank, greeting in enumerate(gang.greetings) if greeting.launched < attempt]
         if waiting:
             self._refuse_to_repeat(job, waiting)

@@ -201,7 +201,7 @@ class EventRelay:
         if reply.events:  # the rank's end is reported, whatever its progress page says
             reported_events = [moved(usable_event(event), behind) for event in reply.events]
             events = await self._with_gpu_evidence(gang, rank, reported_events)
-            if facts := facts_of(job, gang, attempt, rank, events):
+            if facts := facts_of(job, gang, attempt, rank, events, self._now()):
                 self._post(facts)
             if any(event.kind == "started" for event in events):
                 self._pages.open(job, gang, rank)
@@ -236,8 +236,8 @@ def _cursor(gang: Gang, rank: int) -> PollCursor:
     )
 
 
-def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
-    """Return the facts that follow from a rank's events and from what the others reported before."""
+def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent], now: float) -> list[ev.Event]:
+    """Return the facts, learnt ``now``, that follow from a rank's events and from what the others reported before."""
     facts: list[ev.Event] = []
     for event in events:
         match event.kind:
@@ -248,14 +248,14 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
                     facts.append(noted(job.id, StartedCold(rank=rank, said=cold)))
                 if len(gang.started) == job.num_workers:
                     pids = tuple(gang.started[r] for r in range(job.num_workers))
-                    facts.append(ev.AttemptRunning(job_id=job.id, at=clock.now(), attempt=attempt, pids=pids))
+                    facts.append(ev.AttemptRunning(job_id=job.id, at=now, attempt=attempt, pids=pids))
             case "exited":
                 facts += in_memory(job.id, attempt, gang.newest.get(0))
-                facts.append(exited(job.id, attempt, rank, event, job.submission.work_dir, at=clock.now()))
+                facts.append(exited(job.id, attempt, rank, event, job.submission.work_dir, at=now))
             case _:
                 gang.gone.add(rank)
                 if len(gang.gone) == job.num_workers:
-                    facts.append(ev.AttemptGone(job_id=job.id, at=clock.now(), attempt=attempt))
+                    facts.append(ev.AttemptGone(job_id=job.id, at=now, attempt=attempt))
     return facts
 
 

@@ -61,6 +61,7 @@ class MemoryCluster:
         self.processes = Processes(self.agenda, self._process_ended, script_of, self._process_started)
         self.disk_full = False
         self.wall_ahead = 0.0
+        self.boots = 0
         self.connected = True
         self._actors = 0
 
@@ -71,8 +72,10 @@ class MemoryCluster:
         return self.agenda.now
 
     def clock(self) -> SteadyClock:
-        """Return a new clock for a daemon, whose wall clock steps with ``wall_ahead``; the machine never boots."""
-        return SteadyClock(wall=lambda: self.now() + self.wall_ahead, elapsed=self.now, boot=lambda: "boot")
+        """Return a new clock for a daemon, whose wall clock steps with ``wall_ahead``; ``boots`` counts its machine's boots."""
+        return SteadyClock(
+            wall=lambda: self.now() + self.wall_ahead, elapsed=self.now, boot=lambda: f"boot-{self.boots}"
+        )
 
     def step(self, until: float) -> bool:
         """Run the next action that is due by ``until``; False when there is none."""
