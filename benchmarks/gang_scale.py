@@ -175,7 +175,7 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
         on_change=lambda _: None,
         on_end=ended.append,
         log=structlog.get_logger(),
-        now=cluster.now,
+        clock=cluster.clock(),
     )
     gangs = MemoryGangs(cluster, post=loop.post)
     loop.set_nodes(cluster.views())

@@ -17,7 +17,7 @@ from orchestrator.core.facts.submissions import LeftOut as LeftOut  # noqa: PLC0
 from orchestrator.core.facts.submissions import MatrixCell as MatrixCell  # noqa: PLC0414, TC001
 from orchestrator.core.facts.submissions import Prerequisite as Prerequisite  # noqa: PLC0414, TC001
 from orchestrator.core.ids import JobId  # noqa: TC001
-from orchestrator.core.states import FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
+from orchestrator.core.states import EndOrder, FailureClass, JobState, OutOf, StopPurpose, StopScope  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +88,9 @@ class Exit:
     log policy that matches its output, ``policy_note`` a note about that. ``missing_file`` is the file that a
     FileNotFoundError names, ``left_out_by`` the ignore file that excluded it from the job's copy. ``stop_seen_at`` is
     when the rank noticed a request to stop, whether orch had sent it or not; None: never, or unknown. ``last_step`` and
-    ``total_steps`` are what it, or its output, had reported.
+    ``total_steps`` are what it, or its output, had reported. ``ordered`` is the daemon's last order before the end; None:
+    the process ended by itself. These times are by the clock of the rank's node: no decision compares them with the
+    daemon's. ``heard_at`` is by the daemon's clock: when it learnt of the end; the fold sets it.
     """
 
     rank: int
@@ -109,6 +111,8 @@ class Exit:
     last_step: int | None = None
     total_steps: int | None = None
     memory: MemoryUse | None = None
+    ordered: EndOrder | None = None
+    heard_at: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -192,7 +196,7 @@ class AttemptRunning(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited(Event):
-    """A rank's process ended. It is stored, and shown, with the fields of ``exit`` beside ``attempt`` (``stored.job_record``)."""
+    """A rank's process ended, and the daemon learnt of it. It is stored with the fields of ``exit`` beside ``attempt`` (``stored.job_record``)."""
 
     kind: ClassVar[str] = "rank_exited"
     attempt: int
@@ -367,6 +371,31 @@ class FindingClosed(Event):
     finding: Fact
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockStepped(Event):
+    """The daemon's clock moved by ``seconds``, and with it what the job's record measures or awaits.
+
+    ``unmeasured`` seconds have passed, by the wall clock alone, between two boots of the daemon's machine: they are not
+    counted as the job's.
+    """
+
+    kind: ClassVar[str] = "clock_stepped"
+    seconds: float
+    unmeasured: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaterAttemptsFound(Event):
+    """Attempts and gangs up to these numbers exist that the record does not know: the store was restored from an older copy.
+
+    They are ended, and their numbers are not used again.
+    """
+
+    kind: ClassVar[str] = "later_attempts_found"
+    attempt: int
+    gang: int
+
+
 EVENTS: Mapping[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -392,5 +421,7 @@ EVENTS: Mapping[str, type[Event]] = {
         JobNoted,
         FindingOpened,
         FindingClosed,
+        ClockStepped,
+        LaterAttemptsFound,
     )
 }

@@ -78,6 +78,17 @@ class EndCondition(StrEnum):
         return state is (JobState.SUCCEEDED if self is EndCondition.SUCCESS else JobState.FAILED)
 
 
+class EndOrder(StrEnum):
+    """The order to its keeper that preceded the end of a rank's process."""
+
+    STOP = "stop"
+    STOP_DEADLINE = "stop_deadline"
+    """Its time to stop was over."""
+    KILL = "kill"
+    LIFELINE = "lifeline"
+    """Its actor had ended."""
+
+
 class StopScope(StrEnum):
     """The processes that a request to stop reached."""
 

@@ -1,6 +1,6 @@
 """The daemon's loop: takes facts, makes decisions, and writes everything before it is carried out.
 
-One task owns the live jobs. Facts, commands and deadlines wake it; it never polls. In one round it folds what arrived,
+One task owns the live jobs. Facts, commands and deadlines wake it; it polls nothing but the clock. In one round it folds what arrived,
 calls ``core.scheduler.decide`` until nothing more follows, writes all of it in one transaction (the store takes the
 records as folded here), and only then publishes it and passes the effects to the runtime: what was reported to a user stays
 true after a power cut.
@@ -9,13 +9,15 @@ true after a power cut.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.clock import CLOCK
 from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
-from orchestrator.core.events import JobNoted
+from orchestrator.core.events import ClockStepped, JobNoted
 from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.clock import SteadyClock
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
@@ -40,6 +43,10 @@ if TYPE_CHECKING:
     from orchestrator.daemon.ports import GangRuntime
     from orchestrator.store.port import Store
 
+CLOCK_SECONDS: Final = 5.0
+"""How often an idle loop compares its clock with the wall clock."""
+READING_SECONDS: Final = 60.0
+"""How often a reading of the clock is stored, beside those with each write: after a boot it tells when the last daemon ran."""
 WRITE_RETRY_SECONDS: Final = 0.5
 MAX_ROUNDS: Final = 1000
 FACTS_AT_ONCE: Final = 64
@@ -112,10 +119,13 @@ class Loop:
         on_write_failed: Callable[[], None] = _ignore_failure,
         shares: ShareBook | None = None,
         log: FilteringBoundLogger,
-        now: Callable[[], float] = time.time,
+        clock: SteadyClock = CLOCK,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.now = now
+        self._clock = clock
+        self.now = clock.now
+        self._unmeasured = 0.0
+        self._clock_read_at = clock.now()
         self._pause = pause
         self._store = store
         self._runtime = runtime
@@ -135,7 +145,11 @@ class Loop:
         self._inbox = _Inbox()
 
     async def load(self) -> None:
-        """Read every live job; the first round orders their pending effects again."""
+        """Read the clock and every live job; the first round orders their pending effects again."""
+        if (reading := await self._store.clock()) is None:
+            await self._write([])
+        else:
+            self._unmeasured = self._clock.resume(reading)
         stored = await self._store.load_live()
         self.jobs = Published(replace(job, unusable=()) if job.unusable else job for job in stored)
         self.decided = LiveJobs(self.jobs.values())
@@ -187,14 +201,19 @@ class Loop:
         """Run rounds until cancelled."""
         wake_at: float | None = None
         while True:
-            if not self._inbox.wake.is_set():
-                timeout = None if wake_at is None else max(0.0, wake_at - self.now())
-                try:
-                    async with asyncio.timeout(timeout):
+            while not (self.woken or self._is_due(wake_at)):
+                left = CLOCK_SECONDS if wake_at is None else max(0.0, wake_at - self.now())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, CLOCK_SECONDS)):
                         await self._inbox.wake.wait()
-                except TimeoutError:
-                    pass
             wake_at = await self.step()
+
+    def _is_due(self, wake_at: float | None) -> bool:
+        """Whether a round is due though nothing has arrived: by its time, or because of the clock."""
+        return (wake_at is not None and wake_at <= self.now()) or self._clock.step != 0.0 or self._reading_due()
+
+    def _reading_due(self) -> bool:
+        return self.now() - self._clock_read_at >= READING_SECONDS
 
     async def step(self) -> float | None:
         """Run one round; return the wall time of the next one without a wake-up. ``run`` repeats this until it is cancelled."""
@@ -213,9 +232,10 @@ class Loop:
             except Exception as error:
                 if not done.done():
                     done.set_exception(error)
+        moved = self._follow_clock(batch)
         wake_at = self._decide(batch)
-        if batch:
-            await self._write(batch)
+        if batch or moved or self._reading_due():
+            await self._write(batch, moved)
             for number, change in enumerate(batch, 1):
                 self.jobs[change.after.id] = change.after
                 self._observe(change.after, change.event)
@@ -264,6 +284,21 @@ class Loop:
         except Exception:
             self._log.exception("loop.observer_failed", job=job.id, fact=event.kind)
 
+    def _follow_clock(self, batch: list[Change]) -> float:
+        """Move the records of live jobs, and the clock, by what the wall clock has stepped; return those seconds.
+
+        No fact may arrive between the two, and both are written together, so this waits for nothing.
+        """
+        step, unmeasured = self._clock.step, self._unmeasured
+        if step or unmeasured:
+            self._log.warning("clock.stepped", seconds=round(step, 3), unmeasured=round(unmeasured, 3))
+            for job_id in list(self.decided):
+                event = ClockStepped(job_id=job_id, at=self.now() + step, seconds=step, unmeasured=unmeasured)
+                self._fold(event, batch)
+        self._clock.move(step)
+        self._unmeasured = 0.0
+        return step
+
     def _decide(self, batch: list[Change]) -> float | None:
         for _ in range(MAX_ROUNDS):
             began = time.perf_counter()
@@ -289,11 +324,12 @@ class Loop:
             idle=shares.idle,
         )
 
-    async def _write(self, batch: list[Change]) -> None:
+    async def _write(self, batch: list[Change], moved: float = 0.0) -> None:
         """Write until it succeeds: no effect is carried out before. A full disk delays decisions, never training."""
+        reading, self._clock_read_at = self._clock.reading(), self.now()
         while True:
             try:
-                await self._store.append(batch)
+                await self._store.append(batch, clock=reading, moved=moved)
             except (VersionConflictError, BrokenChainError):
                 raise  # memory and store disagree: stop, and start again from the store
             except Exception as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.diagnosis.health import RankLook
@@ -24,6 +24,13 @@ class GangRuntime(Protocol):
 
         Every effect is idempotent: it finds what an earlier daemon or call has created. One effect at a time per job; a
         newer one replaces an older one, and a repeated call changes nothing.
+        """
+        ...
+
+    async def survey(self, jobs: Collection[Job]) -> None:
+        """End what exists and the records of live jobs do not know, and post it: the store is an older copy.
+
+        Call once, before the first effect.
         """
         ...
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.nodes.care import NodeCare
     from orchestrator.daemon.nodes.fork_servers import ForkServers
     from orchestrator.runtime.cluster.cluster import Cluster
@@ -13,11 +16,18 @@ if TYPE_CHECKING:
 
 
 class RuntimeSide:
-    """Starts and stops what runs on nodes."""
+    """Starts and stops what runs on nodes. ``jobs`` are the live ones."""
 
     def __init__(
-        self, cluster: Cluster, gangs: Gangs, exporters: Exporters, nodes: NodeCare, fork_servers: ForkServers
+        self,
+        cluster: Cluster,
+        gangs: Gangs,
+        exporters: Exporters,
+        nodes: NodeCare,
+        fork_servers: ForkServers,
+        jobs: Callable[[], Collection[Job]],
     ) -> None:
+        self._jobs = jobs
         self._cluster = cluster
         self._gangs = gangs
         self._exporters = exporters
@@ -30,9 +40,10 @@ class RuntimeSide:
         return self._cluster.address
 
     async def connect(self) -> None:
-        """Find or start the cluster; its nodes are known on return. Raises ClusterError."""
+        """Find or start the cluster; its nodes are known, and gangs of no live job ended, on return. Raises ClusterError."""
         await self._cluster.start()
         await self._nodes.refresh()
+        await self._gangs.survey(self._jobs())
 
     async def prepare(self) -> None:
         """Prepare the machine of an embedded cluster for its first job; on a shared cluster, do nothing."""

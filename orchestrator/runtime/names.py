@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ def gang_name(job_id: str, gang: int) -> str:
 def rank_actor_name(job_id: str, gang: int, rank: int) -> str:
     """Return a rank actor's name."""
     return f"rank-{job_id}-g{gang}-r{rank}"
+
+
+_RANK_ACTOR: Final = re.compile(r"rank-(?P<job>.+)-g(?P<gang>\d+)-r(?P<rank>\d+)")
+
+
+def gang_of(actor_name: str) -> tuple[str, int, int] | None:
+    """Return the job id, gang and rank of a rank actor's name; None for another actor's."""
+    found = _RANK_ACTOR.fullmatch(actor_name)
+    return None if found is None else (found["job"], int(found["gang"]), int(found["rank"]))
 
 
 def placement_group_name(job_id: str, gang: int) -> str:

@@ -15,6 +15,8 @@ from orchestrator.core.conformance import is_finite
 AGREE_SECONDS: Final = 2.0
 """A smaller difference counts as none: a reply may take that long on a busy machine."""
 REPLIES: Final = 8
+LATEST_SECONDS: Final = 60.0
+"""Longer than any reply may take."""
 _NAMES: Final = ("_at", "_since")
 
 R = TypeVar("R")
@@ -32,7 +34,10 @@ class NodeClock:
         """Record a reply sent at ``sent_at`` by the node's clock (0: unknown); return how far that is behind."""
         if not sent_at or not is_finite(sent_at):
             return self.behind
-        self._differences.append(received_at - sent_at)
+        difference = received_at - sent_at
+        if self._differences and difference - min(self._differences) > LATEST_SECONDS:
+            self._differences.clear()  # no reply takes so long: one of the clocks was set
+        self._differences.append(difference)
         least = min(self._differences)
         self.behind = 0.0 if abs(least) < AGREE_SECONDS else least
         return self.behind

@@ -23,6 +23,7 @@ from orchestrator.store.verification import difference, replay
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from orchestrator.clock import ClockReading
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -43,6 +44,7 @@ class MemoryStore(MemoryMatrices):
         self._places: dict[tuple[str, str], StoredPlace] = {}
         self._notices: dict[int, tuple[StoredNotice, float]] = {}
         self._untidied: dict[JobId, None] = {}
+        self._clock: ClockReading | None = None
         self._last_notice = 0
         self._sequence = 0
         self._closed = False
@@ -67,9 +69,12 @@ class MemoryStore(MemoryMatrices):
             jobs.append(job)
         return jobs, True
 
-    async def append(self, changes: Sequence[Change]) -> None:
+    async def append(self, changes: Sequence[Change], *, clock: ClockReading | None = None, moved: float = 0.0) -> None:
         """Write events and the records folded from them; see ``port.Store.append``."""
         self._check_open()
+        if clock is not None:
+            self._clock = clock
+            self._notices = {number: (notice, at + moved) for number, (notice, at) in self._notices.items()}
         for of_job in [found for found in by_job(changes) if self._follows(found)]:
             after = of_job.after
             self._jobs[after.id] = after
@@ -87,6 +92,11 @@ class MemoryStore(MemoryMatrices):
         if stored.version != of_job.before.version:
             raise VersionConflictError(stored.id, of_job.before.version)
         return True
+
+    async def clock(self) -> ClockReading | None:
+        """Return the newest reading of the daemon's clock; None before the first."""
+        self._check_open()
+        return self._clock
 
     async def load_live(self) -> list[Job]:
         """Return every job that is not terminal, in order of arrival."""

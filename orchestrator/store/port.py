@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from orchestrator.clock import ClockReading
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -123,13 +124,19 @@ class Store(Protocol):
         """
         ...
 
-    async def append(self, changes: Sequence[Change]) -> None:
-        """Write events and the records folded from them, all or none.
+    async def append(self, changes: Sequence[Change], *, clock: ClockReading | None = None, moved: float = 0.0) -> None:
+        """Write events and the records folded from them, and a reading of the daemon's clock, all or none.
+
+        ``moved``: by how many seconds the clock was moved since the last reading; the due times of notices move with it.
 
         The first change of each job follows from the stored version, every other one from its predecessor. Raises
         VersionConflictError, with BrokenChainError for changes that do not follow one another; JobNotFoundError;
         DiskFullError when even the reserve is used up. Changes that are already stored are not written again.
         """
+        ...
+
+    async def clock(self) -> ClockReading | None:
+        """Return the newest reading of the daemon's clock; None before the first."""
         ...
 
     async def load_live(self) -> list[Job]:

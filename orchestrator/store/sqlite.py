@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from orchestrator.clock import ClockReading
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -109,10 +110,14 @@ class SqliteStore(MatrixReads):
         result: tuple[list[Job], bool] = await self._writer.do(SubmitAll(events, self._admit))
         return result
 
-    async def append(self, changes: Sequence[Change]) -> None:
+    async def append(self, changes: Sequence[Change], *, clock: ClockReading | None = None, moved: float = 0.0) -> None:
         """Write events and the records folded from them; see ``port.Store.append``."""
-        if changes:
-            await self._writer.do(Append(by_job(changes)))
+        if changes or clock is not None:
+            await self._writer.do(Append(by_job(changes), clock, moved))
+
+    async def clock(self) -> ClockReading | None:
+        """Return the newest reading of the daemon's clock; None before the first."""
+        return await self._read(self._reader.clock)
 
     async def load_live(self) -> list[Job]:
         """Return every job that is not terminal, in order of arrival."""

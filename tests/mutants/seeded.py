@@ -144,8 +144,8 @@ MUTANTS: Final = (
     Mutant(
         "ranks that exit with 0 when they are stopped have succeeded",
         ADVANCE,
-        "return job.ended_well and job.attempts[-1].failure is None and all(e.at <= stop_at for e in job.exits)",
-        "return bool(job.exits) and all(e.exit_code == 0 or e.at <= stop_at for e in job.exits)",
+        "return job.ended_well and job.attempts[-1].failure is None and all(e.ordered is None for e in job.exits)",
+        "return bool(job.exits) and all(e.exit_code == 0 for e in job.exits)",
     ),
     Mutant(
         "max_duration is never reached",

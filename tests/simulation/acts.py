@@ -60,5 +60,8 @@ ACTS: dict[str, Act] = {
     "disk is freed": Act(failures.disk_freed, 2),
     "checkpoint": Act(failures.checkpoint, 5),
     "checkpoint is torn": Act(failures.checkpoint_broken, 1, fault=True),
+    "clock steps": Act(failures.clock_steps, 1.5, fault=True),
+    "clock skew": Act(failures.clock_skew, 1, fault=True),
+    "machine boots": Act(failures.machine_boots, 0.5, fault=True),
     "hostile fact": Act(failures.hostile_fact, 3, fault=True),
 }

@@ -67,7 +67,7 @@ def run_history(
             invariants.check(world)
             if number % RECORD_EVERY == 0:
                 invariants.check_record(world)
-        _settle(world)
+        settle(world, invariants.check)
         invariants.check_end(world)
         notes.digest.update(_state(world).encode())
     except Exception as error:  # of the daemon or of an invariant: a campaign searches for these
@@ -101,8 +101,11 @@ def _state(world: World) -> str:
     return f"{world.now:.6f} {'; '.join(live)} | {'; '.join(ended)}"
 
 
-def _settle(world: World) -> None:
-    """Undo all faults and run rounds until every job has ended; only facts and the times that the loop requests wake it."""
+def settle(world: World, check: Callable[[World], None]) -> None:
+    """Undo all faults and run rounds, each followed by ``check``, until every job has ended.
+
+    Only facts and the times that the loop requests wake it.
+    """
     world.store.crash_before = world.store.crash_after = world.cluster.disk_full = False
     for node_id, found in world.cluster.nodes.items():
         found.lost.clear()
@@ -114,7 +117,7 @@ def _settle(world: World) -> None:
         if not world.jobs:
             return
         _progress(world)
-        invariants.check(world)
+        check(world)
     left = {job.id: (job.state, job.story) for job in world.jobs.values()}
     raise AssertionError(f"jobs never end: {left}")
 

@@ -191,10 +191,42 @@ def hostile_fact(world: World, dice: random.Random) -> str:
     job = world.one(dice.randrange(1000), [j for j in world.jobs.values() if j.attempts])
     if job is None:
         return ""
-    fact, name = hostile(job, world.now, dice)
+    fact, name = hostile(job, world.daemon.clock.now(), dice)
     if isinstance(fact, ev.CheckpointSaved) and isinstance(fact.path, str):
         world.truth.saved.add(fact.path)
     world.daemon.loop.post([fact])
     if dice.random() < 0.5:
         world.attempt(world.daemon.step())
     return f"{fact.kind} of {job.id}: {name}"
+
+
+STEPS = (-90_000.0, -7200.0, -3600.0, -30.0, -2.0, -0.6, 0.3, 1.5, 60.0, 3605.0, 7200.0, 90_000.0)
+
+
+def _step(dice: random.Random) -> float:
+    return dice.choice(STEPS) if dice.random() < 0.5 else dice.uniform(min(STEPS), max(STEPS))
+
+
+def clock_steps(world: World, dice: random.Random) -> str:
+    """Step the wall clock of the daemon's machine; the daemon may notice at once, later, or in its next life."""
+    seconds = _step(dice)
+    inject(world.cluster, f.ClockSteps(seconds=seconds))
+    if dice.random() < 0.5:
+        world.attempt(world.daemon.step())
+    return f"{seconds:+.1f} s"
+
+
+def clock_skew(world: World, dice: random.Random) -> str:
+    node_id = dice.choice(sorted(world.cluster.nodes))
+    seconds = dice.choice([0.0, -0.5, 0.5, -1.9, 1.9, _step(dice)])
+    inject(world.cluster, f.ClockSkew(node=node_id, seconds=seconds))
+    return f"{node_id}: {seconds:+.1f} s"
+
+
+def machine_boots(world: World, dice: random.Random) -> str:
+    """Kill the daemon, and boot its machine, perhaps with another wall clock. The nodes are other machines."""
+    world.cluster.boots += 1
+    seconds = dice.choice([0.0, _step(dice)])
+    inject(world.cluster, f.ClockSteps(seconds=seconds))
+    world.crash()
+    return f"{seconds:+.1f} s"

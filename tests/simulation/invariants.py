@@ -6,7 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from orchestrator.core import events as ev
+from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from tests.simulation.world import World
 
+SLACK_SECONDS = 0.5
 LIVE = frozenset({AttemptState.STARTING, AttemptState.RUNNING, AttemptState.DRAINING})
 FAILED = frozenset({AttemptState.FAILED, AttemptState.LOST, AttemptState.PREEMPTED})
 LAST_ATTEMPT = {
@@ -33,11 +36,12 @@ def check(world: World) -> None:
         if job_id not in recorded:
             recorded[job_id] = _newly_ended(world, job_id)
     for job in [j for j in recorded.values() if world.truth.looked_at.get(j.id) is not j]:
-        _attempts_agree_with_the_job(job)
+        _attempts_agree_with_the_job(world, job)
         _budgets_are_kept(job)
         _stops_are_kept(world, job)
         world.truth.looked_at[job.id] = job
     for job in world.jobs.values():
+        _waits_are_bounded(world, job)
         _gang_is_whole_or_absent(job)
         _checkpoint_is_a_real_one(world, job)
     _cluster_is_as_recorded(world, recorded)
@@ -81,6 +85,9 @@ def _newly_ended(world: World, job_id: JobId) -> Job:
     assert not world.cluster.processes.of(job_id), f"{job_id} ended before its processes"
     if job.state is JobState.SUCCEEDED:
         _really_succeeded(world, job)
+    if isinstance(job.reason, MaxDuration) and job_id in world.truth.first_up:
+        ran, limit = world.now - world.truth.first_up[job_id], job.reason.limit_seconds
+        assert ran >= limit - SLACK_SECONDS, f"{job_id} ran for {ran} s and ended at its limit of {limit} s"
     promise = world.truth.promises[job_id]
     if promise.cancelled and promise.attempts is not None:
         assert job.state is not JobState.PENDING
@@ -95,6 +102,7 @@ def _really_succeeded(world: World, job: Job) -> None:
     for rank, end in ends.items():
         assert end.how.code == 0, f"{job.id} SUCCEEDED, and rank {rank} ended with {end.how}"
         done = _finished(end.how) or (finished and end.how.last_step is None)
+        assert end.ordered is None, f"{job.id} SUCCEEDED, and rank {rank} ended by order: {end.ordered}"
         assert end.stop_seen_at is None or done, f"{job.id} SUCCEEDED, and rank {rank} ended because it was asked to"
 
 
@@ -103,7 +111,7 @@ def _finished(how: object) -> bool:
     return last is not None and total is not None and last >= total
 
 
-def _attempts_agree_with_the_job(job: Job) -> None:
+def _attempts_agree_with_the_job(world: World, job: Job) -> None:
     numbers = [a.number for a in job.attempts]
     assert numbers == list(range(job.past.attempts + 1, job.past.attempts + 1 + len(numbers))), f"{job.id}: {numbers}"
     for attempt, following in zip(job.attempts, job.attempts[1:], strict=False):
@@ -111,7 +119,8 @@ def _attempts_agree_with_the_job(job: Job) -> None:
         assert attempt.state not in LIVE | {AttemptState.SUCCEEDED}, (
             f"attempt {attempt.number} of {job.id} is {attempt.state}, and another began"
         )
-        assert attempt.ended_at <= following.started_at, (
+        # An attempt that has ended keeps the times of its clock.
+        assert attempt.ended_at <= following.started_at or world.cluster.wall_ahead, (
             f"attempt {attempt.number} of {job.id} ended after the next began"
         )
     if not job.attempts:
@@ -138,6 +147,21 @@ def _budgets_are_kept(job: Job) -> None:
         used = job.restarts.get(failure_class.value, 0)
         assert used <= limit, f"{job.id} restarted {used} times for {failure_class}, the budget is {limit}"
     assert job.no_progress <= job.spec.retry.max_no_progress, f"{job.id}: {job.no_progress} restarts without progress"
+
+
+def _waits_are_bounded(world: World, job: Job) -> None:
+    """Check that no step of a clock makes a wait, or the time to stop, longer than it is by itself; nor a run than it was."""
+    now = world.daemon.clock.now()
+    longest = max(job.spec.retry.backoff.max.total_seconds(), FENCE_SECONDS)
+    assert job.not_before <= now + longest + SLACK_SECONDS, f"{job.id} waits for {job.not_before - now} s"
+    if job.stop is not None:
+        left = job.stop.deadline - now
+        assert left <= job.spec.stop_duration.total_seconds() + SLACK_SECONDS, f"{job.id} has {left} s to stop"
+    if job.limit_since is not None and job.id in world.truth.first_up:
+        counted, ran = now - job.limit_since, world.now - world.truth.first_up[job.id]
+        assert not world.daemon.decides or counted <= ran + SLACK_SECONDS, (
+            f"{job.id} has run for {ran} s, and {counted} s count"
+        )
 
 
 def _stops_are_kept(world: World, job: Job) -> None:
@@ -236,6 +260,8 @@ def _waits_are_kept(job: Job, events: Iterable[ev.Event]) -> None:
                 fence = max(fence, event.not_before)
             case ev.StopRequested() | ev.JobResumed():  # a user's request ends the back-off
                 back_off = 0.0
+            case ev.ClockStepped():
+                back_off, fence = back_off + event.seconds, fence + event.seconds
             case ev.AttemptStarted():
                 assert event.at >= back_off, f"attempt {event.attempt} of {job.id} began in its back-off"
                 assert event.at >= fence, f"attempt {event.attempt} of {job.id} began before its fence"

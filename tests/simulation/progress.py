@@ -9,7 +9,7 @@ from orchestrator.core.facts.rank_ends import NoExitStatus
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.runtime.ranks.actor import LEASE_SECONDS
+from orchestrator.runtime.ranks.actor import FENCE_SECONDS, LEASE_SECONDS
 
 if TYPE_CHECKING:
     import random
@@ -55,6 +55,8 @@ def deliver_again(world: World, dice: random.Random) -> str:
     if not facts:
         return ""
     fact = dice.choice(facts)
+    if isinstance(fact, ev.GangLost) and fact.not_before > world.daemon.clock.now() + FENCE_SECONDS:
+        return ""  # a fact from before a step of the clock: a daemon would post it again by its own clock
     world.daemon.loop.post([fact])
     world.attempt(world.daemon.step())
     return fact.kind
@@ -107,8 +109,9 @@ def hang_is_found(world: World, dice: random.Random) -> str:
         live = daemon.loop.decided.get(job.id)
         if live is None:
             return []
-        began = live.attempts[-1].running_at or world.now
-        return declare_hung(live, failure, max(began, world.now - 60.0), world.now)
+        now = daemon.clock.now()
+        began = live.attempts[-1].running_at or now
+        return declare_hung(live, failure, max(began, now - 60.0), now)
 
     world.attempt(daemon.command(make))
     return job.id

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.runtime.memory.faults import HeadLost
+from orchestrator.runtime.memory.injection import inject
 from orchestrator.store.backup import restore
 from orchestrator.store.sqlite import SqliteStore
 from tests.simulation import campaign
 from tests.simulation.acts import ACTS, Act
 from tests.simulation.history import History
+from tests.simulation.world import Promise, World
 
 if TYPE_CHECKING:
-    import random
     from pathlib import Path
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from tests.simulation.world import World
+    from orchestrator.runtime.memory.ranks import Process
 
 SEEDS = range(6)
 WEIGHT = 8  # about five of a history's steps
@@ -61,3 +66,47 @@ async def _holds(path: Path, acknowledged: dict[JobId, Job]) -> None:
         assert {job_id: await store.job(job_id) for job_id in acknowledged} == acknowledged
     finally:
         store.close()
+
+
+RESTORES = range(12)
+
+
+@pytest.mark.parametrize("seed", RESTORES)
+def test_after_a_restore_nothing_that_the_record_does_not_know_goes_on(seed: int) -> None:
+    """The daemon is killed, and its store replaced by an older copy; Ray and all ranks run on, or have ended with it."""
+    history, dice = campaign.history_of(seed, length=80), random.Random(seed)
+    world = World(durable=False)
+    try:
+        began: Counter[tuple[str, int, int]] = Counter()
+        on_start = world.cluster.processes.on_start
+
+        def started(process: Process) -> float:
+            began[process.job_id, process.attempt, process.rank] += 1
+            return on_start(process)
+
+        world.cluster.processes.on_start = started
+        copied_at = dice.randrange(5, 60)
+        for number, step in enumerate(history.steps):
+            ACTS[step.act].do(world, step.choices())
+            if number == copied_at:
+                copy = deepcopy(world.store.store)
+        if dice.random() < 0.3:
+            inject(world.cluster, HeadLost())
+        world.store.store = copy
+        world.crash()
+        world.truth.first_up.clear()
+        known = set(world.jobs)
+        world.round()
+        assert {gang.job_id for gang in world.cluster.gangs.values()} <= known, "gangs of no job are left"
+        _until_all_have_ended(world)
+        assert not world.cluster.gangs
+        assert not list(world.cluster.processes)
+        assert max(began.values(), default=0) <= 1, "the number of an attempt was used in both lives"
+        assert world.read(world.store.verify()) == []
+    finally:
+        world.close()
+
+
+def _until_all_have_ended(world: World) -> None:
+    world.truth.promises = {job_id: Promise() for job_id in world.jobs}
+    campaign.settle(world, lambda _: None)

@@ -128,7 +128,7 @@ def preempt(world: World, dice: random.Random) -> str:
 
     def make() -> list[ev.Event]:
         live = daemon.loop.decided.get(job.id)
-        return request_stop(live, StopPurpose.PREEMPT, ByShutdown(), world.now) if live else []
+        return request_stop(live, StopPurpose.PREEMPT, ByShutdown(), daemon.clock.now()) if live else []
 
     world.attempt(daemon.command(make))
     return job.id

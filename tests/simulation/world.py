@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
+    from orchestrator.core.states import EndOrder
     from orchestrator.runtime.memory.faults import Exit
     from orchestrator.runtime.memory.ranks import Process
     from orchestrator.store.port import Store
@@ -43,7 +44,7 @@ class End:
     how: Exit
     at: float
     stop_seen_at: float | None
-    ordered: bool
+    ordered: EndOrder | None
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Truth:
     saved: set[str] = field(default_factory=set)
     ended: dict[JobId, Job] = field(default_factory=dict)
     looked_at: dict[JobId, Job] = field(default_factory=dict)
+    first_up: dict[JobId, float] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
 
     def note_end(self, process: Process, at: float) -> None:
@@ -160,6 +162,7 @@ class World:
 
     def _begin_daemon(self) -> None:
         self.daemon = SteppedDaemon(self.store, self.cluster, self.settings)
+        self.daemon.first_up = self.truth.first_up
         self.run(self.daemon.start())
 
     # -- the store

@@ -74,8 +74,8 @@ class FaultyStore:
     async def submit_all(self, events: Sequence[ev.JobSubmitted]) -> tuple[list[Job], bool]:
         return cast("tuple[list[Job], bool]", await self._write(self.store.submit_all(events)))
 
-    async def append(self, changes: Sequence[Change]) -> None:
-        await self._write(self.store.append(changes))
+    async def append(self, changes: Sequence[Change], **clock: Any) -> None:
+        await self._write(self.store.append(changes, **clock))
 
     async def _write(self, write: Coroutine[Any, Any, Any]) -> Any:
         slow, self.slow_seconds = self.slow_seconds, 0.0
@@ -132,15 +132,18 @@ class SteppedDaemon:
         self.outbox: list[ev.Event] = []
         self.history: list[ev.Event] = []  # facts that the loop has processed
         self._posted: list[ev.Event] = []
-        self.wake_at: float | None = None
-        self.gangs = MemoryGangs(cluster, post=self._post)
+        self.wake_at: float | None = None  # by the cluster's time
+        self.decides = False  # after its first round, which takes in how far the clock has stepped since the last life
+        self.first_up: dict[JobId, float] = {}  # likewise: when all ranks of a job were up for the first time
+        self.clock = cluster.clock()
+        self.gangs = MemoryGangs(cluster, post=self._post, now=self.clock.now)
         self.loop = Loop(
             store=cast("Store", store),
             runtime=lambda: self.gangs,
             on_change=lambda _: None,
             on_end=lambda _: None,
             log=cast("Any", Log()),
-            now=cluster.now,
+            clock=self.clock,
             pause=self._pause,
         )
         self.service = self._service(cast("Store", store), settings)
@@ -182,6 +185,7 @@ class SteppedDaemon:
     async def start(self) -> None:
         """Load the jobs from the store, and read the nodes."""
         await self.loop.load()
+        await self.gangs.survey(list(self.loop.jobs.values()))
         self.look()
 
     def look(self) -> None:
@@ -198,7 +202,11 @@ class SteppedDaemon:
     async def step(self) -> None:
         """Run one round. Raises Crash."""
         self._tries = 0
-        self.wake_at = await self.loop.step()
+        if self.clock.step:  # a real runtime posts at once: what it has posted is by the clock before the step
+            self.deliver(len(self.outbox))
+        wake_at = await self.loop.step()
+        self.wake_at = None if wake_at is None else wake_at - self.clock.now() + self.cluster.now()
+        self.decides = True
         self.history += self._posted
         self._posted = []
 
@@ -232,6 +240,9 @@ class SteppedDaemon:
 
     def _post(self, events: Sequence[ev.Event]) -> None:
         self.outbox += events
+        for event in events:
+            if event.kind == "attempt_running":
+                self.first_up.setdefault(event.job_id, self.cluster.now())
 
     async def _pause(self, seconds: float) -> None:
         """Let time pass while the loop waits for space on the disk; the last try finds space."""

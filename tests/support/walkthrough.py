@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -99,9 +99,9 @@ class _Store(MemoryStore):
         super().__init__()
         self._recorded = recorded
 
-    async def append(self, changes: Sequence[Change]) -> None:
+    async def append(self, changes: Sequence[Change], **clock: Any) -> None:
         self._recorded.written(changes)
-        await super().append(changes)
+        await super().append(changes, **clock)
 
 
 class _Gangs(MemoryGangs):
@@ -130,7 +130,7 @@ async def _run() -> Recorded:
         on_change=lambda _: None,
         on_end=lambda _: None,
         log=structlog.get_logger(),
-        now=cluster.now,
+        clock=cluster.clock(),
     )
 
     async def until_up(attempt: int) -> None:

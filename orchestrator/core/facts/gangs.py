@@ -88,6 +88,14 @@ class FilesNotSent(GangFault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordRestored(GangFault):
+    """Later attempts than the job's record knows exist, up to number ``attempt`` where known: the store is an older copy."""
+
+    kind: ClassVar[str] = "record_restored"
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedUnplaced(GangFault):
     """The job was stopped before its gang was placed."""
 

@@ -71,7 +71,7 @@ def recovery_seconds(failed: Attempt, following: Attempt) -> float | None:
     """Return the seconds from an attempt's failure to the first new step of the next one; None without either."""
     if failed.failure is None or failed.ended_at is None or following.first_step_at is None:
         return None
-    return following.first_step_at - failed.ended_at
+    return max(0.0, following.first_step_at - failed.ended_at)  # not by the same clock, if that stepped in between
 
 
 def shorten(past: Past, attempts: tuple[Attempt, ...]) -> tuple[Past, tuple[Attempt, ...]]:

@@ -192,7 +192,7 @@ class Draining(Holding):
     stop: Stop
 
     def _asked_from_outside(self, ended: Exit) -> bool:
-        return ended.stop_seen_at is not None and ended.stop_seen_at <= self.stop.at
+        return ended.stop_seen_at is not None and ended.ordered is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

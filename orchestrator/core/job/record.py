@@ -80,7 +80,9 @@ class Job:
     """A job's whole record. ``version`` counts its events. Raises BrokenRuleError for a phase that its attempts contradict.
 
     ``attempts`` are the last ones, see ``past_attempts.KEPT_ATTEMPTS``; ``past`` counts those before them. Until
-    ``fenced_until`` ranks of a lost gang may still run somewhere. ``findings`` are those that are open. ``unusable``
+    ``fenced_until`` ranks of a lost gang may still run somewhere. ``max_duration`` counts from ``limit_since``: when all
+    ranks were first up, by the present clock. ``later_attempt`` and ``later_gang`` are the highest numbers that were used
+    before the store was restored from an older copy. ``findings`` are those that are open. ``unusable``
     (not stored) names what was replaced by defaults when the record was read.
     """
 
@@ -96,6 +98,9 @@ class Job:
     no_progress: int = 0
     checkpoints: Checkpoints = _NO_CHECKPOINTS
     fenced_until: float = 0.0
+    limit_since: float | None = None
+    later_attempt: int = 0
+    later_gang: int = 0
     notes: tuple[Fact, ...] = ()
     findings: tuple[Fact, ...] = ()
     story: tuple[str, ...] = ()
@@ -253,6 +258,16 @@ class Job:
     def gang(self) -> int:
         """Number of the current or last gang; 0 before the first."""
         return self.attempts[-1].gang if self.attempts else 0
+
+    @property
+    def next_attempt(self) -> int:
+        """Number of the next attempt."""
+        return max(self.attempt_number, self.later_attempt) + 1
+
+    @property
+    def next_gang(self) -> int:
+        """Number of the next gang."""
+        return max(self.gang, self.later_gang) + 1
 
     @property
     def left_early(self) -> tuple[Exit, ...]:

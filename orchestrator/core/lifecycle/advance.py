@@ -129,7 +129,7 @@ def _advance_live(job: Job, phase: Starting | Running | Leaving, now: float) -> 
     if found is None and not job.attempt_live:
         return Step((_failed(job, gang_failure(NoExitStatus()), now, now),))
     if found is not None and isinstance(phase, Running) and phase.left_early:
-        asked_at = min(e.at for e in phase.left_early) + FOLLOWING_SECONDS
+        asked_at = min(e.heard_at for e in phase.left_early) + FOLLOWING_SECONDS
         if now >= asked_at:
             return Step((_others_asked(job, phase.left_early, now),))
         found = min(found, asked_at)
@@ -158,8 +158,8 @@ def _check_deadlines(job: Job, now: float, wake_at: float | None) -> Step:
             failure = ev.Failure(failure_class=FailureClass.INFRA, cause=StartupTimeout(limit_seconds=startup))
             return Step((_failed(job, failure, now, now),))
         wake_at = _sooner(wake_at, limit)
-    if job.spec.max_duration is not None and job.started_at is not None:
-        limit = job.started_at + job.spec.max_duration.total_seconds()
+    if job.spec.max_duration is not None and job.limit_since is not None:
+        limit = job.limit_since + job.spec.max_duration.total_seconds()
         if now >= limit:
             return Step(tuple(request_stop(job, StopPurpose.TIMEOUT, ByLimit(key="max_duration"), now)), wake_at)
         wake_at = _sooner(wake_at, limit)
@@ -203,7 +203,7 @@ def _restart(job: Job, phase: Restarting, now: float) -> Step:
         return _NOTHING
     if now < phase.not_before:
         return Step(wake_at=phase.not_before)
-    number, nodes = job.attempt_number + 1, phase.gang.nodes
+    number, nodes = job.next_attempt, phase.gang.nodes
     return Step((ev.AttemptStarted(job_id=job.id, at=now, attempt=number, gang=job.gang, nodes=nodes),))
 
 
@@ -236,9 +236,8 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
 
 
 def _ended_by_itself(job: Job) -> bool:
-    """Whether every rank had ended well before a stop was requested, and the attempt was not known to have failed."""
-    stop_at = job.stop.at if job.stop else 0.0
-    return job.ended_well and job.attempts[-1].failure is None and all(e.at <= stop_at for e in job.exits)
+    """Whether every rank ended well before the order to stop reached it, and the attempt was not known to have failed."""
+    return job.ended_well and job.attempts[-1].failure is None and all(e.ordered is None for e in job.exits)
 
 
 def _finished(job: Job, now: float) -> ev.JobFinished:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.diagnosis.evidence import explaining
 from orchestrator.core.diagnosis.signatures import match_signature, uncaught_exception
 from orchestrator.core.events import Failure
-from orchestrator.core.facts.gangs import StartupTimeout
+from orchestrator.core.facts.gangs import RecordRestored, StartupTimeout
 from orchestrator.core.facts.gpus import GpuFault
 from orchestrator.core.facts.rank_ends import (
     ExitCode,
@@ -100,7 +100,7 @@ def classify(job: Job, now: float) -> ClassifiedFailure | float | None:
     if job.gang_lost and is_collateral(first):
         return ClassifiedFailure(gang_failure(job.reason), first.failed_at)
     if is_collateral(first) and len(job.exits) < job.num_workers:
-        settled_at = min(e.at for e in failed) + SETTLE_SECONDS
+        settled_at = min(e.heard_at for e in failed) + SETTLE_SECONDS
         if now < settled_at:
             return settled_at
     return ClassifiedFailure(_judged(job, first), first.failed_at)
@@ -120,7 +120,7 @@ def _classify_left(job: Job, left: tuple[Exit, ...], now: float) -> ClassifiedFa
 
 def follow_until(job: Job, left: Sequence[Exit]) -> float:
     """Return the time until which the other ranks may run, once these have left after a request not sent by orch."""
-    return min(e.at for e in left) + job.spec.stop_duration.total_seconds()
+    return min(e.heard_at for e in left) + job.spec.stop_duration.total_seconds()
 
 
 def stop_failure(left: Sequence[Exit]) -> Failure:
@@ -186,7 +186,8 @@ def _signalled(rank: int, number: int, exit_code: int | None = None) -> ProcessS
 
 def gang_failure(cause: Fact) -> Failure:
     """Return the failure of a lost actor or node."""
-    return Failure(failure_class=FailureClass.INFRA, cause=cause)
+    restored = isinstance(cause, RecordRestored)  # no fault of the job, nor of a node
+    return Failure(failure_class=FailureClass.PREEMPTION if restored else FailureClass.INFRA, cause=cause)
 
 
 def decide_retry(job: Job, failure: Failure, now: float) -> Retry:

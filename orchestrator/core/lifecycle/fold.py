@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core import events as ev
 from orchestrator.core.errors import BrokenRuleError, CoreError
 from orchestrator.core.facts import reasons, requesters
+from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.job.attempt import Attempt, Stop
 from orchestrator.core.job.past_attempts import shorten
 from orchestrator.core.job.phases import (
@@ -35,6 +36,7 @@ from orchestrator.core.job.phases import (
 )
 from orchestrator.core.job.record import Job, Submission
 from orchestrator.core.lifecycle.checkpoint_fold import checkpoint_saved
+from orchestrator.core.lifecycle.clock_fold import clock_stepped
 from orchestrator.core.lifecycle.finding_fold import finding_closed, finding_opened, without_ended
 from orchestrator.core.lifecycle.following_phases import gang_changed, leaving, losing, recovering, replacing
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, check_transition
@@ -188,7 +190,8 @@ def _(event: ev.AttemptRunning, job: Job) -> Job:
     phase = Running(gang=gang, exits=job.phase.exits, failure=job.phase.failure)
     reason = job.reason if job.gang_lost else reasons.RanksUp()
     attempts = _last_changed(job, state=AttemptState.RUNNING, running_at=event.at)
-    return _enter(job, phase, event.at, reason, attempts=attempts)
+    limit_since = event.at if job.limit_since is None else job.limit_since
+    return _enter(job, phase, event.at, reason, attempts=attempts, limit_since=limit_since)
 
 
 @_fold.register
@@ -198,7 +201,7 @@ def _(event: ev.RankExited, job: Job) -> Job:
         return job
     if phase.exits.has(event.exit.rank):
         return job
-    return replace(job, phase=replace(phase, exits=phase.exits.and_then(event.exit)))
+    return replace(job, phase=replace(phase, exits=phase.exits.and_then(replace(event.exit, heard_at=event.at))))
 
 
 @_fold.register
@@ -218,12 +221,26 @@ def _(event: ev.GangLost, job: Job) -> Job:
     if known and event.not_before <= job.fenced_until:
         return job  # nothing new; the loss of a second node would be
     fenced_until = max(job.fenced_until, event.not_before)
+    later = event.reason.attempt or 0 if isinstance(event.reason, RecordRestored) else 0
     return replace(
         job,
         phase=losing(phase, phase.gang, fenced_until),
         fenced_until=fenced_until,
         reason=job.reason if known else event.reason,
+        later_attempt=max(job.later_attempt, later),
     )
+
+
+@_fold.register
+def _(event: ev.LaterAttemptsFound, job: Job) -> Job:
+    attempt, gang = max(job.next_attempt - 1, event.attempt), max(job.next_gang - 1, event.gang)
+    if (attempt, gang) == (job.next_attempt - 1, job.next_gang - 1):
+        return job
+    job = replace(job, later_attempt=attempt, later_gang=gang)
+    if not isinstance(job.phase, Holding) or job.phase.gang is None or job.gang_lost:
+        return job
+    phase = losing(job.phase, job.phase.gang, job.fenced_until)
+    return replace(job, phase=phase, reason=RecordRestored(attempt=attempt))
 
 
 @_fold.register
@@ -265,7 +282,8 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
         after: Phase = replace(phase, gang=gang)
     else:
         after = Finishing(gang=gang, exits=phase.exits, failure=phase.failure)
-    attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=event.at)
+    ended_at = event.at if job.attempts[-1].ended_at is None else job.attempts[-1].ended_at
+    attempts = _last_changed(job, state=AttemptState.SUCCEEDED, ended_at=ended_at)
     return _enter(job, after, event.at, reasons.RanksSucceeded(releasing=True), attempts=attempts)
 
 
@@ -375,6 +393,7 @@ def _last_failure(job: Job, event: ev.JobFinished) -> ev.Failure | None:
 
 
 _fold.register(ev.CheckpointSaved, checkpoint_saved)
+_fold.register(ev.ClockStepped, clock_stepped)
 _fold.register(ev.FindingOpened, finding_opened)
 _fold.register(ev.FindingClosed, finding_closed)
 

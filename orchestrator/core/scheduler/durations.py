@@ -198,7 +198,7 @@ def clock_of(job: Job) -> Clock:
         ran=job.past.ran_seconds + sum(running_seconds(attempt, attempt.ended_at) for attempt in ended),
         since=None if last is None else last.running_at,
         limit=None if limit is None else limit.total_seconds(),
-        limit_since=job.started_at,
+        limit_since=job.limit_since,
         over_at=0.0 if job.succeeded and over_at is None else over_at,
     )
 

@@ -172,7 +172,8 @@ class Occupancy:
     def accounts(self, half_life: float, now: float) -> Accounts:
         """Return what each account holds."""
         known = self._accounts
-        if known is None or known.half_life != half_life or now - known.since > MOST_HALVINGS * half_life:
+        usable = known is not None and known.half_life == half_life
+        if known is None or not (usable and 0.0 <= now - known.since <= MOST_HALVINGS * half_life):
             known = self._accounts = Accounts(half_life, now)
             for job in self.jobs.values():
                 known.count(job, 1)

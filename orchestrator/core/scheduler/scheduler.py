@@ -228,7 +228,7 @@ def schedule(round_: Round, now: float, commands: Commands) -> None:
         larger = elastic.extend(job, found, shares, free, nodes, round_.shares.most_ranks(job))
         round_.shares.more(job, len(larger) - len(found))
         commands.events.append(
-            ev.AttemptStarted(job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=larger)
+            ev.AttemptStarted(job_id=job.id, at=now, attempt=job.next_attempt, gang=job.next_gang, nodes=larger)
         )
     commands.ask_again(ahead.ask_again_at())
     if not commands.events:

@@ -206,6 +206,12 @@ def _(fact: gangs.FilesNotSent) -> str:
 
 
 @sentence.register
+def _(fact: gangs.RecordRestored) -> str:
+    upto = "" if fact.attempt is None else f", up to attempt {fact.attempt}"
+    return f"the store was restored from an older copy: what runs of later attempts is ended{upto}"
+
+
+@sentence.register
 def _(fact: gangs.StoppedUnplaced) -> str:
     return "it was stopped before its gang was placed"
 

@@ -89,6 +89,7 @@ def started_record(job: Job, event: ev.AttemptStarted, shares: Sequence[str | No
         phase=Running(gang=Gang(nodes=event.nodes, pids=())),
         state_since=event.at,
         reason=_UP,
+        limit_since=event.at,
         attempts=(attempt,),
     )
 

@@ -142,7 +142,14 @@ def _is_fresh(job: Job) -> bool:
     if job.state is not JobState.PENDING or job.attempts or job.unusable or job.restarts or job.notes or job.findings:
         return False
     submission = job.submission
-    return not (job.no_progress or job.fenced_until or submission.prerequisites or submission.matrix)
+    return not (
+        job.no_progress
+        or job.fenced_until
+        or job.later_attempt
+        or job.later_gang
+        or submission.prerequisites
+        or submission.matrix
+    )
 
 
 def _own_values_fit(row: Mapping[str, Any]) -> bool:

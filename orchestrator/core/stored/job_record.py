@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -94,16 +95,16 @@ def _spec_of_text(text: str) -> JobSpec:
 
 
 def _exited_form(event: RankExited) -> dict[str, Any]:
-    """Return the end of a rank in a flat form. Its time is the event's own."""
-    end = to_plain(event.exit)
-    del end["at"]
-    return {"attempt": event.attempt, **end}
+    """Return the end of a rank in one flat object, its time as ``ended_at``: the event's own is when the daemon learnt of it."""
+    end = to_plain(replace(event.exit, heard_at=0.0))
+    return {"attempt": event.attempt, "ended_at": end.pop("at"), **end}
 
 
 def _exited_of(body: Mapping[str, Any]) -> RankExited:
     own = {name: body[name] for name in ("job_id", "at", "cause", "attempt")}
     end = {name: value for name, value in body.items() if name not in own}
-    return RankExited(**own, exit=from_plain(Exit, {**end, "at": body["at"]})[0])
+    ended_at = end.pop("ended_at", body["at"])
+    return RankExited(**own, exit=from_plain(Exit, {**end, "at": ended_at})[0])
 
 
 _fresh = FreshRecords(_spec_of)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.diagnosis import Diagnosis
 from orchestrator.core.facts.findings import Finding
@@ -80,7 +81,7 @@ class FindingWatch:
         post: Callable[[Sequence[ev.Event]], None],
         log: FilteringBoundLogger,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = clock.now,
     ) -> None:
         self._senses = senses
         self._jobs = jobs

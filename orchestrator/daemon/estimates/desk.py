@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import clock
 from orchestrator.core.estimates.history import Mark, StepHistory
 from orchestrator.core.estimates.time_left import time_left
 from orchestrator.core.states import JobState
@@ -53,7 +53,7 @@ class EstimateDesk:
     """Estimates of live jobs. ``clock`` returns Unix time. A record that cannot be written affects nothing else."""
 
     def __init__(
-        self, record: EstimateRecord, *, clock: Callable[[], float] = time.time, least_seconds: float = LEAST_SECONDS
+        self, record: EstimateRecord, *, clock: Callable[[], float] = clock.now, least_seconds: float = LEAST_SECONDS
     ) -> None:
         self._record = record
         self._clock = clock

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import clock
 from orchestrator.gpu.balance.balance import SETTLED_SECONDS, Balance, LoadWindow
 from orchestrator.gpu.balance.view import balance_json
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class JobBalances:
     """The balance of each job that holds GPUs: ``raw`` as values, ``json_ready`` for JSON."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = clock.now) -> None:
         self._clock = clock
         self._wall = wall
         self._window = LoadWindow()

@@ -9,6 +9,7 @@ from orchestrator.api import views as v
 from orchestrator.core import events as ev
 from orchestrator.core.events import FirstStep
 from orchestrator.core.facts.codec import fact_to_dict
+from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
 from orchestrator.core.sentences.base import plural
@@ -144,6 +145,10 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
             return f"{body['state']}: {body['reason']}"
         case "ranks_asked" | "gang_lost" | "job_requeued":
             return str(body["reason"])
+        case "clock_stepped":
+            return f"the daemon's clock moved by {body['seconds']:+.1f} s, and all that is due with it"
+        case "later_attempts_found":
+            return sentence(RecordRestored(attempt=body["attempt"] or None))
         case "finding_opened":
             return f"found: {body['sentence']}" + (f"; {body['advice']}" if body["advice"] else "")
         case "finding_closed":

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.health import Call, Circumstances, Standing, judge, standing
 from orchestrator.core.diagnosis.heartbeat import TICK_SECONDS, Beat, Heartbeat
@@ -306,14 +307,14 @@ class HangWatch:
             rank=rank,
             log_tail=tuple(report_lines(blamed)) if blamed is not None else (),
         )
-        began = time.time() - hang.late.still_seconds
+        began = clock.now() - hang.late.still_seconds
         await self._command(lambda: self._failed(job, failure, began))
 
     def _failed(self, job: Job, failure: ev.Failure, began: float) -> Sequence[ev.Event]:
         live = next((j for j in self._jobs() if j.id == job.id), None)
         if live is None or live.attempt_number != job.attempt_number:
             return []
-        return declare_hung(live, failure, began, time.time())
+        return declare_hung(live, failure, began, clock.now())
 
 
 def _has_reported(job: Job) -> bool:

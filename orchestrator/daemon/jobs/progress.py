@@ -7,12 +7,12 @@ interval of automatic saves, and a failed save.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
+from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.core import events as ev
 from orchestrator.core.diagnosis.pace import Pace, paces
@@ -163,7 +163,7 @@ class ProgressBook:
     def _write_metrics(self, book: JobProgress, path: Path, *, last: bool = False, job: Job | None = None) -> None:
         """Write at most one line a second, and one for each step; the ``last`` one whenever it was not written."""
         leader = book.leader
-        now = time.time()
+        now = clock.now()
         if leader is None or (leader.step, leader.last_report_at) == (book.written_step, book.written_report_at):
             return
         if not last and (now - book.written_at < METRICS_SECONDS or leader.step == book.written_step):
@@ -200,7 +200,7 @@ def _checkpoint(job: Job, attempt: int, snapshot: ProgressSnapshot) -> list[ev.E
     facts = snapshot.checkpoint
     if facts.saved_step is None or (job.checkpoints.at is not None and facts.saved_step <= job.checkpoints.step):
         return []
-    at = facts.saved_at or time.time()
+    at = facts.saved_at or clock.now()
     return [ev.CheckpointSaved(job_id=job.id, at=at, attempt=attempt, step=facts.saved_step, path=facts.saved_path)]
 
 
@@ -217,7 +217,7 @@ def _first_step(job: Job, attempt: int, book: JobProgress, snapshot: ProgressSna
     return [
         ev.FirstStep(
             job_id=job.id,
-            at=time.time(),
+            at=clock.now(),
             attempt=attempt,
             step=snapshot.new_step,
             step_at=snapshot.new_step_at,
@@ -236,7 +236,7 @@ def _unusable(job: Job, book: JobProgress, rank: int, snapshot: ProgressSnapshot
 
 
 def _noted(job: Job, note: Fact) -> ev.JobNoted:
-    return ev.JobNoted(job_id=job.id, at=time.time(), note=note)
+    return ev.JobNoted(job_id=job.id, at=clock.now(), note=note)
 
 
 def _few(job: Job, book: JobProgress, notes: list[ev.JobNoted]) -> list[ev.JobNoted]:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from orchestrator import __version__, catalogue
+from orchestrator import __version__, catalogue, clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
@@ -124,7 +124,7 @@ class Metering:
         hang_suspected: Callable[[JobId], bool | None] = lambda _: None,
     ) -> Snapshot:
         """Return the present metrics view."""
-        now = time.time()
+        now = clock.now()
         reading = self._ledger.read(now)
         jobs = [*(j for j in live if j.attempts), *self._ended.values()]  # others have no series
         counts: Counter[tuple[str, str]] = Counter()

@@ -7,10 +7,10 @@ new one with each head) is recognised by its host name, if that is unique.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator import clock
 from orchestrator.core.cluster import NodeReservation  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemned, condemned_gpu, quarantined, strike_of
@@ -70,7 +70,7 @@ class _Held:
 class NodeQuarantine:
     """The strikes, cordons and health checks of nodes and GPUs."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = clock.now) -> None:
         self._clock = clock
         self._held: dict[Key, _Held] = {}
         self._unsaved: set[Key] = set()
@@ -213,7 +213,8 @@ class NodeQuarantine:
         changed, problems_of = False, dict[str, tuple[Fact, ...]]()
         for key, held in list(self._held.items()):
             found = held.avoided
-            if found is None or found.check_at > self._clock():
+            # A check further ahead than its own delay was planned before the clock was set back: it is due.
+            if found is None or 0.0 < found.check_at - self._clock() <= check_after(found.failed_checks):
                 continue
             if held.node not in problems_of:
                 problems_of[held.node] = await check(held.node)

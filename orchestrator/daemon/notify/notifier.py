@@ -1,7 +1,7 @@
 """Delivers notices to web hooks: takes due ones from the store, sends them, and reschedules failed ones.
 
 Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, has refused it for good, or
-a day has passed. The decision loop never waits for any of this.
+after MOST_TRIES tries. The decision loop never waits for any of this.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from orchestrator import clock
 from orchestrator.core.sentences.findings import linked
 from orchestrator.daemon.notify.webhook import SIGNATURE_HEADER, HookError, post, signature, signing_key
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 FIRST_DELAY_SECONDS: Final = 2.0
 LONGEST_DELAY_SECONDS: Final = 3600.0
-GIVE_UP_SECONDS: Final = 24 * 3600.0
+MOST_TRIES: Final = 35
+"""With these delays the last one is about a day after the first."""
 AT_ONCE: Final = 8
 STORE_RETRY_SECONDS: Final = 5.0
 
@@ -78,28 +80,27 @@ class Notifier:
 
     async def send_due(self) -> float | None:
         """Send due notices; return the seconds until the next one, or None when none waits."""
-        due, next_at = await self._store.due_notices(time.time(), AT_ONCE)
+        due, next_at = await self._store.due_notices(clock.now(), AT_ONCE)
         if due:
             await asyncio.gather(*(self._send(notice) for notice in due))
             return 0.0
-        return None if next_at is None else max(0.05, next_at - time.time())
+        return None if next_at is None else max(0.05, next_at - clock.now())
 
     async def _send(self, notice: StoredNotice) -> None:
         body = with_links(notice.notice.body, self._docs_url).encode()
-        now = time.time()
         host = urlsplit(notice.notice.url).hostname  # the rest of the URL is often a secret
         try:
             key = await asyncio.to_thread(signing_key, self._key_file)
-            headers = {"X-Orch-Delivery": str(notice.number), SIGNATURE_HEADER: signature(key, int(now), body)}
+            headers = {"X-Orch-Delivery": str(notice.number), SIGNATURE_HEADER: signature(key, int(time.time()), body)}
             await post(notice.notice.url, body, headers)
         except (HookError, OSError, ValueError) as error:
             final = isinstance(error, HookError) and error.final
-            if final or now - notice.notice.made_at > GIVE_UP_SECONDS:
+            if final or notice.attempts + 1 >= MOST_TRIES:
                 self._log.warning("notify.given_up", job=notice.notice.job_id, host=host, why=str(error))
                 await self._store.settle_notice(notice.number, again_at=None)
                 return
             self._log.info("notify.later", job=notice.notice.job_id, host=host, why=str(error))
-            again_at = time.time() + delay_seconds(notice.number, notice.attempts, self._first_delay)
+            again_at = clock.now() + delay_seconds(notice.number, notice.attempts, self._first_delay)
             await self._store.settle_notice(notice.number, again_at=again_at)
         else:
             await self._store.settle_notice(notice.number, again_at=None)

@@ -20,7 +20,7 @@ from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.search.advisor import process_advisor
 from orchestrator.daemon.search.book import SearchBook, StudyRecord
 from orchestrator.daemon.search.trial import prepare_trial
-from orchestrator.daemon.search.trials import SETTLE_SECONDS, standing
+from orchestrator.daemon.search.trials import SETTLE_SECONDS, settles, standing
 from orchestrator.spec.problems import SpecError
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class SearchDesk:
         settling = [
             job.ended_at
             for job in self._searches[plan.matrix_id].jobs.values()
-            if job.ended_at is not None and self._loop.now() < job.ended_at + SETTLE_SECONDS
+            if job.ended_at is not None and settles(job, self._loop.now())
         ]
         if settling:
             return max(0.1, min(settling) + SETTLE_SECONDS - self._loop.now())

@@ -75,9 +75,14 @@ def standing(jobs: Iterable[Job], now: float, directory_of: Callable[[str], obje
     )
 
 
+def settles(job: Job, now: float) -> bool:
+    """Whether records of an ended job may still be incomplete. An end in the future is from before a step of the clock."""
+    return job.ended_at is not None and 0.0 <= now - job.ended_at < SETTLE_SECONDS
+
+
 def trial_state(job: Job, now: float) -> str:
     """Return the state of a trial: running until its records are complete."""
-    if not job.state.is_terminal or (job.ended_at is not None and now < job.ended_at + SETTLE_SECONDS):
+    if not job.state.is_terminal or settles(job, now):
         return "running"
     if job.state is JobState.SUCCEEDED:
         return "complete"

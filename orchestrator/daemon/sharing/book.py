@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.core.events import FindingOpened
+from orchestrator.core.events import ClockStepped, FindingOpened
 from orchestrator.core.facts.findings import GpusUnused, JobIdle
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import PastUse, UseHistory
@@ -54,6 +54,8 @@ class ShareBook:
 
     def observe_idle(self, job: Job, event: Event) -> None:
         """Note when the job's GPUs became idle. An event may be repeated, with a later record: a restarted daemon reads those of its live jobs."""
+        if isinstance(event, ClockStepped) and job.id in self.idle:
+            self.idle[job.id] += event.seconds
         if not any(isinstance(finding, IDLE) for finding in job.findings):
             self.idle.pop(job.id, None)
         elif isinstance(event, FindingOpened) and isinstance(event.finding, IDLE):

@@ -6,7 +6,6 @@ Queries the exporters, which receive an Xid at once; does not wait for an export
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.gpus import GpuLost, Xid
@@ -35,12 +34,13 @@ async def gpu_evidence(exporters: Exporters, uuids: Sequence[str]) -> tuple[GpuF
     for uuid in uuids:
         report = reports.get(uuid)
         if report is not None and uuid not in missing:
-            faults += evidence_of(uuid, report.status, time.time())
+            faults += evidence_of(uuid, report.status)
     return tuple(faults)
 
 
-def evidence_of(uuid: str, status: GpuStatus, now: float) -> list[GpuFault]:
-    """Return what one GPU's status shows of a failure at ``now`` (seconds since the epoch)."""
+def evidence_of(uuid: str, status: GpuStatus) -> list[GpuFault]:
+    """Return what one GPU's status shows of a failure now: the time of its newest sample, by the clock of its node."""
+    now = status.sample.timestamp if status.sample else 0.0
     lost: list[GpuFault] = [GpuLost(gpu_uuid=uuid)] if status.health is Health.LOST else []
     recent = (x for x in (status.sample.xids if status.sample else ()) if now - x.last_timestamp <= RECENT_SECONDS)
     return lost + [

@@ -119,7 +119,7 @@ class Keeper:
         self._error: dict[str, Any] | None = None
         self._cause: str | None = None
         self._deadline = Deadline()
-        self._terminated_at: float | None = None
+        self._terminated_at: float | None = None  # by the monotonic clock
         self._exited = False
         self._childless = False
         self._clearing = False
@@ -172,7 +172,7 @@ class Keeper:
 
     def _on_terminate(self, _number: int, _frame: object) -> None:
         if self._terminated_at is None:
-            self._terminated_at = time.time()
+            self._terminated_at = time.monotonic()
 
     def run(self) -> None:
         """Return when no process is left below this one and the owner has been notified or has closed the lifeline."""
@@ -258,10 +258,15 @@ class Keeper:
         """Return the seconds that the rank may still take to end; 0 unless it was asked to stop, not by its owner."""
         now = time.time()
         asked = page.read_last_page(self._spawn.page, now=now).stop_seen_at
-        times = [at for at in (self._terminated_at, self._child.reports.terminated_at, asked) if at is not None]
+        times = [at for at in (self._terminated_by(now), self._child.reports.terminated_at, asked) if at is not None]
         return min(STOP_SECONDS, STOP_SECONDS - (now - min(times))) if times else 0.0
 
+    def _terminated_by(self, now: float) -> float | None:
+        """Return when the keeper got SIGTERM, by the present wall clock: no step of it changes the time since then."""
+        return None if self._terminated_at is None else now - (time.monotonic() - self._terminated_at)
+
     def _obey(self, command: dict[str, Any]) -> None:
+        self._reap()  # a process that has ended before an order did not end because of it
         match command["cmd"]:
             case "go":
                 self._child.gate.open()
@@ -398,7 +403,7 @@ class Keeper:
         seen = [at for at in (last.stop_seen_at, self._child.reports.terminated_at) if at is not None]
         return {
             "stop_seen_at": min(seen, default=None),
-            "keeper_terminated_at": self._terminated_at,
+            "keeper_terminated_at": self._terminated_by(now),
             "last_step": last.last_step,
             "total_steps": last.total_steps,
         }

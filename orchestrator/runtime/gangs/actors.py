@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from orchestrator import clock
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.reuse.origin import origin_of
+from orchestrator.runtime.gangs.reuse.origin import Origin, origin_of
 from orchestrator.runtime.gangs.reuse.parked_gangs import PARKED_SECONDS
 from orchestrator.runtime.gangs.reuse.served_actor import handle_of, served
-from orchestrator.runtime.names import gang_name, placement_group_name, rank_actor_name
+from orchestrator.runtime.names import gang_name, gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.ranks.runtime_env import for_ray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.cluster.site import Site
-    from orchestrator.runtime.gangs.reuse.origin import Origin
     from orchestrator.runtime.gangs.reuse.parked_gangs import ParkedGangs
 
 log = structlog.get_logger("orch.ray")
@@ -110,6 +110,19 @@ class RayRankActors:
         for origin in self._parked.over(seconds):
             self._remove(origin, 0)
         return self._parked.any_parked
+
+    def end_unknown(self, jobs: Collection[Job]) -> dict[Origin, int]:
+        """Remove the gangs that none of ``jobs`` holds, nor an earlier daemon has parked; return them with their ranks."""
+        from ray.util import list_named_actors
+
+        known = {self._parked.serving(job) for job in jobs if job.gang_open} | set(self._parked.over(0.0))
+        unknown: dict[Origin, int] = {}
+        for name in list_named_actors():
+            if (found := gang_of(name)) is not None and (origin := Origin(*found[:2])) not in known:
+                unknown[origin] = max(unknown.get(origin, 0), found[2] + 1)
+        for origin, ranks in unknown.items():
+            self._remove(origin, ranks)
+        return unknown
 
     def _remove(self, origin: Origin, ranks: int) -> None:
         """Remove a gang; Ray kills actors with their placement group. ``ranks``: how many actors to kill at once."""
@@ -222,7 +235,7 @@ class RayRankActors:
 
 def _may_exist(job: Job) -> bool:
     """Whether an earlier daemon may have created the actors and died before it recorded that."""
-    return time.time() - job.state_since > 1.0
+    return clock.now() - job.state_since > 1.0
 
 
 def _wait_for_room(job: Job, bundle: dict[str, float]) -> None:

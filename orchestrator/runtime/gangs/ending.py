@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.notes import OutputsIncomplete
 from orchestrator.runtime.deadline import within
@@ -14,12 +15,13 @@ from orchestrator.runtime.gangs.event_mapping import saved
 from orchestrator.runtime.gangs.orders import RPC_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders
     from orchestrator.runtime.gangs.relay import EventRelay
+    from orchestrator.runtime.gangs.reuse.origin import Origin
     from orchestrator.runtime.gangs.table import GangTable
 
 GONE_SECONDS: Final = 60.0
@@ -30,6 +32,11 @@ PARKING_SECONDS: Final = 2.0
 
 class Nodes(Protocol):
     """Confirms that ranks have ended."""
+
+    @property
+    def agents(self) -> Mapping[str, Any]:
+        """Return the agents of all nodes, by node."""
+        ...
 
     def agent_for(self, node_id: str) -> Any | None:
         """Return the agent that answers for a node."""
@@ -66,7 +73,7 @@ class Ender:
         """Send SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
         gang = await self._orders.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
-        grace = max(0.0, deadline - time.time())
+        grace = max(0.0, deadline - clock.now())
         await self._orders.give(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def kill(self, job: Job) -> None:
@@ -90,8 +97,8 @@ class Ender:
         if not clean:
             await self._confirm_gone(job)
         if problem := await self._files.finish(job):
-            self._post([ev.JobNoted(job_id=job.id, at=time.time(), note=OutputsIncomplete(said=problem))])
-        self._post([ev.GangReleased(job_id=job.id, at=time.time(), gang=job.gang)])
+            self._post([ev.JobNoted(job_id=job.id, at=clock.now(), note=OutputsIncomplete(said=problem))])
+        self._post([ev.GangReleased(job_id=job.id, at=clock.now(), gang=job.gang)])
 
     async def _flush(self, job: Job) -> None:
         """Write the newest snapshot to storage before the actors that do so end."""
@@ -108,6 +115,16 @@ class Ender:
         for status in statuses:
             if not isinstance(status, BaseException) and (facts := saved(job.id, status)):
                 self._post(facts)
+
+    async def confirm_gone(self, gangs: Mapping[Origin, int]) -> None:
+        """Wait until no process of these removed gangs is left on a node that answers, for GONE_SECONDS at most."""
+        deadline = time.monotonic() + GONE_SECONDS
+        calls = [
+            agent.ranks_gone.remote(gang.job_id, range(ranks), deadline - time.monotonic())
+            for agent in self._nodes.agents.values()
+            for gang, ranks in gangs.items()
+        ]
+        await asyncio.gather(*(within(RPC_SECONDS, call) for call in calls), return_exceptions=True)
 
     async def _confirm_gone(self, job: Job) -> None:
         """Have each node's agent confirm that its ranks ended; a dead node's ranks end when their lease expires."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost
+from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
+from orchestrator.runtime.ranks.fence import StaleAttemptError
 from orchestrator.runtime.ranks.runtime_env import ERROR_CHARACTERS
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def as_lost(rank: int, error: BaseException) -> GangLostError | None:
 
     if isinstance(error, ActorUnavailableError):
         return None
+    if isinstance(error, StaleAttemptError):  # the actor is ahead of the record, or serves another gang
+        return GangLostError(RecordRestored(rank=rank))
     if isinstance(error, ActorDiedError):
         node_lost = "its node has died" in str(error)  # Ray's own words: the exception has no field for it
         return GangLostError(NodeLost(rank=rank) if node_lost else ActorLost(rank=rank), node_lost=node_lost)

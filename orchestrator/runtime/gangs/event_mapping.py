@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING, failure_cause
 from orchestrator.checkpoint.format import layout
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
+from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
-from orchestrator.runtime.ranks.evidence.endings import stop_facts, was_killed
+from orchestrator.runtime.ranks.evidence.endings import order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 
@@ -59,26 +60,23 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
     return tuple(seats)
 
 
-def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "") -> ev.RankExited:
-    """Map the end of a rank's process, as its actor reports it. ``work_dir`` is the job's working copy."""
+def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:
+    """Map the end of a rank's process, as its actor reports it at ``at``. ``work_dir`` is the job's working copy."""
     end = event.exit or ev.Exit(rank=rank, at=event.at, exit_code=None, signal=None)
     missing = end.missing_file or missing_file(end)
     left_out = _left_out_by(work_dir, missing)
-    return _rank_exited(job_id, attempt, replace(end, rank=rank, missing_file=missing, left_out_by=left_out))
-
-
-def _rank_exited(job_id: JobId, attempt: int, end: ev.Exit) -> ev.RankExited:
-    return ev.RankExited(job_id=job_id, at=end.at, attempt=attempt, exit=end)
+    end = replace(end, rank=rank, missing_file=missing, left_out_by=left_out)
+    return ev.RankExited(job_id=job_id, at=at, attempt=attempt, exit=end)
 
 
 def noted(job_id: JobId, note: Fact, *, degraded: bool | None = None) -> ev.JobNoted:
     """Create a note about a gang for the user; ``degraded``: one of its ranks is out of reach."""
-    return ev.JobNoted(job_id=job_id, at=time.time(), note=note, degraded=degraded)
+    return ev.JobNoted(job_id=job_id, at=clock.now(), note=note, degraded=degraded)
 
 
 def gang_lost(job_id: JobId, gang: int, error: GangLostError) -> ev.GangLost:
     """Create the event of a lost gang. A node that is out of reach may still run its ranks until their lease ends."""
-    now = time.time()
+    now = clock.now()
     not_before = now + FENCE_SECONDS if error.node_lost else 0.0
     return ev.GangLost(
         job_id=job_id, at=now, gang=gang, rank=error.cause.rank, reason=error.cause, not_before=not_before
@@ -94,11 +92,14 @@ def _left_out_by(work_dir: str, missing: str) -> str:
         return ""  # the copy is out of reach, or the name is invalid: the exception is enough
 
 
-def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
     """Return the exits, from keepers' records, of ranks that had ended by themselves when their actor died.
 
-    A rank that was killed with its actor while its node was shutting down counts as having been told to stop.
+    A rank that was killed with its actor while its node was shutting down counts as having been told to stop. An attempt
+    that others have followed ended in an earlier life of the store: that end is no news.
     """
+    if isinstance(lost.cause, RecordRestored):
+        return []
     words: list[ev.Event] = []
     for rank in range(ranks):
         try:
@@ -130,7 +131,7 @@ def saved(
         facts.append(noted(job_id, notes.UnusableStatus(fields=unusable)))
     # The rank that stored its part last names the checkpoint; the others still report the one before.
     if status.step is not None and status.attempt is not None and (status.watched or _is_of(status.path, status.step)):
-        at = moved(status, behind).at or time.time()
+        at = moved(status, behind).at or clock.now()
         facts.append(
             ev.CheckpointSaved(
                 job_id=job_id,
@@ -156,7 +157,7 @@ def saves_fail_of(reported: PersisterStatus | None, before: tuple[str, str]) -> 
 
 def resumed(job_id: JobId, resumption: Resumption, masker: Masker) -> list[ev.Event]:
     """Return the results of the search for the checkpoint to resume from; secrets in texts are masked."""
-    now = time.time()
+    now = clock.now()
     events: list[ev.Event] = [
         noted(job_id, notes.CheckpointQuarantined(said=masker.text(message))) for message in resumption.problems
     ]
@@ -186,7 +187,7 @@ def in_memory(job_id: JobId, attempt: int, newest: ProgressSnapshot | None) -> l
     """
     if newest is None or newest.snapshot_step is None:
         return []
-    at = newest.snapshot_at or time.time()
+    at = newest.snapshot_at or clock.now()
     return [ev.CheckpointSaved(job_id=job_id, at=at, attempt=attempt, step=newest.snapshot_step, path="")]
 
 
@@ -211,5 +212,6 @@ def _recorded_exit(job_id: JobId, attempt: int, rank: int, record: ExitRecord) -
         last_step=stop.last_step,
         total_steps=stop.total_steps,
         memory=memory_use(record.memory, machine=False),
+        ordered=order_of(record.cause),
     )
-    return _rank_exited(job_id, attempt, end)
+    return ev.RankExited(job_id=job_id, at=clock.now(), attempt=attempt, exit=end)

@@ -8,9 +8,13 @@ their events.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import clock
+from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import HeadLost
 from orchestrator.core.facts.notes import NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, ReleaseGang, StopRanks
@@ -18,11 +22,10 @@ from orchestrator.runtime.gangs.errors import GangLostError, is_away
 from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.ending import Ender
@@ -33,6 +36,18 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 10.0
+
+
+_ATTEMPT: Final = re.compile(r"attempt-(\d{1,9})")
+
+
+def _latest_attempt(paths: Paths, job_id: JobId) -> int:
+    """Return the highest number of an attempt that has left a directory; each makes some as it starts."""
+    numbers = [0]
+    for directory in (paths.logs(job_id), paths.exits(job_id)):
+        with contextlib.suppress(OSError):
+            numbers += [int(found[1]) for path in directory.iterdir() if (found := _ATTEMPT.fullmatch(path.name))]
+    return max(numbers)
 
 
 @dataclass(slots=True)
@@ -59,7 +74,7 @@ class Gangs:
         *,
         silent: Callable[[], Mapping[str, str]],
         check_head: Callable[..., Awaitable[None]],
-        post: Callable[[Sequence[Event]], None],
+        post: Callable[[Sequence[ev.Event]], None],
         log: FilteringBoundLogger,
     ) -> None:
         self._table = table
@@ -86,6 +101,22 @@ class Gangs:
         task = asyncio.create_task(self._execute(job, effect), name=f"{type(effect).__name__}-{job.id}")
         self._work[job.id] = _Work(effect, task)
 
+    async def survey(self, jobs: Collection[Job]) -> None:
+        """Find what the records of live jobs do not know, because the store is an older copy; end and report it.
+
+        Call once, before the first effect: nothing of a restored job may start while this runs.
+        """
+        gangs = await self._table.end_unknown(jobs)
+        for job in jobs:
+            attempt = await asyncio.to_thread(_latest_attempt, self._paths, job.id)
+            gang = max((known.gang for known in gangs if known.job_id == job.id), default=0)
+            if attempt >= job.next_attempt or gang >= job.next_gang:
+                self._log.warning("store.older_than_its_jobs", job=job.id, attempt=attempt, gang=gang)
+                self._post([ev.LaterAttemptsFound(job_id=job.id, at=clock.now(), attempt=attempt, gang=gang)])
+        if gangs:
+            self._log.warning("gang.unknown_ended", gangs=[gang.text for gang in gangs])
+            await self._ender.confirm_gone(gangs)
+
     def settle(self) -> None:
         """Begin to remove the gangs that an earlier daemon parked, which no job needs."""
         self._table.remove_left()
@@ -96,8 +127,9 @@ class Gangs:
             work.task.cancel()  # its actors never answer; the loop applies the effect again
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
-            words = last_words(self._paths, job_id, gang.watching, len(gang.actors)) if gang.watching else []
-            self._post([*words, gang_lost(job_id, gang.number, GangLostError(HeadLost()))])
+            lost, ranks = GangLostError(HeadLost()), len(gang.actors)
+            words = last_words(self._paths, job_id, gang.watching, ranks, lost) if gang.watching else []
+            self._post([*words, gang_lost(job_id, gang.number, lost)])
 
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
@@ -117,7 +149,7 @@ class Gangs:
             except GangLostError as error:
                 await self._check_head(node_lost=error.node_lost)
                 await self._files.bring_ends(job)
-                words = last_words(self._paths, job.id, job.attempt_number, job.num_workers)
+                words = last_words(self._paths, job.id, job.attempt_number, job.num_workers, error)
                 self._post([*words, gang_lost(job.id, job.gang, error)])
             except asyncio.CancelledError:
                 raise

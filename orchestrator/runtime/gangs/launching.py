@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import clock
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, StorageUnseen
+from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, RecordRestored, StorageUnseen
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
@@ -84,10 +84,12 @@ class Launcher:
             gang.greetings = await self._orders.hello(job, gang)
         seats = seats_of(gang.greetings, self._reports())
         if not placed and seats != job.seats:
-            self._post([ev.GangPlaced(job_id=job.id, at=time.time(), gang=job.gang, seats=seats)])
+            self._post([ev.GangPlaced(job_id=job.id, at=clock.now(), gang=job.gang, seats=seats)])
         attempt = job.attempt_number
         if gang.watching == attempt:
             return
+        if any(greeting.launched > attempt for greeting in gang.greetings):
+            raise GangLostError(RecordRestored(attempt=max(greeting.launched for greeting in gang.greetings)))
         waiting = [rank for rank, greeting in enumerate(gang.greetings) if greeting.launched < attempt]
         if waiting:
             self._refuse_to_repeat(job, waiting)

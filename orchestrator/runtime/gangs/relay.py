@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from orchestrator import clock
 from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
@@ -84,7 +84,7 @@ class EventRelay:
         log: FilteringBoundLogger,
         pages: ProgressPages | None = None,
         patience: Patience | None = None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = clock.now,
     ) -> None:
         self._actors = actors
         self._files = files
@@ -167,8 +167,10 @@ class EventRelay:
         try:
             await self._files.bring_ends(job)
             words = [
-                moved(word, gang.clocks[word.exit.rank].behind) if isinstance(word, ev.RankExited) else word
-                for word in last_words(self._paths, job.id, attempt, job.num_workers)
+                replace(word, exit=moved(word.exit, gang.clocks[word.exit.rank].behind))
+                if isinstance(word, ev.RankExited)
+                else word
+                for word in last_words(self._paths, job.id, attempt, job.num_workers, lost)
             ]
         except Exception:  # the loss is reported even if the ends cannot be read
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
@@ -199,7 +201,7 @@ class EventRelay:
         if reply.events:  # the rank's end is reported, whatever its progress page says
             reported_events = [moved(usable_event(event), behind) for event in reply.events]
             events = await self._with_gpu_evidence(gang, rank, reported_events)
-            if facts := facts_of(job, gang, attempt, rank, events):
+            if facts := facts_of(job, gang, attempt, rank, events, self._now()):
                 self._post(facts)
             if any(event.kind == "started" for event in events):
                 self._pages.open(job, gang, rank)
@@ -234,8 +236,8 @@ def _cursor(gang: Gang, rank: int) -> PollCursor:
     )
 
 
-def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent]) -> list[ev.Event]:
-    """Return the facts that follow from a rank's events and from what the others reported before."""
+def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[RankEvent], now: float) -> list[ev.Event]:
+    """Return the facts, learnt ``now``, that follow from a rank's events and from what the others reported before."""
     facts: list[ev.Event] = []
     for event in events:
         match event.kind:
@@ -246,14 +248,14 @@ def facts_of(job: Job, gang: Gang, attempt: int, rank: int, events: Sequence[Ran
                     facts.append(noted(job.id, StartedCold(rank=rank, said=cold)))
                 if len(gang.started) == job.num_workers:
                     pids = tuple(gang.started[r] for r in range(job.num_workers))
-                    facts.append(ev.AttemptRunning(job_id=job.id, at=event.at, attempt=attempt, pids=pids))
+                    facts.append(ev.AttemptRunning(job_id=job.id, at=now, attempt=attempt, pids=pids))
             case "exited":
                 facts += in_memory(job.id, attempt, gang.newest.get(0))
-                facts.append(exited(job.id, attempt, rank, event, job.submission.work_dir))
+                facts.append(exited(job.id, attempt, rank, event, job.submission.work_dir, at=now))
             case _:
                 gang.gone.add(rank)
                 if len(gang.gone) == job.num_workers:
-                    facts.append(ev.AttemptGone(job_id=job.id, at=time.time(), attempt=attempt))
+                    facts.append(ev.AttemptGone(job_id=job.id, at=now, attempt=attempt))
     return facts
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.conformance import repaired
 from orchestrator.core.facts.notes import ReportLeftOut
@@ -58,4 +58,4 @@ class LeftOut:
                 return
             self._reported.add(note)
             log.exception("gang.report_left_out", job=job_id, rank=rank, what=what)
-            post([ev.JobNoted(job_id=job_id, at=time.time(), note=note)])
+            post([ev.JobNoted(job_id=job_id, at=clock.now(), note=note)])

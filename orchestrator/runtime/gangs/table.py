@@ -9,11 +9,12 @@ from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.reuse.expiry import Expiry
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.runtime.gangs.reuse.origin import Origin
 
 
 class RankActors(Protocol):
@@ -29,6 +30,10 @@ class RankActors(Protocol):
 
     def park(self, job: Job, actors: Sequence[Any]) -> bool:
         """Keep the gang's actors for another job; return whether they are kept."""
+        ...
+
+    def end_unknown(self, jobs: Collection[Job]) -> dict[Origin, int]:
+        """Remove the gangs that none of ``jobs`` holds; return them, and the number of their ranks."""
         ...
 
     def remove_parked(self) -> bool:
@@ -96,6 +101,11 @@ class GangTable:
             return False
         self._expiry.begin()
         return True
+
+    async def end_unknown(self, jobs: Collection[Job]) -> dict[Origin, int]:
+        """Remove the gangs that none of ``jobs`` holds; return them, and the number of their ranks."""
+        found: dict[Origin, int] = await self._call(lambda: self._actors.end_unknown(jobs))
+        return found
 
     def remove_left(self) -> None:
         """Begin to remove the gangs that an earlier daemon parked: they hold their reservations, and no job takes them."""

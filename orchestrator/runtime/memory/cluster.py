@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from orchestrator.clock import SteadyClock
 from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
 from orchestrator.core.scheduler.placement import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
@@ -39,7 +40,7 @@ class MemoryGang:
 class MemoryCluster:
     """Nodes, and what runs on them. ``script_of`` gives the script of a job's ranks.
 
-    Time passes in ``step`` and ``run_until`` only; ``now`` is the wall time for all users of the cluster. Faults are
+    Time passes in ``step`` and ``run_until`` only; ``now`` is the time, which no clock's step changes. Faults are
     injected by ``injection.py``. An order that must never be given (a GPU twice, two attempts at once) raises
     UnsafeOrderError where it arrives.
     """
@@ -59,6 +60,8 @@ class MemoryCluster:
         self.checkpoints = Checkpoints()
         self.processes = Processes(self.agenda, self._process_ended, script_of, self._process_started)
         self.disk_full = False
+        self.wall_ahead = 0.0
+        self.boots = 0
         self.connected = True
         self._actors = 0
 
@@ -67,6 +70,12 @@ class MemoryCluster:
     def now(self) -> float:
         """Return the wall time."""
         return self.agenda.now
+
+    def clock(self) -> SteadyClock:
+        """Return a new clock for a daemon, whose wall clock steps with ``wall_ahead``; ``boots`` counts its machine's boots."""
+        return SteadyClock(
+            wall=lambda: self.now() + self.wall_ahead, elapsed=self.now, boot=lambda: f"boot-{self.boots}"
+        )
 
     def step(self, until: float) -> bool:
         """Run the next action that is due by ``until``; False when there is none."""
@@ -148,6 +157,10 @@ class MemoryCluster:
             if actor.process is None or not actor.process.alive:
                 actor.node.held.pop((gang.job_id, gang.number, actor.rank), None)
 
+    def latest_attempts(self) -> dict[JobId, int]:
+        """Return the highest attempt of each job that has started a process, as its directories show it."""
+        return dict(self.processes.latest)
+
     def flush(self, job_id: JobId, number: int) -> Saved | None:
         """Write the snapshot in a gang's memory to storage; None when there is none, or the disk is full."""
         gang = self.gangs.get(job_id)
@@ -199,7 +212,7 @@ class MemoryCluster:
         """Save at ``step``: to storage, or into the memory of the gang."""
         if process.actor.dead is None and not (durable and self.disk_full):
             path = path_of(process.job_id, process.attempt, step) if durable else ""
-            saved = Saved(attempt=process.attempt, gang=process.gang, step=step, at=self.agenda.now, path=path)
+            saved = Saved(attempt=process.attempt, gang=process.gang, step=step, at=process.actor.clock, path=path)
             self.checkpoints.keep(process.job_id, saved)
             process.actor.add(saved)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.network import NoAnswerError
 from orchestrator.runtime.memory.ranks import StaleAttemptError
@@ -77,7 +78,10 @@ class EffectTask:
         except GangLostError as error:
             self._ended = True
             self.lost(error)
-        except (NoAnswerError, StaleAttemptError):
+        except StaleAttemptError:
+            self._ended = True
+            self.lost(GangLostError(RecordRestored()))
+        except NoAnswerError:
             self.network.agenda.after(self._delay, self._begin)
             self._delay = min(self._delay * 2, _LONGEST_DELAY)
         else:

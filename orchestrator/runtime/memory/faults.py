@@ -1,4 +1,4 @@
-"""Faults as data. A schedule is a tuple of times (wall time) and faults; ``injection.py`` carries them out.
+"""Faults as data. A schedule is a tuple of times (of the agenda) and faults; ``injection.py`` carries them out.
 
 ``job`` is a job's id. A fault without its target changes nothing, so that any schedule can be run and shrunk.
 """
@@ -142,6 +142,21 @@ class CheckpointBroken:
     job: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSteps:
+    """The wall clock of the daemon's machine steps by ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockSkew:
+    """From now on the clock of a node is ``seconds`` ahead."""
+
+    node: str
+    seconds: float
+
+
 Fault: TypeAlias = (
     RankDies
     | RankHangs
@@ -159,6 +174,8 @@ Fault: TypeAlias = (
     | DiskFull
     | DiskFreed
     | CheckpointBroken
+    | ClockSteps
+    | ClockSkew
 )
 
 Schedule: TypeAlias = tuple[tuple[float, Fault], ...]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events as ev
-from orchestrator.core.facts.gangs import ActorLost, HeadLost
+from orchestrator.core.facts.gangs import ActorLost, HeadLost, RecordRestored
 from orchestrator.core.facts.notes import CheckpointQuarantined, NodeUnreachable, Reachable
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks
 from orchestrator.runtime.gangs.errors import GangLostError
@@ -23,7 +23,7 @@ from orchestrator.runtime.memory.ranks import StaleAttemptError
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
@@ -60,10 +60,17 @@ Attaching: TypeAlias = Generator[Sequence[Order] | Pause, list[Any], _Gang]
 
 
 class MemoryGangs:
-    """``daemon.ports.GangRuntime`` in memory. ``post`` takes events for the record."""
+    """``daemon.ports.GangRuntime`` in memory. ``post`` takes events for the record; ``now`` is the daemon's clock."""
 
-    def __init__(self, cluster: MemoryCluster, *, post: Callable[[Sequence[ev.Event]], None]) -> None:
+    def __init__(
+        self,
+        cluster: MemoryCluster,
+        *,
+        post: Callable[[Sequence[ev.Event]], None],
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self._cluster = cluster
+        self._now = cluster.now if now is None else now
         self._post_to = post
         self._gangs: dict[JobId, _Gang] = {}
         self._work: dict[JobId, _Work] = {}
@@ -89,6 +96,20 @@ class MemoryGangs:
         )
         self._work[job.id] = _Work(effect, task)
         task.start()
+
+    async def survey(self, jobs: Collection[Job]) -> None:
+        """End what exists and the records of live jobs do not know, and post it. See ``daemon.ports``."""
+        held = {(job.id, job.gang) for job in jobs if job.gang_open}
+        unknown = {gang.job_id: gang.number for gang in self._cluster.gangs.values()}
+        attempts = self._cluster.latest_attempts()
+        for job_id, number in unknown.items():
+            if (job_id, number) not in held:
+                self._cluster.remove(job_id, number)
+        for job in jobs:
+            attempt, gang = attempts.get(job.id, 0), unknown.get(job.id, 0)
+            if attempt >= job.next_attempt or gang >= job.next_gang:
+                found = ev.LaterAttemptsFound(job_id=job.id, at=self._now(), attempt=attempt, gang=gang)
+                self._post([found])
 
     def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
@@ -129,21 +150,24 @@ class MemoryGangs:
             self._post_to(events)
 
     def _lost(self, job_id: JobId, number: int, attempt: int, ranks: int, lost: GangLostError) -> None:
-        now = self._cluster.now()
+        now = self._now()
         not_before = now + FENCE_SECONDS if lost.node_lost else 0.0
         event = ev.GangLost(
             job_id=job_id, at=now, gang=number, rank=lost.cause.rank, reason=lost.cause, not_before=not_before
         )
-        self._post([*self._last_words(job_id, attempt, ranks), event])
+        restored = isinstance(
+            lost.cause, RecordRestored
+        )  # what is recorded of it was known, and followed by other attempts
+        self._post([*([] if restored else self._last_words(job_id, attempt, ranks)), event])
 
     def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
         """Return the exits of ranks that had ended by themselves, by their exit records."""
         records = self._cluster.processes.records.get(job_id, {})
         found = [rank for rank in range(ranks) if (attempt, rank) in records]
-        return [exited(job_id, attempt, rank, records[attempt, rank]) for rank in found]
+        return [exited(job_id, attempt, rank, records[attempt, rank], at=self._now()) for rank in found]
 
     def _note(self, job_id: JobId, note: Fact, *, degraded: bool | None = None) -> None:
-        now = self._cluster.now()
+        now = self._now()
         self._post([ev.JobNoted(job_id=job_id, at=now, note=note, degraded=degraded)])
 
     # -- effects
@@ -167,7 +191,7 @@ class MemoryGangs:
         gang.greetings = yield [Order(a.node, a.hello) for a in gang.actors]
         seats = _seats(gang)
         if seats != job.seats:
-            self._post([ev.GangPlaced(job_id=job.id, at=self._cluster.now(), gang=job.gang, seats=seats)])
+            self._post([ev.GangPlaced(job_id=job.id, at=self._now(), gang=job.gang, seats=seats)])
         waiting = [
             actor for actor, greeting in zip(gang.actors, gang.greetings, strict=True) if greeting.launched < attempt
         ]
@@ -186,7 +210,8 @@ class MemoryGangs:
     def _stop(self, job: Job, deadline: float) -> Steps:
         gang = yield from self._attach(job, create=False)
         self._watch(job, gang)
-        yield [Order(a.node, partial(a.stop, job.attempt_number, deadline)) for a in gang.actors]
+        grace = max(0.0, deadline - self._now())
+        yield [Order(a.node, partial(a.stop, job.attempt_number, grace)) for a in gang.actors]
 
     def _kill(self, job: Job) -> Steps:
         gang = yield from self._attach(job, create=False)
@@ -201,7 +226,7 @@ class MemoryGangs:
         if gang is None or len(gang.gone) < job.num_workers:
             for node_id in dict.fromkeys(job.nodes):
                 yield from self._confirm_gone(job, node_id)
-        self._post([ev.GangReleased(job_id=job.id, at=self._cluster.now(), gang=job.gang)])
+        self._post([ev.GangReleased(job_id=job.id, at=self._now(), gang=job.gang)])
 
     def _flush(self, job: Job) -> Steps:
         """Write the newest snapshot to storage before the actors that hold it end."""
@@ -259,7 +284,8 @@ class MemoryGangs:
             case NoAnswerError():
                 self._cluster.agenda.after(_RETRY_SECONDS, partial(self._follow, gang, attempt, actor))
             case StaleAttemptError():
-                pass
+                restored = GangLostError(RecordRestored(rank=actor.rank))
+                self._lost(actor.job_id, gang.number, attempt, len(gang.actors), restored)
             case (reached, news):
                 self._report(actor.job_id, gang, attempt, actor.rank, news)
                 if gang.cursors.get(actor.rank, 0) == cursor:  # ignore a repeated answer
@@ -275,14 +301,14 @@ class MemoryGangs:
                 gang.started[rank] = event.pid
                 if len(gang.started) == len(gang.actors):
                     pids = tuple(gang.started[r] for r in range(len(gang.actors)))
-                    facts.append(ev.AttemptRunning(job_id=job_id, at=event.at, attempt=attempt, pids=pids))
+                    facts.append(ev.AttemptRunning(job_id=job_id, at=self._now(), attempt=attempt, pids=pids))
             elif event.kind == "exited":
                 facts += self._snapshot(job_id, gang)
-                facts.append(exited(job_id, attempt, rank, event))
+                facts.append(exited(job_id, attempt, rank, event, at=self._now()))
             else:
                 gang.gone.add(rank)
                 if len(gang.gone) == len(gang.actors):
-                    facts.append(ev.AttemptGone(job_id=job_id, at=self._cluster.now(), attempt=attempt))
+                    facts.append(ev.AttemptGone(job_id=job_id, at=self._now(), attempt=attempt))
         if facts:
             self._post(facts)
 

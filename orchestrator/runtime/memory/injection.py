@@ -149,3 +149,14 @@ def _(_fault: f.DiskFreed, cluster: MemoryCluster) -> None:
 @_inject.register(f.CheckpointBroken)
 def _(fault: f.CheckpointBroken, cluster: MemoryCluster) -> None:
     cluster.checkpoints.break_newest(JobId(fault.job))
+
+
+@_inject.register(f.ClockSteps)
+def _(fault: f.ClockSteps, cluster: MemoryCluster) -> None:
+    cluster.wall_ahead += fault.seconds
+
+
+@_inject.register(f.ClockSkew)
+def _(fault: f.ClockSkew, cluster: MemoryCluster) -> None:
+    if fault.node in cluster.nodes:
+        cluster.nodes[fault.node].clock_ahead = fault.seconds

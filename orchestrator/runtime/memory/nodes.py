@@ -33,12 +33,16 @@ class Hold:
 
 @dataclass(slots=True)
 class MemoryNode:
-    """A node; ``node`` is the scheduler's initial view, ``slow`` the extra delay of each message, in seconds."""
+    """A node; ``node`` is the scheduler's initial view, ``slow`` the extra delay of each message, in seconds.
+
+    By ``clock_ahead`` seconds its clock is ahead of the cluster's time.
+    """
 
     node: Node
     alive: bool = True
     silent: bool = False
     slow: float = 0.0
+    clock_ahead: float = 0.0
     died_at: float = 0.0
     lost: set[int] = field(default_factory=set)
     held: dict[Holder, Hold] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orchestrator.core import events
+from orchestrator.core.states import EndOrder
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.checkpoints import Saved
 from orchestrator.runtime.memory.faults import Exit
@@ -103,11 +104,11 @@ class MemoryActor:
         self.process = self.processes.start(self)
         self.report(kind="started", pid=self.process.pid)
 
-    def stop(self, attempt: int, deadline: float) -> None:
-        """Send SIGTERM now, SIGKILL at wall time ``deadline``."""
+    def stop(self, attempt: int, grace_seconds: float) -> None:
+        """Send SIGTERM now, SIGKILL after the grace."""
         self._call_off(attempt)
         if self.process is not None:
-            self.process.stop(deadline)
+            self.process.stop(grace_seconds)
 
     def kill(self, attempt: int) -> None:
         """Send SIGKILL to the whole tree now."""
@@ -146,9 +147,14 @@ class MemoryActor:
 
     # -- events
 
+    @property
+    def clock(self) -> float:
+        """The time by the clock of its node."""
+        return self.agenda.now + self.node.clock_ahead
+
     def report(self, **fields: Any) -> None:
         """Number an event and answer the waiting polls."""
-        self.add(RankEvent(number=len(self.events) + 1, at=self.agenda.now, **fields))
+        self.add(RankEvent(number=len(self.events) + 1, at=self.clock, **fields))
 
     def add(self, news: News) -> None:
         """Keep an event or checkpoint, and answer the waiting polls."""
@@ -186,21 +192,23 @@ class Process:
     began: float = 0.0
     """Seconds into its script at which it began."""
     hangs: bool = False
-    ordered: bool = False
-    """Its end was ordered."""
+    ordered: EndOrder | None = None
+    """The last order to end it."""
     stop_seen_at: float | None = None
     stop_scope: StopScope | None = None
     ended_as: Exit | None = None
 
-    def stop(self, deadline: float) -> None:
-        """Send SIGTERM now, SIGKILL at ``deadline``; a second stop can only shorten the deadline."""
-        agenda = self.processes.agenda
-        agenda.at(deadline, self.kill)
+    def stop(self, grace_seconds: float) -> None:
+        """Send SIGTERM now, SIGKILL after the grace; a second stop can only shorten it."""
+        if self.alive:
+            self.ordered = EndOrder.STOP
+        self.processes.agenda.after(grace_seconds, partial(self.kill, EndOrder.STOP_DEADLINE))
         self.terminate()
 
-    def kill(self) -> None:
+    def kill(self, order: EndOrder = EndOrder.KILL) -> None:
         """Send SIGKILL to the whole tree, as ordered."""
-        self.ordered = True
+        if self.alive:
+            self.ordered = order
         self.end(Exit(signal=9))
 
     def terminate(self, *, exit_code: int | None = None, scope: StopScope | None = None) -> None:
@@ -208,7 +216,7 @@ class Process:
         takes = self.script.stop_takes
         if not self.alive or self.hangs or takes is None or self.stop_seen_at is not None:
             return
-        self.stop_seen_at, self.stop_scope = self.processes.agenda.now, scope
+        self.stop_seen_at, self.stop_scope = self.actor.clock, scope
         code = self.script.stop_exit_code if exit_code is None else exit_code
         self.processes.agenda.after(takes, partial(self.end, Exit(code=code)))
 
@@ -237,6 +245,8 @@ class Processes:
     """Exit records by job, then attempt and rank, of processes that ended by themselves."""
     started: Counter[JobId] = field(default_factory=Counter)
     """How many processes were ever started, by job."""
+    latest: dict[JobId, int] = field(default_factory=dict)
+    """The highest attempt that was started, by job."""
     _running: dict[JobId, dict[int, Process]] = field(default_factory=dict)
     _pids: int = _FIRST_PID
 
@@ -251,6 +261,7 @@ class Processes:
             )
         self._pids += 1
         self.started[actor.job_id] += 1
+        self.latest[actor.job_id] = max(self.latest.get(actor.job_id, 0), actor.attempt)
         process = Process(
             pid=self._pids,
             job_id=actor.job_id,
@@ -291,9 +302,9 @@ class Processes:
         if not running:
             del self._running[process.job_id]
         if process.actor.dead is None:
-            number, now = len(process.actor.events) + 1, self.agenda.now
+            number, now = len(process.actor.events) + 1, process.actor.clock
             event = RankEvent(number=number, kind="exited", at=now, exit=_exit(process, how, now))
-            if not process.ordered:
+            if process.ordered is None:
                 self.records.setdefault(process.job_id, {})[process.attempt, process.rank] = event
             process.actor.add(event)
             process.actor.report(kind="gone")
@@ -313,4 +324,5 @@ def _exit(process: Process, how: Exit, at: float) -> events.Exit:
         stop_scope=process.stop_scope,
         last_step=how.last_step,
         total_steps=how.total_steps,
+        ordered=process.ordered,
     )

@@ -161,11 +161,11 @@ class RankSupervisor:
     async def stop(self, attempt: int, grace_seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL to the whole tree after the grace; ``gone`` follows as an event."""
         await self._call_off(attempt)
-        self._progress.request_stop()
         if self._process is not None:
             self._process.stop(max(grace_seconds, 0.0))
             if self.sessions.interactive:
                 self._process.hang_up()
+        self._progress.request_stop()  # last: the keeper must know of the order before the rank can end because of it
 
     async def kill(self, attempt: int) -> None:
         """Send SIGKILL to the whole tree now; ``gone`` follows as an event."""

@@ -7,6 +7,7 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.clock import ClockReading
 from orchestrator.core.states import JobState
 from orchestrator.store.errors import AmbiguousJobError, JobNotFoundError, NamedByOthersError
 from orchestrator.store.port import (
@@ -104,6 +105,11 @@ class Reader:
         """Return the number of jobs by state, every state present."""
         found = dict(self._connection.execute(STATEMENTS["count_states"]).fetchall())
         return {state: found.get(state.value, 0) for state in JobState}
+
+    def clock(self) -> ClockReading | None:
+        """Return the newest reading of the daemon's clock."""
+        row = self._connection.execute(STATEMENTS["clock"]).fetchone()
+        return None if row is None else ClockReading(*row)
 
     def places(self) -> list[StoredPlace]:
         """Return every restriction of a node or a GPU."""

@@ -152,6 +152,19 @@ DELETE FROM notices WHERE number = ?;
 -- It could not be told: again later.
 UPDATE notices SET attempts = attempts + 1, next_at = ? WHERE number = ?;
 
+-- name: move_notices
+-- The daemon's clock has moved, and what is due by it.
+UPDATE notices SET next_at = next_at + ?;
+
+-- name: clock
+-- The newest reading of the daemon's clock.
+SELECT boot, elapsed, at FROM clock;
+
+-- name: put_clock
+-- A newer one.
+INSERT INTO clock (one, boot, elapsed, at) VALUES (1, ?, ?, ?)
+ON CONFLICT (one) DO UPDATE SET boot = excluded.boot, elapsed = excluded.elapsed, at = excluded.at;
+
 -- name: all_places
 -- What is held against nodes and GPUs.
 SELECT kind, name, body FROM places ORDER BY kind, name;

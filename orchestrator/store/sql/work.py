@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Collection, Sequence
 
+    from orchestrator.clock import ClockReading
     from orchestrator.core import events as ev
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -78,16 +79,20 @@ def _insert(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job:
 
 
 class Append:
-    """Write the changes of some jobs: their events, and the records folded from these."""
+    """Write the changes of some jobs: their events, and the records folded from these; and a reading of the clock, ``moved`` since the last."""
 
     essential = True
     shrinks = False
 
-    def __init__(self, batch: Sequence[JobChanges]) -> None:
-        self._batch = batch
+    def __init__(self, batch: Sequence[JobChanges], clock: ClockReading | None = None, moved: float = 0.0) -> None:
+        self._batch, self._clock, self._moved = batch, clock, moved
 
     def __call__(self, connection: sqlite3.Connection) -> None:
         """Write the changes; already stored ones are left as they are."""
+        if self._clock is not None:
+            if self._moved:
+                connection.execute(STATEMENTS["move_notices"], (self._moved,))
+            connection.execute(STATEMENTS["put_clock"], (self._clock.boot, self._clock.elapsed, self._clock.at))
         for of_job in self._batch:
             if not _write_record(connection, of_job):
                 continue

@@ -15,7 +15,7 @@ from orchestrator.core.facts import findings
 from orchestrator.core.facts.codec import FACTS as FACTS_BY_KIND
 from orchestrator.core.facts.fact import Fact
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.states import FailureClass, JobState, StopPurpose, StopScope
+from orchestrator.core.states import EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from tests.unit.core.builders import ID, T0, make_spec, pending, submission
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ exits = st.builds(
     stop_scope=st.sampled_from([None, *StopScope]),
     last_step=st.none() | st.integers(0, 10),
     total_steps=st.none() | st.integers(0, 10),
+    ordered=st.sampled_from([None, *EndOrder]),
 )
 common = {"job_id": st.just(ID), "at": times, "cause": text}
 
@@ -143,6 +144,10 @@ FACTS: dict[type[ev.Event], st.SearchStrategy[ev.Event]] = {
     ev.FirstStep: st.builds(
         ev.FirstStep, **common, attempt=st.integers(0, 3), step=steps, step_at=times, steps_lost=steps
     ),
+    ev.ClockStepped: st.builds(
+        ev.ClockStepped, **common, seconds=st.floats(-90_000, 90_000), unmeasured=st.floats(0, 90_000)
+    ),
+    ev.LaterAttemptsFound: st.builds(ev.LaterAttemptsFound, **common, attempt=numbers, gang=numbers),
     ev.JobUpdated: st.builds(ev.JobUpdated, **common, by=text, priority=st.integers(0, 100)),
     ev.JobNoted: st.builds(ev.JobNoted, **common, note=known_facts, degraded=st.none() | st.booleans()),
 }

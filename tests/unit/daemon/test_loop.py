@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import structlog
@@ -38,10 +38,10 @@ class SlowDisk(MemoryStore):
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def append(self, changes: Sequence[Change]) -> None:
+    async def append(self, changes: Sequence[Change], **clock: Any) -> None:
         self.asked.set()
         await self.go_on.wait()
-        await super().append(changes)
+        await super().append(changes, **clock)
 
 
 class Daemon:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.clock import ClockReading
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import Change
@@ -525,6 +526,18 @@ class TestNotices:
         assert first == 0.0
         run(write(store, [finished(run(store.job(ID)), JobState.CANCELLED)]))
         assert len(run(store.due_notices(T0, 10))[0]) == 1, "nobody asked for CANCELLED"
+
+    def test_notices_move_with_the_clock_and_its_reading(self, store: Store, run: Run) -> None:
+        assert run(store.clock()) is None
+        run(store.submit(submission(make_spec(notify=(NotifySpec(url="http://a/x", on=("PENDING",)),)))))
+        ((found,), _) = run(store.due_notices(T0, 10))
+        run(store.settle_notice(found.number, again_at=T0 + 60))
+        reading = ClockReading("a boot", 5.0, T0 - 3600)
+        run(store.append((), clock=reading, moved=-3600.0))
+        assert run(store.clock()) == reading
+        assert run(store.due_notices(T0 - 3600, 10)) == ([], T0 - 3540)
+        run(store.append((), clock=ClockReading("a boot", 6.0, T0 - 3599)))
+        assert run(store.due_notices(T0 - 3600, 10)) == ([], T0 - 3540), "only a move moves them"
 
     def test_a_notice_waits_until_its_time_and_goes_when_it_is_told(self, store: Store, run: Run) -> None:
         hook = NotifySpec(url="http://a/x", on=("PENDING",))

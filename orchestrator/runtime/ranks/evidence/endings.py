@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.conformance import is_count, is_time
-from orchestrator.core.states import StopScope
+from orchestrator.core.states import EndOrder, StopScope
 
 if TYPE_CHECKING:
     from orchestrator.runtime.spawn.lifeline import Ending, Exited, ExitRecord
@@ -30,6 +30,16 @@ class StopFacts:
     stop_scope: StopScope | None = None
     last_step: int | None = None
     total_steps: int | None = None
+
+
+def order_of(cause: str | None) -> EndOrder | None:
+    """Return the order that preceded the end, as the keeper recorded it; None: the process ended by itself.
+
+    A cause that no keeper writes counts as an order: an end that may have been ordered is no success.
+    """
+    if cause is None:
+        return None
+    return EndOrder(cause) if cause in set(EndOrder) else EndOrder.KILL
 
 
 def was_killed(end: Exited | ExitRecord) -> bool:

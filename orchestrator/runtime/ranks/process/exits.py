@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.ranks.evidence.endings import StopFacts, stop_facts, was_killed
+from orchestrator.runtime.ranks.evidence.endings import StopFacts, order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
 from orchestrator.runtime.ranks.evidence.port_holder import port_evidence
 from orchestrator.runtime.ranks.output.log_policies import match_policies
@@ -85,6 +85,7 @@ class ExitTeller:
             last_step=stop.last_step,
             total_steps=stop.total_steps,
             memory=use,
+            ordered=order_of(event.cause),
         )
         self._log.add(kind="exited", at=event.at, exit=await self._with_port(end))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,21 @@ from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.advance import FOLLOWING_SECONDS, Step, advance
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks, ReleaseGang, StopRanks, desired_effect
 from orchestrator.core.sentences import sentence
-from orchestrator.core.states import AttemptState, JobState, StopPurpose, StopScope
+from orchestrator.core.states import AttemptState, EndOrder, JobState, StopPurpose, StopScope
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
-from tests.unit.core.builders import T0, after, exited, gone, lost, make_spec, pending, running, starting, stop
+from tests.unit.core.builders import (
+    T0,
+    after,
+    exited,
+    gone,
+    lost,
+    make_spec,
+    pending,
+    released,
+    running,
+    starting,
+    stop,
+)
 
 LEFT_AT = T0 + 10
 LEFT: dict[str, Any] = {
@@ -113,3 +126,37 @@ def test_it_is_stored(job: Job) -> None:
     assert isinstance(leaving.phase, Leaving)
     assert job_from_dict(job_to_dict(leaving)) == leaving
     assert "asked_until" not in job_to_dict(job) or job_to_dict(job)["asked_until"] is None
+
+
+@pytest.mark.parametrize("skew", [-90_000.0, -1.9, -0.5, 0.0, 0.5, 90_000.0])
+@pytest.mark.parametrize("purpose", [StopPurpose.PAUSE, StopPurpose.CANCEL, StopPurpose.PREEMPT])
+def test_whether_a_rank_ended_because_of_a_stop_is_a_fact_and_no_comparison_of_clocks(
+    purpose: StopPurpose, skew: float
+) -> None:
+    job = running(pending(make_spec(workers=1)))
+    job = after(job, stop(job, purpose, at=T0 + 20))
+    end = {"exit_code": 0, "at": T0 + 20.8 + skew}
+    asked = after(job, exited(job, **end, ordered=EndOrder.STOP), gone(job), released(job))
+    (event,) = advance(asked, T0 + 25).events
+    assert not isinstance(event, ev.AttemptSucceeded)
+    assert after(asked, event).state is not JobState.SUCCEEDED
+    by_itself = after(job, exited(job, **end), gone(job))
+    (event,) = advance(by_itself, T0 + 25).events
+    assert isinstance(event, ev.AttemptSucceeded)
+
+
+@pytest.mark.parametrize("order", list(EndOrder))
+def test_no_order_makes_a_success(order: EndOrder) -> None:
+    job = running(pending(make_spec(workers=1)))
+    job = after(job, stop(job, StopPurpose.PAUSE), exited(job, exit_code=0, ordered=order), gone(job), released(job))
+    (event,) = advance(job, T0 + 25).events
+    assert isinstance(event, ev.JobSuspended)
+
+
+@pytest.mark.parametrize("skew", [-90_000.0, 90_000.0])
+def test_a_wait_after_an_end_counts_from_when_the_daemon_learnt_of_it(skew: float) -> None:
+    up = running(pending(make_spec(workers=2)))
+    end = exited(up, rank=1, **{**LEFT, "at": LEFT_AT + skew})
+    job = after(up, replace(end, at=LEFT_AT))
+    assert job.exits[0].at == LEFT_AT + skew
+    assert advance(job, ASKED_AT - 1) == Step(wake_at=ASKED_AT)

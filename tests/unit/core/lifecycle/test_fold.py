@@ -53,7 +53,7 @@ def test_folding_an_event_twice_changes_nothing(job: Job, event: ev.Event) -> No
         once = fold(job, event)
     except CoreError:
         return
-    assert fold(once, event) is once
+    assert fold(once, event) is once or isinstance(event, ev.ClockStepped), "only the loop writes it, with the clock"
 
 
 @settings(max_examples=60, deadline=None)

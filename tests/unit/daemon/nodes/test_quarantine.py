@@ -63,6 +63,14 @@ def test_it_is_avoided_and_shown_with_the_reason() -> None:
     )
 
 
+def test_a_clock_that_was_set_back_does_not_prolong_the_quarantine() -> None:
+    cluster = Cluster()
+    cluster.strike(3)
+    cluster.now -= 90_000.0
+    assert cluster.look()
+    assert cluster.quarantined() == ""
+
+
 def test_its_health_is_looked_at_in_time_and_a_good_one_is_trusted() -> None:
     cluster = Cluster()
     cluster.strike(3)

@@ -15,14 +15,15 @@ from pathlib import Path
 import pytest
 import structlog
 
+from orchestrator.clock import ClockReading
 from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.states import JobState
-from orchestrator.daemon.notify.notifier import LONGEST_DELAY_SECONDS, Notifier, delay_seconds
+from orchestrator.daemon.notify.notifier import LONGEST_DELAY_SECONDS, MOST_TRIES, Notifier, delay_seconds
 from orchestrator.daemon.notify.webhook import HookError, post, signing_key
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.sqlite import SqliteStore
-from tests.unit.core.builders import ID, finished, make_spec, submission
+from tests.unit.core.builders import ID, T0, finished, make_spec, submission
 from tests.unit.store.lives import write
 
 
@@ -191,3 +192,19 @@ def test_delays_double_up_to_an_hour_with_a_jitter_of_their_own() -> None:
     assert 1.8 <= delay_seconds(1, 0) <= 2.0
     assert 0.9 * LONGEST_DELAY_SECONDS <= delay_seconds(1, 99) <= LONGEST_DELAY_SECONDS
     assert delay_seconds(1, 3) == delay_seconds(1, 3) != delay_seconds(2, 3)
+
+
+def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: Path, hook: Hook) -> None:
+    async def case(store: SqliteStore, notifier: Notifier) -> None:
+        await submit_and_end(store, hook.url)
+        hook.script = [503] * MOST_TRIES
+        for left in range(MOST_TRIES, 0, -1):
+            ((found,), _) = await store.due_notices(time.time() + 1e9, 10)
+            assert found.attempts == MOST_TRIES - left
+            reading = ClockReading("boot", 1.0, T0)
+            await store.append((), clock=reading, moved=-1e9)  # due now, as after a step of the clock by decades
+            await notifier.send_due()
+        assert await store.due_notices(time.time() + 1e9, 10) == ([], None)
+
+    run(tmp_path, case)
+    assert len(hook.came) == MOST_TRIES

@@ -6,8 +6,9 @@ import pytest
 from ray import exceptions
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
-from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost
+from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.gangs.errors import as_lost, is_away
+from orchestrator.runtime.ranks.fence import StaleAttemptError
 
 
 def died(why: str) -> exceptions.ActorDiedError:
@@ -33,6 +34,14 @@ def test_what_cannot_be_made_loses_the_gang() -> None:
     assert nowhere is not None
     assert isinstance(nowhere.cause, ActorNotPlaced)
     assert nowhere.cause.rank == 2
+
+
+def test_an_actor_that_is_ahead_of_the_record_loses_the_gang() -> None:
+    ahead = as_lost(1, StaleAttemptError("attempt 1 was replaced by 3"))
+    assert ahead is not None
+    assert (ahead.cause, ahead.node_lost) == (RecordRestored(rank=1), False)
+    through_ray = exceptions.RayTaskError("serve", "", StaleAttemptError("attempt 1 was replaced by 3"))
+    assert as_lost(1, through_ray.as_instanceof_cause()) is not None
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("reset"), RuntimeError("?")])

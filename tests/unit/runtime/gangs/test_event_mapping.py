@@ -13,9 +13,11 @@ from orchestrator.checkpoint.errors import NOT_FAILING
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.repository.status import PersisterStatus
 from orchestrator.core import events as ev
+from orchestrator.core.facts.gangs import ActorLost, RecordRestored
 from orchestrator.core.facts.notes import SaveFailed
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
+from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, saves_fail_of, seats_of
 from orchestrator.runtime.gangs.reports import usable_event
 from orchestrator.runtime.ranks.actor import RankGreeting
@@ -25,6 +27,7 @@ from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.support.nodes import node_report
 
 JOB = JobId("train-aaaaaa")
+LOST = GangLostError(ActorLost(rank=0))
 
 
 def greeting(node_id: str, *gpu_ids: str) -> RankGreeting:
@@ -45,12 +48,12 @@ def test_a_seat_on_a_node_that_has_not_reported_has_what_its_actor_knows() -> No
 
 def test_an_exit_is_told_as_it_was() -> None:
     end = ev.Exit(rank=7, at=5.0, exit_code=1, signal=None, error_type="ValueError", log_tail=("a",))
-    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0, exit=end))
-    assert (fact.attempt, fact.at, fact.exit) == (3, 5.0, replace(end, rank=1)), "which rank it is, the daemon knows"
+    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0, exit=end), at=6.0)
+    assert (fact.attempt, fact.at, fact.exit) == (3, 6.0, replace(end, rank=1)), "which rank it is, the daemon knows"
 
 
 def test_an_exit_that_an_actor_tells_without_its_end_is_an_exit() -> None:
-    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0))
+    fact = exited(JOB, 3, 1, RankEvent(number=2, kind="exited", at=5.0), at=6.0)
     assert fact.exit == ev.Exit(rank=1, at=5.0, exit_code=None, signal=None)
 
 
@@ -75,13 +78,19 @@ def test_last_words_are_the_exits_that_nobody_ordered(tmp_path: Path) -> None:
     record(paths, 1, signal=9, cause="lifeline")  # killed because its actor died
     error = {"type": "ValueError", "message": "boo", "traceback": "", "at": 8.5}
     record(paths, 3, exit_code=1, error=error)
-    words = last_words(paths, JOB, 1, 4)
+    words = last_words(paths, JOB, 1, 4, LOST)
     assert [(w.exit.rank, w.exit.signal, w.exit.exit_code) for w in words if isinstance(w, ev.RankExited)] == [
         (0, 11, None),
         (3, None, 1),
     ]
     assert isinstance(words[1], ev.RankExited)
-    assert (words[1].at, words[1].exit.error_type, words[1].exit.error_at) == (9.0, "ValueError", 8.5)
+    assert (words[1].exit.at, words[1].exit.error_type, words[1].exit.error_at) == (9.0, "ValueError", 8.5)
+
+
+def test_ends_that_the_restored_record_has_yet_to_follow_are_no_news(tmp_path: Path) -> None:
+    paths = Paths(home=tmp_path, socket=tmp_path / "s")
+    record(paths, 0, signal=11)
+    assert last_words(paths, JOB, 1, 1, GangLostError(RecordRestored(attempt=3))) == []
 
 
 def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
@@ -90,7 +99,7 @@ def test_last_words_tell_that_a_rank_was_asked_to_stop(tmp_path: Path) -> None:
     record(paths, 1, signal=9, cause="lifeline", keeper_terminated_at=7.0)  # killed with its actor, in the shutdown
     record(paths, 2, signal=9, cause="stop_deadline", stop_seen_at=8.0)  # orch requested the stop
     record(paths, 3, exit_code=0)  # of a keeper that recorded none of this
-    words = [w.exit for w in last_words(paths, JOB, 1, 4) if isinstance(w, ev.RankExited)]
+    words = [w.exit for w in last_words(paths, JOB, 1, 4, LOST) if isinstance(w, ev.RankExited)]
     assert [(w.rank, w.exit_code, w.signal) for w in words] == [(0, 0, None), (1, None, 9), (3, 0, None)]
     told = [(w.stop_seen_at, w.stop_scope, w.last_step, w.total_steps) for w in words]
     assert told == [(7.0, StopScope.MACHINE, 11, 60), (7.0, StopScope.MACHINE, None, None), (None, None, None, None)]

@@ -51,14 +51,14 @@ def test_a_start_in_a_fresh_interpreter_is_told_once_with_its_reason(
     cold: str | None, attempt: int, rank: int, told: list[str]
 ) -> None:
     job, gang = running(pending(make_spec(workers=2, env={"MKL_CBWR": "AVX2"}))), Gang(number=1, actors=[])
-    facts = facts_of(job, gang, attempt, rank, [RankEvent(number=1, kind="started", at=1.0, pid=7, cold=cold)])
+    facts = facts_of(job, gang, attempt, rank, [RankEvent(number=1, kind="started", at=1.0, pid=7, cold=cold)], 2.0)
     notes = [fact.note for fact in facts if isinstance(fact, ev.JobNoted)]
     assert [note.said for note in notes if isinstance(note, StartedCold)] == told
 
 
 def test_a_job_that_asks_for_a_fresh_interpreter_is_not_told_of_it() -> None:
     gang, started = Gang(number=1, actors=[]), RankEvent(number=1, kind="started", at=1.0, pid=7, cold=AS_ASKED)
-    assert [type(fact) for fact in facts_of(JOB, gang, 1, 0, [started])] == [ev.AttemptRunning]
+    assert [type(fact) for fact in facts_of(JOB, gang, 1, 0, [started], 2.0)] == [ev.AttemptRunning]
 
 
 def test_what_is_asked_for_has_the_fork_servers_word() -> None:

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
+from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost
+from orchestrator.core.lifecycle.advance import advance
 from orchestrator.core.lifecycle.effects import Ensure, KillRanks
+from orchestrator.core.lifecycle.fold import fold
+from orchestrator.core.states import FailureClass
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.gangs import Gangs
+from orchestrator.runtime.gangs.reuse.origin import Origin
 from orchestrator.runtime.gangs.table import GangTable
 from orchestrator.spec.paths import Paths
-from tests.unit.core.builders import changed, make_spec, pending, running
+from tests.unit.core.builders import T0, changed, make_spec, pending, running
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from orchestrator.core.job.record import Job
@@ -32,6 +38,7 @@ class RayActors:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.slow: asyncio.Event | None = None
+        self.unknown: dict[Origin, int] = {}
 
     def find_or_create(self, job: Job, *, create: bool) -> list[Any]:
         self.asked.append(f"find create={create}")
@@ -39,6 +46,9 @@ class RayActors:
 
     def remove(self, _: Job) -> None:
         self.asked.append("remove")
+
+    def end_unknown(self, _: Collection[Job]) -> dict[Origin, int]:
+        return self.unknown
 
     def remove_parked(self) -> bool:
         self.asked.append("remove parked")
@@ -94,6 +104,9 @@ class World:
         self.did.append("kill")
         self.done.set()
 
+    async def confirm_gone(self, gangs: Mapping[Origin, int]) -> None:
+        self.did.append("confirm " + " ".join(gang.text for gang in gangs))
+
     async def bring_ends(self, _: Job) -> None:
         self.did.append("bring ends")
 
@@ -104,6 +117,35 @@ class World:
         async with asyncio.timeout(300):
             await self.done.wait()
         self.done.clear()
+
+
+@pytest.mark.parametrize("name", ["attempt-3", "attempt-0003"])
+def test_what_the_records_do_not_know_is_ended_and_told(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path)
+    paths = Paths(home=tmp_path, socket=tmp_path / "s")
+    (paths.exits(JOB.id) / name).mkdir(parents=True)
+    (paths.logs(JOB.id) / "attempt-1").mkdir(parents=True)
+    world.actors.unknown = {Origin(JOB.id, 2): 2, Origin("other-aaaaaa", 1): 1}
+    asyncio.run(world.gangs.survey([JOB]))
+    assert world.did == [f"confirm {JOB.id}-g2 other-aaaaaa-g1"]
+    (found,) = world.posted
+    assert isinstance(found, ev.LaterAttemptsFound)
+    assert (found.job_id, found.attempt, found.gang) == (JOB.id, 3, 2)
+    job = fold(JOB, found)
+    assert (job.gang_lost, job.next_attempt, job.next_gang) == (True, 4, 3)
+    assert fold(job, found) is job
+    (failed,) = advance(job, T0 + 20).events
+    assert isinstance(failed, ev.AttemptFailed)
+    assert (failed.retry, failed.failure.failure_class) == (True, FailureClass.PREEMPTION)
+
+
+def test_what_the_records_know_is_left_alone(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    paths = Paths(home=tmp_path, socket=tmp_path / "s")
+    for name in ("attempt-1", "attempt-x", "attempt-1.old", "attempt-12345678901"):
+        (paths.exits(JOB.id) / name).mkdir(parents=True)
+    asyncio.run(world.gangs.survey([JOB]))
+    assert (world.did, world.posted) == ([], [])
 
 
 def test_an_effect_is_retried_and_a_newer_one_replaces_it(tmp_path: Path) -> None:
