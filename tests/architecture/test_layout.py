@@ -43,6 +43,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
     assert {p.name for p in PACKAGE.glob("*.py")} == {
         "__init__.py",
         "catalogue.py",
+        "clock.py",
         "figures.py",
         "parts.py",
         "private_files.py",
