@@ -38,7 +38,7 @@ class World:
             on_change=lambda _: None,
             on_end=lambda _: None,
             log=LOG,
-            now=self.cluster.now,
+            clock=self.cluster.clock(),
         )
         self.gangs = MemoryGangs(self.cluster, post=self.loop.post)
         self.loop.set_nodes(self.cluster.views())
