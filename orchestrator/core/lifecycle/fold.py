@@ -324,7 +324,7 @@ def _(event: ev.GangReleased, job: Job) -> Job:
 
 @_fold.register
 def _(event: ev.GangAbandoned, job: Job) -> Job:
-    if event.gang != job.gang or not job.gang_open:
+    if not job.gang_open or event.gang != job.gang:
         return job
     # The one way to an end without a gang that is confirmed gone. It forgets how the ranks ended: whatever they did, the job
     # is cancelled, and nothing of it starts again.
