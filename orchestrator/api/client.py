@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.following import Patience
     from orchestrator.api.views import (
         ActionReply,
+        AuditEntry,
         CheckpointView,
         EventView,
         HealthView,
@@ -213,6 +214,12 @@ class Client(SubmissionQuestions):
                 return
             after, tail = page.events[-1].sequence, None
 
+    def audit(self, *, limit: int = PAGE, since: float = 0.0) -> Sequence[AuditEntry]:
+        """Return the last entries of the audit log, the oldest first."""
+        from orchestrator.api.views import AuditList
+
+        return AuditList.from_json(self._call("GET", "/audit", query={"limit": limit, "since": since})).entries
+
     def checkpoints(self, ref: str, *, verify: bool = False) -> Sequence[CheckpointView]:
         """Return the job's checkpoints, newest first; ``verify`` reads every byte."""
         from orchestrator.api.views import CheckpointList
@@ -266,9 +273,9 @@ class Client(SubmissionQuestions):
 
     # -- acting
 
-    def cancel(self, ref: str) -> ActionReply:
-        """Stop the job for good: SIGTERM, time to save, SIGKILL."""
-        return self._act(ref, "cancel")
+    def cancel(self, ref: str, *, force: bool = False) -> ActionReply:
+        """Stop the job for good: SIGTERM, time to save, SIGKILL. ``force``: SIGKILL at once; later its gang is given up."""
+        return self._act(ref, "cancel", {"force": True} if force else None)
 
     def pause(self, ref: str) -> ActionReply:
         """Stop the job and keep it; ``resume`` continues from its last checkpoint."""

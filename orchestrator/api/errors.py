@@ -266,12 +266,12 @@ class ForeignOriginError(OrchError):
 
 
 class TooManyTriesError(OrchError):
-    """Too many wrong tokens came from this address, or from all together. Wait a minute, then sign in with the right one."""
+    """Too many wrong tokens came from this address. The right one signs in at any time."""
 
     code = "too_many_tries"
     http_status = 429
     exit_code = EXIT_REFUSED
-    default_hint = "wait a minute"
+    default_hint = "the right token, in the file of `--token-file`, signs in at any time"
 
 
 class DiskFullError(OrchError):

@@ -45,10 +45,16 @@ class ServeOptions:
     read_fixed: bool = False
 
     def read_token(self) -> str:
-        """Read the token in ``token_file``; empty where there is none. Raises RefusedError for an unreadable file."""
+        """Read the token in ``token_file``; empty where there is none. Raises RefusedError for an unreadable file, or a short token."""
         if not self.token_file:
             return ""
-        return read_token(self.token_file)
+        token = read_token(self.token_file)
+        if len(token) < token_file.SHORTEST:
+            raise RefusedError(
+                f"the token in {self.token_file} has {len(token)} characters; one of fewer than {token_file.SHORTEST} can be guessed",
+                hint=_HOW_TO_MAKE_ONE,
+            )
+        return token
 
 
 def read_token(path: str) -> str:

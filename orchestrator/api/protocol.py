@@ -18,6 +18,9 @@ MAX_PAGE = 10_000
 MAX_SEQUENCE = 2**53
 """No job has as many events; JSON numbers are exact up to here."""
 
+MAX_NUMBER = 2**31 - 1
+"""Largest rank, attempt or signal in a request."""
+
 MAX_YAML_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_TOGETHER = 256

@@ -157,7 +157,8 @@ class ActionRequest:
     """An action and its details.
 
     ``priority`` for update; for rerun, ``from_checkpoint`` (start from the old job's last checkpoint), ``overrides``,
-    ``key.path=value`` texts, and ``failed`` (rerun only the failed combinations).
+    ``key.path=value`` texts, and ``failed`` (rerun only the failed combinations). ``force`` for cancel, by the daemon's
+    owner: do not wait for a confirmed end.
     """
 
     verb: Verb
@@ -165,6 +166,7 @@ class ActionRequest:
     from_checkpoint: bool = False
     overrides: tuple[str, ...] = ()
     failed: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -428,6 +428,28 @@ class PlanReply(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry(View):
+    """A request that changed something or was to. ``source`` is the channel, and the process or address; ``result`` is ok or an error's code."""
+
+    at: float
+    user: str
+    uid: int | None
+    source: str
+    action: str
+    job: str
+    result: str
+    status: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditList(View):
+    """The last entries of the audit log, the oldest first."""
+
+    entries: tuple[AuditEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ActionReply(View):
     """Result of an action. ``job_id`` is the job, the new one of ``rerun``, or a matrix's id with its ``job_ids``."""
 
@@ -480,6 +502,7 @@ NESTED.update(
             "matrix": MatrixCellView,
         },
         JobList: {"jobs": JobView},
+        AuditList: {"entries": AuditEntry},
         EventList: {"events": EventView},
         CheckpointList: {"checkpoints": CheckpointView},
         NodeList: {"nodes": NodeView},

@@ -262,6 +262,15 @@ class GangReleased(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GangAbandoned(Event):
+    """The daemon's owner gives up a gang whose end nothing confirms: its job is cancelled, whatever its ranks have done."""
+
+    kind: ClassVar[str] = "gang_abandoned"
+    gang: int
+    by: Fact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested(Event):
     """The job must stop: SIGTERM now, SIGKILL at ``deadline``."""
 
@@ -410,6 +419,7 @@ EVENTS: Mapping[str, type[Event]] = {
         AttemptSucceeded,
         AttemptGone,
         GangReleased,
+        GangAbandoned,
         StopRequested,
         JobRequeued,
         JobSuspended,

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.api.server.audit import AuditLog
 from orchestrator.daemon.curves.desk import CurveDesk
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
@@ -89,6 +90,7 @@ class Parts:
     background: Background
     endpoints: Endpoints
     pools: Pools
+    audit: AuditLog
     close: Callable[[], None]
     log: FilteringBoundLogger
 
@@ -259,6 +261,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         estimates=desk,
         post=loop.post,
         changes=ground.changes,
+        pool=ground.pools.records,
         log=log,
     )
     tidying = Tidying(ground.store, settings.paths, runtime.cluster.site.namespace, log)
@@ -312,6 +315,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         background=ground.background,
         endpoints=ground.endpoints,
         pools=ground.pools,
+        audit=AuditLog(ground.settings.paths.audit, ground.pools.audit, ground.problems),
         close=ground.store.close,
         log=ground.log,
     )
@@ -395,7 +399,7 @@ def _service(
         reader=reader,
         inspection=RankInspection(reader.record, runtime.calls),
         sessions=JobSessions(reader.record, runtime.calls, ground.log),
-        desks=desks_of(loop, store, settings, ground.pools.outputs, reader, actions, jobs.observers.searches),
+        desks=desks_of(loop, store, settings, ground.pools, reader, actions, jobs.observers.searches),
         curves=CurveDesk(settings.paths, ground.pools.records),
         actions=actions,
         pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),

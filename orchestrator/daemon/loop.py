@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.clock import CLOCK
 from orchestrator.core.conformance import misfits
 from orchestrator.core.errors import CoreError
-from orchestrator.core.events import ClockStepped, JobNoted
+from orchestrator.core.events import ClockStepped, GangAbandoned, JobNoted
 from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
@@ -345,8 +345,11 @@ class Loop:
     def _publish(self, batch: Sequence[Change]) -> None:
         """Publish what a round has written, and order the required effects, those in progress again."""
         before: dict[JobId, Job] = {}
+        abandoned: list[Job] = []
         for change in batch:
             before.setdefault(change.after.id, change.before)
+            if isinstance(change.event, GangAbandoned):
+                abandoned.append(change.before)
         for job_id, was in before.items():
             self._log_transition(was, self.jobs[job_id])
             self._on_change(self.jobs[job_id])
@@ -361,6 +364,10 @@ class Loop:
                 self._on_end(job)
             elif runtime is not None:
                 runtime.apply(job, desired_effect(job))
+        for job in abandoned:
+            self._log.warning("job.gang_abandoned", job=job.id, gang=job.gang, nodes=sorted(set(job.nodes)))
+            if runtime is not None:
+                runtime.abandon(job)
 
     def _log_transition(self, before: Job, job: Job) -> None:
         if before.state is not job.state:

@@ -34,6 +34,10 @@ class GangRuntime(Protocol):
         """
         ...
 
+    def abandon(self, job: Job) -> None:
+        """Go on ending the gang of a job whose record was ended by force; ``job`` is the record before. Posts nothing."""
+        ...
+
     def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         ...

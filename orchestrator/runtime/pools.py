@@ -2,44 +2,90 @@
 
 A thread that reads from a filesystem that does not answer is lost until it does. With a pool per purpose that delays,
 for example, only the reading of logs; and the daemon reports it (``problem``). The store has its own threads.
+What ends jobs (``outputs``, ``starts``) shares no pool with what answers requests.
+
+Pools of requests are fair: each user has at most some of the threads, and users take turns. ``working_for`` says for
+whom a task works. When a request is cancelled its call is removed from the queue, or, where it runs, is told so: a long
+read then ends at its next look (``abandoned.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orchestrator.abandoned import abandonable
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STUCK_SECONDS: Final = 30.0
 
 T = TypeVar("T")
 
+_user: ContextVar[int | None] = ContextVar("user", default=None)
+
+
+@contextmanager
+def working_for(uid: int | None) -> Iterator[None]:
+    """Let this task's calls count as those of a user; None: of the daemon itself."""
+    token = _user.set(uid)
+    try:
+        yield
+    finally:
+        _user.reset(token)
+
 
 class Pool:
-    """Runs at most ``threads`` calls at once; others wait. ``clock`` gives monotonic seconds."""
+    """Runs at most ``threads`` calls at once, and at most ``each`` of one user; others wait, and users take turns.
 
-    def __init__(self, name: str, threads: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    ``clock`` gives monotonic seconds.
+    """
+
+    def __init__(
+        self, name: str, threads: int, each: int | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name = name
         self._threads = threads
+        self._each = threads if each is None else each
         self._clock = clock
         self._executor = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=f"orch-{name.partition(' ')[0]}")
         self._running: dict[object, float] = {}
+        self._active: dict[int | None, int] = {}
+        """Threads that each user has; one counts until its call ends, even if the request was cancelled before."""
+        self._waiting: OrderedDict[int | None, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Call the function in a thread of this pool and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, function, args)
+        user = _user.get()
+        await self._turn(user)
+        given_up = threading.Event()
+        try:
+            call = asyncio.get_running_loop().run_in_executor(self._executor, self._timed, given_up, function, args)
+        except BaseException:
+            self._release(user)
+            raise
+        call.add_done_callback(lambda ended: self._ended(user, ended))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
 
     def problem(self) -> str:
-        """Return why calls wait, once every thread has been in one call for STUCK_SECONDS; empty otherwise."""
+        """Return why calls wait, once calls have taken all threads that one user may have for STUCK_SECONDS; empty otherwise."""
         now = self._clock()
-        seconds = sorted(now - began for began in list(self._running.values()))
-        if len(seconds) < self._threads or seconds[0] < STUCK_SECONDS:
+        stuck = [seconds for began in list(self._running.values()) if (seconds := now - began) >= STUCK_SECONDS]
+        if len(stuck) < self._each:
             return ""
-        return f"all {self._threads} threads for {self._name} have been waiting for a file for {seconds[0]:.0f} s or longer"
+        which = "all" if len(stuck) == self._threads else f"{len(stuck)} of"
+        return f"{which} {self._threads} threads for {self._name} have been waiting for a file for {min(stuck):.0f} s or longer"
 
     @property
     def busy(self) -> bool:
@@ -50,81 +96,97 @@ class Pool:
         """Accept no more calls. Does not wait for those in progress: they may never return."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _timed(self, function: Callable[..., T], args: tuple[object, ...]) -> T:
+    async def _turn(self, user: int | None) -> None:
+        """Wait for a thread; on return the user has it."""
+        if not self._waiting and self._may_start(user):
+            self._active[user] = self._active.get(user, 0) + 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(user, deque()).append(turn)
+        self._start_waiting()  # those who wait may all have their share
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._release(user)
+            elif turn in (queue := self._waiting.get(user, deque())):
+                queue.remove(turn)
+                if not queue:
+                    del self._waiting[user]
+            raise
+
+    def _may_start(self, user: int | None) -> bool:
+        return sum(self._active.values()) < self._threads and self._active.get(user, 0) < self._each
+
+    def _start_waiting(self) -> None:
+        """Give free threads to those who wait: one call of each user, then the next of each."""
+        while ready := [user for user in self._waiting if self._may_start(user)]:
+            queue = self._waiting.pop(ready[0])
+            turn = queue.popleft()
+            if queue:
+                self._waiting[ready[0]] = queue  # at the end: the others come first
+            if not turn.done():
+                self._active[ready[0]] = self._active.get(ready[0], 0) + 1
+                turn.set_result(None)
+
+    def _release(self, user: int | None) -> None:
+        self._active[user] -= 1
+        if not self._active[user]:
+            del self._active[user]
+        self._start_waiting()
+
+    def _ended(self, user: int | None, call: asyncio.Future[T]) -> None:
+        self._release(user)
+        if not call.cancelled():
+            call.exception()  # after a cancelled request nothing else reads it
+
+    def _timed(self, given_up: threading.Event, function: Callable[..., T], args: tuple[object, ...]) -> T:
         call = object()
         self._running[call] = self._clock()
         try:
-            return function(*args)
+            with abandonable(given_up):
+                return function(*args)
         finally:
             del self._running[call]
 
 
-class SharedPool(Pool):
-    """A pool of which each user has at most ``each`` threads at once: files that hang delay only their own user."""
-
-    def __init__(self, name: str, threads: int, each: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(name, threads, clock=clock)
-        self._each = each
-        self._turns: dict[int, asyncio.Semaphore] = {}
-
-    def of(self, uid: int) -> Share:
-        """Return the share of one user."""
-        return Share(self, self._turns.setdefault(uid, asyncio.Semaphore(self._each)))
-
-
-class Share:
-    """One user's share of a pool."""
-
-    def __init__(self, pool: Pool, turns: asyncio.Semaphore) -> None:
-        self._pool = pool
-        self._turns = turns
-
-    async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Run the call in the pool. The thread counts until the call ends, even if the request is cancelled before."""
-        await self._turns.acquire()
-        call = asyncio.ensure_future(self._pool.run(function, *args))
-        call.add_done_callback(self._ended)
-        return await asyncio.shield(call)
-
-    def _ended(self, call: asyncio.Future[T]) -> None:
-        self._turns.release()
-        if not call.cancelled():
-            call.exception()  # after a cancelled request nothing else reads it
-
-
 class Pools:
-    """The daemon's pools."""
+    """The daemon's pools: first those of requests, then those of the daemon's own work."""
 
     def __init__(self) -> None:
-        self.logs = Pool("logs", 4)
-        self.checkpoints = Pool("checkpoints", 2)
-        self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
-        self.outputs = Pool("outputs", 2)
-        self.records = Pool("records of metrics and GPUs", 2)
-        self.submissions = SharedPool("submissions", 8, each=3)
+        self.logs = Pool("logs", 8, each=4)
+        self.checkpoints = Pool("checkpoints", 4, each=2)
+        self.records = Pool("records of metrics and GPUs", 4, each=2)
+        self.files = Pool("files of jobs", 6, each=3)
+        self.outlook = Pool("expected starts", 2, each=1)
+        self.submissions = Pool("submissions", 8, each=3)
         self.removals = Pool("removals of old jobs", 1)
+        self.audit = Pool("the audit log", 1)
+        self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
+        self.outputs = Pool("outputs", 2)  # collecting them: a job ends after that
+        self._all = (
+            self.logs,
+            self.checkpoints,
+            self.records,
+            self.files,
+            self.outlook,
+            self.submissions,
+            self.removals,
+            self.audit,
+            self.starts,
+            self.outputs,
+        )
 
     def problems(self) -> list[str]:
         """Return the problems of all pools, for users."""
-        return [problem for pool in self._all() if (problem := pool.problem())]
+        return [problem for pool in self._all if (problem := pool.problem())]
 
     @property
     def busy(self) -> bool:
         """Whether a call is in progress; its thread would keep the interpreter from exiting."""
-        return any(pool.busy for pool in self._all())
+        return any(pool.busy for pool in self._all)
 
     def close(self) -> None:
         """Accept no more calls."""
-        for pool in self._all():
+        for pool in self._all:
             pool.close()
-
-    def _all(self) -> tuple[Pool, ...]:
-        return (
-            self.logs,
-            self.checkpoints,
-            self.starts,
-            self.outputs,
-            self.records,
-            self.submissions,
-            self.removals,
-        )

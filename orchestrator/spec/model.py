@@ -312,7 +312,7 @@ class NotifySpec(Record):
     ] = ("FAILED",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class JobSpec(Record):
     """A whole job file. `entrypoint` stays as written; `spec.entrypoint.parse_entrypoint` reads it."""
 

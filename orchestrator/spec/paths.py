@@ -2,6 +2,8 @@
 
     home/store.sqlite3          the store
     home/page.key, page.port    the key that signs the page's cookies; the port that the page had last
+    home/page.signed-out        how often each user has signed out of the page
+    home/audit.jsonl            requests that changed something, or were to; audit.jsonl.1 and so on are older ones
     home/reserve                space reserved for the records of running jobs when the disk is full
     home/blobs/sha256/ab/abcd…  working directory archives, by digest
     home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
@@ -33,15 +35,19 @@ def exit_record_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFiles:
-    """Files of the page: `key` signs its cookies (without it, browsers sign in again); `port` has the port it had last."""
+    """Files of the page: `key` signs its cookies (without it, browsers sign in again); `port` has the port it had last.
+
+    `signed_out` counts how often each user has signed out: cookies from before that are refused.
+    """
 
     key: Path
     port: Path
+    signed_out: Path
 
     @classmethod
     def of(cls, home: Path) -> PageFiles:
         """Return the files of this home."""
-        return cls(key=home / "page.key", port=home / "page.port")
+        return cls(key=home / "page.key", port=home / "page.port", signed_out=home / "page.signed-out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,11 @@ class Paths:
     def reserve(self) -> Path:
         """The reserve file, removed when the disk is full."""
         return self.home / "reserve"
+
+    @property
+    def audit(self) -> Path:
+        """The audit log; its older files are beside it."""
+        return self.home / "audit.jsonl"
 
     @property
     def blobs(self) -> Path:

@@ -67,6 +67,12 @@ class Settings:
     gpu_hour_price: `ORCH_GPU_HOUR_PRICE`, default none. Price of a GPU hour, in any currency, for the cost in `orch usage`.
     user_max_jobs: `ORCH_USER_MAX_JOBS`, default none. Most jobs of one user that run at once; others wait.
     user_max_gpus: `ORCH_USER_MAX_GPUS`, default none. Most GPUs that one user's jobs hold at once.
+    user_max_queued: `ORCH_USER_MAX_QUEUED`, default 2000. Most jobs of one user that have not ended; further submissions are refused. Two
+        matrices of the largest size.
+    user_max_queued_bytes: `ORCH_USER_MAX_QUEUED_BYTES`, default 64 MB. Most bytes of the job files of those jobs: the daemon keeps
+        them in memory until the jobs end.
+    user_max_priority: `ORCH_USER_MAX_PRIORITY`, default 50, the priority of a job that names none. Highest priority that users other
+        than the daemon's owner may give to a job.
     docs_url: `ORCH_DOCS_URL`, default none. Address at which docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
     time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
         one that is expected to need less time, if the stopped job then repeats no more than that duration of work.
@@ -98,6 +104,9 @@ class Settings:
     gpu_hour_price: float | None = None
     user_max_jobs: int | None = None
     user_max_gpus: int | None = None
+    user_max_queued: int = 2000
+    user_max_queued_bytes: int = 64_000_000
+    user_max_priority: int = 50
     docs_url: str = ""
     time_sharing: float | None = None
     reclaim_idle: float | None = None
@@ -285,6 +294,9 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "gpu_hour_price": ("ORCH_GPU_HOUR_PRICE", _price),
     "user_max_jobs": ("ORCH_USER_MAX_JOBS", _number(1, 1_000_000)),
     "user_max_gpus": ("ORCH_USER_MAX_GPUS", _number(0, 1_000_000)),
+    "user_max_queued": ("ORCH_USER_MAX_QUEUED", _number(1, 1_000_000)),
+    "user_max_queued_bytes": ("ORCH_USER_MAX_QUEUED_BYTES", _size(1)),
+    "user_max_priority": ("ORCH_USER_MAX_PRIORITY", _number(0, 100)),
     "docs_url": ("ORCH_DOCS_URL", _web_address),
     "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
     "reclaim_idle": ("ORCH_RECLAIM_IDLE", _duration(60.0)),

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_BYTES = 4096
+SHORTEST = 16
+"""Characters that a token has at least: nobody can guess that many, however often he tries."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -6,6 +6,7 @@ A route reads the address, calls the service, renders. The API's own functions d
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +28,9 @@ from orchestrator.api.errors import (
     TooManyTriesError,
     UnauthenticatedError,
 )
+from orchestrator.api.protocol import MAX_NUMBER
 from orchestrator.api.server.app import own_job
+from orchestrator.api.server.audit import audited
 from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import from_path, own_job_view
 from orchestrator.api.service import ActionRequest, JobFilter, Verb
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from orchestrator.api.server.audit import AuditLog
     from orchestrator.api.service import Caller, JobService
     from orchestrator.core.ids import JobId
     from orchestrator.web.charts import Window
@@ -72,7 +76,9 @@ REPORT_POLICY: Final = (
 )
 
 
-def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event, *, owner_uid: int) -> Guard:
+def create_page_app(
+    service: JobService, sign_in: SignIn, closing: asyncio.Event, *, owner_uid: int, audit: AuditLog | None = None
+) -> Guard:
     """Return the page behind its guard."""
     views = PageViews(service, closing)
     nodes = NodeViews(service, views.shelf, views.streamed)
@@ -107,7 +113,11 @@ def create_page_app(service: JobService, sign_in: SignIn, closing: asyncio.Event
         Exception: _internal,
     }
     return Guard(
-        Starlette(routes=routes, exception_handlers=handlers), sign_in, owner_uid=owner_uid, refusal=error_page
+        Starlette(routes=routes, exception_handlers=handlers),
+        sign_in,
+        owner_uid=owner_uid,
+        refusal=error_page,
+        audit=audit,
     )
 
 
@@ -130,6 +140,7 @@ class Doors:
         try:
             cookie = self._sign_in.redeem_token(token, request.client.host if request.client else "")
         except (UnauthenticatedError, TooManyTriesError) as error:
+            audited(request).result = error.code
             values = {"title": "Sign in", "caller": None, "problem": error}
             return page(request, "sign_in.html", status=error.http_status, **values)
         return self._entered(request, cookie)
@@ -148,7 +159,8 @@ class Doors:
         return answer
 
     async def leave(self, request: Request) -> Response:
-        """Remove the cookie."""
+        """End every session of the user, and remove the cookie."""
+        await self._sign_in.sign_out(caller_of(request).uid)
         answer = page(request, "signed_out.html", title="Signed out", caller=None)
         name, tls = self._sign_in.cookie_name, self._sign_in.reach.tls
         answer.delete_cookie(name, httponly=True, samesite="strict", secure=tls)
@@ -281,7 +293,9 @@ class PageViews:
     async def act(self, request: Request) -> Response:
         """Cancel, pause, resume or rerun a job, if the API lets this user act on it."""
         verb, caller = _verb(request), caller_of(request)
-        job_id = await own_job(self._service, from_path(request.path_params["ref"]), caller, verb)
+        ref = from_path(request.path_params["ref"])
+        audited(request).job = await self._service.resolve(ref, caller)
+        job_id = await own_job(self._service, ref, caller, verb)
         form = await form_of(request)
         rerun = verb is Verb.RERUN
         wanted = ActionRequest(
@@ -329,6 +343,7 @@ def error_page(error: OrchError, caller: Caller | None) -> bytes:
 
 async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OrchError)
+    audited(request).result = error.code
     body = error_page(error, getattr(request.state, "caller", None))
     return HTMLResponse(body, status_code=error.http_status)
 
@@ -369,8 +384,8 @@ def _log_question(request: Request) -> LogQuestion:
         text = query.get(name, "")
         if not text:
             return None
-        if not (text.isascii() and text.isdecimal() and least <= int(text) < 2**31):
-            raise BadRequestError(f"{name} {text!r} is not a number from {least} on")
+        if not (re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= MAX_NUMBER):
+            raise BadRequestError(f"{name} {text[:20]!r} is not a number from {least} to {MAX_NUMBER}")
         return int(text)
 
     return LogQuestion(rank=count("rank", 0), attempt=count("attempt", 1), text=query.get("q", "")[:MOST_NOTE])

@@ -7,8 +7,9 @@ another port of the same host, or a page there, is not enough.
 
 from __future__ import annotations
 
+import asyncio
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -18,17 +19,29 @@ from orchestrator.api.errors import (
     MediaTypeError,
     MethodNotAllowedError,
     OrchError,
+    RefusedError,
     UnauthenticatedError,
 )
-from orchestrator.api.server.gate import FAILED, LOOPBACK_NAMES, Headers, read_body, replay_body, user_name
+from orchestrator.api.server.audit import noting
+from orchestrator.api.server.gate import (
+    FAILED,
+    LOOPBACK_NAMES,
+    Headers,
+    read_body,
+    replay_body,
+    user_name,
+    while_connected,
+)
 from orchestrator.api.service import Caller
+from orchestrator.runtime.pools import working_for
 from orchestrator.web.sign_in import REMEDY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from orchestrator.api.server.audit import AuditLog
     from orchestrator.web.sign_in import SignIn
 
 log = structlog.get_logger("orch.web")
@@ -36,6 +49,9 @@ log = structlog.get_logger("orch.web")
 MAX_FORM_BYTES: Final = 2 * 1024 * 1024
 READING: Final = frozenset({"GET", "HEAD"})
 OPEN_PATHS: Final = ("/signin", "/static/")
+STREAMS: Final = "/live/"
+MOST_STREAMS: Final = 64
+"""Most open streams of one user; each open page has one or two."""
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -55,18 +71,28 @@ class Guard:
     """ASGI middleware. ``refusal`` renders an error for users: status, headers and body."""
 
     def __init__(
-        self, app: ASGIApp, sign_in: SignIn, *, owner_uid: int, refusal: Callable[[OrchError, Caller | None], bytes]
+        self,
+        app: ASGIApp,
+        sign_in: SignIn,
+        *,
+        owner_uid: int,
+        refusal: Callable[[OrchError, Caller | None], bytes],
+        audit: AuditLog | None = None,
     ) -> None:
+        self._audit = audit
         self._app = app
         self._sign_in = sign_in
         self._owner_uid = owner_uid
         self._refusal = refusal
+        self._streams: dict[int, set[asyncio.Future[None]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; send the answer if it is refused."""
         if scope["type"] != "http":
             return
         started = finished = False
+        caller: Caller | None = None
+        send = noting(self._audit, scope, send, lambda: caller)
 
         async def with_headers(message: Message) -> None:
             nonlocal started, finished
@@ -77,7 +103,6 @@ class Guard:
                 message = {**message, "headers": _secured(message.get("headers", ()), tls=self._sign_in.reach.tls)}
             await send(message)
 
-        caller: Caller | None = None
         try:
             headers = Headers(scope)
             self._check_origin(scope, headers)
@@ -87,10 +112,22 @@ class Guard:
                 return
             _check_signed_in(caller, scope["path"])
             scope.setdefault("state", {})["caller"] = caller
-            await self._app(scope, await _bounded(scope, headers, receive), with_headers)
+            receive = await _bounded(scope, headers, receive)
+            with working_for(None if caller is None else caller.uid):
+                if caller is not None and scope["path"].startswith(STREAMS):
+                    await self._stream(
+                        caller.uid, while_connected(self._app, scope, receive, with_headers), with_headers
+                    )
+                    return
+                await while_connected(self._app, scope, receive, with_headers)
+            if caller is not None and self._sign_in.user_of(self._cookie(headers)) is None:  # he has signed out
+                for stream in self._streams.pop(caller.uid, ()):
+                    stream.cancel()
         except OrchError as error:
             if started:
                 raise
+            if "audit" in scope.get("state", {}):
+                scope["state"]["audit"].result = error.code
             await self._refuse(error, caller, with_headers)
         except Exception:
             log.exception("web.request_failed", method=scope["method"], path=scope["path"])
@@ -98,6 +135,26 @@ class Guard:
                 raise  # the server then cuts the connection: an incomplete answer must not look complete
             if not started:
                 await self._refuse(InternalError(FAILED), caller, with_headers)
+
+    async def _stream(self, uid: int, work: Coroutine[Any, Any, None], send: Send) -> None:
+        """Serve a stream, one of a bounded number, until its user signs out."""
+        streams = self._streams.setdefault(uid, set())
+        if len(streams) >= MOST_STREAMS:
+            work.close()
+            raise RefusedError(f"{MOST_STREAMS} pages of this user are kept current", hint="close some of them")
+        stream = asyncio.ensure_future(work)
+        streams.add(stream)
+        try:
+            await asyncio.wait([stream])
+        finally:
+            streams.discard(stream)
+            if not streams and self._streams.get(uid) is streams:
+                del self._streams[uid]
+            stream.cancel()
+        if not stream.cancelled():
+            stream.result()
+        else:
+            await send({"type": "http.response.body", "body": b""})
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
         if scope["method"] not in READING | {"POST"}:
@@ -120,12 +177,15 @@ class Guard:
                 "requests from pages of another site are refused", hint="paste the address into the browser instead"
             )
 
-    def _caller(self, headers: Headers) -> Caller | None:
+    def _cookie(self, headers: Headers) -> str:
         try:
             found = SimpleCookie(headers.one("cookie") or "").get(self._sign_in.cookie_name)
         except CookieError:
-            return None
-        uid = None if found is None else self._sign_in.user_of(found.value)
+            return ""
+        return "" if found is None else found.value
+
+    def _caller(self, headers: Headers) -> Caller | None:
+        uid = self._sign_in.user_of(self._cookie(headers))
         if uid is None:
             return None
         return Caller(uid=uid, gid=-1, user=user_name(uid), is_owner=uid == self._owner_uid, channel="page")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from orchestrator.api.errors import OrchError
+from orchestrator.runtime.pools import working_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -82,7 +83,8 @@ class Channel:
             viewer.give(self._latest)
         self._viewers.add(viewer)
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="orch-page")
+            with working_for(None):  # one rendering for all viewers
+                self._task = asyncio.create_task(self._run(), name="orch-page")
         return viewer
 
     def leave(self, viewer: Viewer) -> None:

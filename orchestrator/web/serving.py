@@ -12,7 +12,7 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.server.listeners import address_of, bind_tcp, is_loopback
 from orchestrator.private_files import open_private
-from orchestrator.web.sign_in import LINK_SECONDS, Reach, SignIn
+from orchestrator.web.sign_in import LINK_SECONDS, Reach, SignIn, SignOuts
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from orchestrator.api.launch import ServeOptions
+    from orchestrator.api.server.audit import AuditLog
     from orchestrator.api.service import Caller, JobService
     from orchestrator.spec.paths import PageFiles
 
@@ -45,7 +46,10 @@ class PageLinkMaker:
 class LazyPage:
     """The page as an ASGI application; not even templates are imported before the first browser."""
 
-    def __init__(self, service: JobService, sign_in: SignIn, closing: asyncio.Event) -> None:
+    def __init__(
+        self, service: JobService, sign_in: SignIn, closing: asyncio.Event, audit: AuditLog | None = None
+    ) -> None:
+        self._audit = audit
         self._service = service
         self._sign_in = sign_in
         self._closing = closing
@@ -56,7 +60,9 @@ class LazyPage:
         if self._app is None:
             from orchestrator.web.app import create_page_app
 
-            self._app = create_page_app(self._service, self._sign_in, self._closing, owner_uid=os.getuid())
+            self._app = create_page_app(
+                self._service, self._sign_in, self._closing, owner_uid=os.getuid(), audit=self._audit
+            )
         await self._app(scope, receive, send)
 
 
@@ -71,7 +77,8 @@ def sign_in_of(files: PageFiles, *, token: str = "", reach: Reach | None = None)
             os.pwrite(handle, key, 0)
     finally:
         os.close(handle)
-    return SignIn(key, time.time, token=token, owner_uid=os.getuid(), reach=reach or Reach())
+    sign_outs = SignOuts(files.signed_out)
+    return SignIn(key, time.time, token=token, owner_uid=os.getuid(), reach=reach or Reach(), sign_outs=sign_outs)
 
 
 def bind_page(options: ServeOptions, files: PageFiles) -> socket.socket:

@@ -1,32 +1,46 @@
 """Sign-in: exchanges a one-time link, or the daemon's token, for a cookie. The cookie is signed, so that it survives a restart of the daemon.
 
-A cookie names a user and a time; its MAC uses a key that only the daemon's owner can read. Links are kept in memory, as
-digests: a link that was used, has expired or is of an earlier daemon is refused.
+A cookie names a user, a time and how often that user had signed out; its MAC uses a key that only the daemon's owner can
+read. A user who signs out ends all of his sessions, in every browser. Links are kept in memory, as digests: a link that was
+used, has expired or is of an earlier daemon is refused.
+
+Nobody can keep another from signing in: each user has some unused links of his own, the oldest of which give way, and the right token
+is accepted whatever was tried before it. The limit of wrong ones only bounds what they cost; a token has at least
+``spec.token_file.SHORTEST`` characters, so that guessing is hopeless at any rate.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import json
 import secrets
 from collections import deque
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.api.errors import RefusedError, TooManyTriesError, UnauthenticatedError
+import structlog
+
+from orchestrator.api.errors import TooManyTriesError, UnauthenticatedError
+from orchestrator.private_files import replace_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+log = structlog.get_logger("orch.web")
 
 LINK_SECONDS: Final = 600.0
 COOKIE_SECONDS: Final = 12 * 3600.0
-MOST_LINKS: Final = 256
-"""Maximum number of unused links; each takes a few hundred bytes."""
+MOST_LINKS: Final = 16
+"""Most unused links of one user."""
 
 TRY_SECONDS: Final = 60.0
 MOST_TRIES: Final = 5
 """Most wrong tokens from one address within ``TRY_SECONDS``."""
-MOST_TRIES_IN_ALL: Final = 50
+MOST_ADDRESSES: Final = 1000
+"""Wrong tokens that are remembered, of all addresses."""
 
 REMEDY: Final = "`orch ui` opens the page with a new link, `orch ui --print` prints one"
 
@@ -39,17 +53,52 @@ class Reach:
     network: bool = False
 
 
+class SignOuts:
+    """How often each user has signed out, in a file; without one, in memory."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._counts: dict[int, int] = {}
+        try:
+            known = {} if path is None else json.loads(path.read_bytes())
+            self._counts = {int(uid): int(count) for uid, count in known.items()}
+        except FileNotFoundError:
+            pass
+
+    def of(self, uid: int) -> int:
+        """Return how often the user has signed out."""
+        return self._counts.get(uid, 0)
+
+    async def add(self, uid: int) -> None:
+        """Count one more; durable once this returns. On a full disk it counts until the daemon ends."""
+        self._counts[uid] = self.of(uid) + 1
+        if self._path is None:
+            return
+        try:
+            await asyncio.to_thread(replace_private, self._path, json.dumps(self._counts).encode())
+        except OSError as error:
+            log.warning("web.sign_out_not_kept", error=str(error))
+
+
 class SignIn:
     """Links and cookies of a daemon. ``now`` returns Unix time. ``token`` signs ``owner_uid`` in; empty: only links."""
 
     def __init__(
-        self, key: bytes, now: Callable[[], float], *, token: str = "", owner_uid: int = 0, reach: Reach | None = None
+        self,
+        key: bytes,
+        now: Callable[[], float],
+        *,
+        token: str = "",
+        owner_uid: int = 0,
+        reach: Reach | None = None,
+        sign_outs: SignOuts | None = None,
     ) -> None:
         self._key = key
         self._now = now
         self._token, self._owner_uid, self.reach = token, owner_uid, reach or Reach()
         self._links: dict[bytes, tuple[int, float]] = {}
-        self._tries: deque[tuple[str, float]] = deque(maxlen=MOST_TRIES_IN_ALL)
+        self._tries: deque[tuple[str, float]] = deque(maxlen=MOST_ADDRESSES)
+        self._sign_outs = sign_outs or SignOuts()
 
     @property
     def takes_token(self) -> bool:
@@ -63,11 +112,12 @@ class SignIn:
         return f"__Host-{name}" if self.reach.tls else name
 
     def new_link(self, uid: int) -> str:
-        """Return a secret that signs ``uid`` in once. Raises RefusedError if too many are unused."""
+        """Return a secret that signs ``uid`` in once; of too many unused ones of this user the oldest is forgotten."""
         now = self._now()
         self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
-        if len(self._links) >= MOST_LINKS:
-            raise RefusedError(f"{MOST_LINKS} links are unused", hint=f"try again in {LINK_SECONDS / 60:.0f} minutes")
+        own = [digest for digest, (user, _) in self._links.items() if user == uid]
+        for digest in own[: max(0, len(own) + 1 - MOST_LINKS)]:
+            del self._links[digest]
         secret = secrets.token_urlsafe(32)
         self._links[_digest(secret)] = (uid, now + LINK_SECONDS)
         return secret
@@ -82,30 +132,34 @@ class SignIn:
     def redeem_token(self, token: str, address: str) -> str:
         """Return the cookie of the daemon's owner for its token, sent from ``address``.
 
-        Raises UnauthenticatedError, and TooManyTriesError after several wrong tokens, even for the right one.
+        Raises UnauthenticatedError, and TooManyTriesError after several wrong tokens from this address.
         """
+        given = token.strip().encode("utf-8", "replace")
+        if self._token and hmac.compare_digest(given, self._token.encode()):
+            return self._cookie(self._owner_uid)
         now = self._now()
         while self._tries and self._tries[0][1] <= now - TRY_SECONDS:
             self._tries.popleft()
-        from_there = sum(one == address for one, _ in self._tries)
-        if from_there >= MOST_TRIES or len(self._tries) >= MOST_TRIES_IN_ALL:
-            raise TooManyTriesError(f"{from_there or len(self._tries)} wrong tokens within {TRY_SECONDS:.0f} s")
-        given = token.strip().encode("utf-8", "replace")
-        if not self._token or not hmac.compare_digest(given, self._token.encode()):
-            self._tries.append((address, now))
-            raise UnauthenticatedError("this is not the daemon's token", hint="it is in the file of `--token-file`")
-        return self._cookie(self._owner_uid)
+        if sum(one == address for one, _ in self._tries) >= MOST_TRIES:
+            raise TooManyTriesError(f"{MOST_TRIES} wrong tokens within {TRY_SECONDS:.0f} s")
+        self._tries.append((address, now))
+        raise UnauthenticatedError("this is not the daemon's token", hint="it is in the file of `--token-file`")
+
+    async def sign_out(self, uid: int) -> None:
+        """End every session of a user."""
+        await self._sign_outs.add(uid)
 
     def _cookie(self, uid: int) -> str:
-        return self._signed(f"{uid}.{int(self._now() + COOKIE_SECONDS)}.{secrets.token_urlsafe(9)}")
+        until, count = int(self._now() + COOKIE_SECONDS), self._sign_outs.of(uid)
+        return self._signed(f"{uid}.{until}.{count}.{secrets.token_urlsafe(9)}")
 
     def user_of(self, cookie: str) -> int | None:
-        """Return the user that a cookie names; None for one that is forged, changed or too old."""
+        """Return the user that a cookie names; None for one that is forged, changed, too old, or of a user who signed out."""
         text, _, _ = cookie.rpartition(".")
         if not hmac.compare_digest(self._signed(text).encode(), cookie.encode("utf-8", "replace")):
             return None
-        uid, until, _ = text.split(".", 2)
-        return int(uid) if int(until) > self._now() else None
+        uid, until, count, _ = text.split(".", 3)
+        return int(uid) if int(until) > self._now() and int(count) == self._sign_outs.of(int(uid)) else None
 
     def _signed(self, text: str) -> str:
         return f"{text}.{hmac.new(self._key, text.encode('utf-8', 'replace'), sha256).hexdigest()}"

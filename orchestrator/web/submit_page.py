@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from orchestrator.api.errors import BadRequestError, InvalidSpecError, OrchError
 from orchestrator.api.protocol import MAX_YAML_BYTES
+from orchestrator.api.server.audit import audited
 from orchestrator.api.service import SubmitRequest
 from orchestrator.api.transport.submission import find_python
 from orchestrator.web.answers import caller_of, form_of, job_address, page
@@ -75,9 +76,12 @@ class SubmitViews:
         try:
             asked = self._request(form)
             if form.get("do") != "submit":
+                audited(request).detail = "a preview"
                 return _shown(request, form, plan=await self._service.plan(asked, caller_of(request)))
             reply = await self._service.submit(asked, caller_of(request))
+            audited(request).job = reply.matrix_id or reply.job_id or ""
         except OrchError as error:
+            audited(request).result = error.code
             return _shown(request, form, error=error, status=error.http_status)
         if reply.job_id is None:
             names = ", ".join(reply.needs_secrets)

@@ -48,6 +48,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
         "parts.py",
         "private_files.py",
         "process_ends.py",
+        "abandoned.py",
     }
 
 

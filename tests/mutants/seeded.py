@@ -73,7 +73,7 @@ MUTANTS: Final = (
     Mutant(
         "a weaker stop takes the place of a stronger one",
         FOLD,
-        "if not event.purpose.overrides(before.purpose):",
+        "if not sooner and not event.purpose.overrides(before.purpose):",
         "if event.purpose.overrides(before.purpose):",
     ),
     Mutant(

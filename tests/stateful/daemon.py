@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.runtime.memory.cluster import MemoryCluster
-    from orchestrator.runtime.pools import SharedPool
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
@@ -117,9 +117,6 @@ class NothingElse:
 class AtOnce:
     """Fake of the pools of threads that read users' files: runs the work at once."""
 
-    def of(self, uid: int) -> AtOnce:
-        return self
-
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         return work(*args)
 
@@ -162,7 +159,7 @@ class SteppedDaemon:
             counter=other,
             blind_to=_unused,
             resume_path=reader.checkpoint_path,
-            pool=cast("SharedPool", AtOnce()),
+            pool=cast("Pool", AtOnce()),
         )
         return Service(
             submissions=submissions,

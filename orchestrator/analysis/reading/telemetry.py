@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.analysis.reading.series import Floats, GpuSeries, Quantity
 from orchestrator.gpu.recording.job_record import COLUMNS
 
@@ -68,6 +69,7 @@ def _read(path: Path) -> _Rows:
     throttled = dropped = 0
     with open_regular(path) as file:
         while lines := list(islice(file, BLOCK_ROWS)):
+            stop_if_abandoned()
             whole = [line for line in lines if line.count(",") == _COMMAS and not line.startswith(_HEADER)]
             headers = sum(line.startswith(_HEADER) or line.isspace() for line in lines)
             numbers = _numbers(whole)

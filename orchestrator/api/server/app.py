@@ -29,7 +29,8 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.page_links import PageLinkView
-from orchestrator.api.protocol import API_PREFIX, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
+from orchestrator.api.protocol import API_PREFIX, MAX_NUMBER, MAX_PAGE, MAX_SEQUENCE, MAX_WAIT_SECONDS, PAGE
+from orchestrator.api.server.audit import audited
 from orchestrator.api.server.bodies import (
     EmptyBody,
     ProblemDocument,
@@ -48,10 +49,11 @@ from orchestrator.api.server.ownership import ID_PATTERN, Ref, caller_of, own_jo
 from orchestrator.api.server.queue_routes import NodeRef, add_node_routes, add_queue_routes
 from orchestrator.api.server.session_routes import add_session_routes
 from orchestrator.api.server.streams import log_stream, until_closing
-from orchestrator.api.server.usage_routes import add_usage_routes
+from orchestrator.api.server.usage_routes import LATEST, add_usage_routes
 from orchestrator.api.service import Caller, JobFilter, JobService, LogQuery, NodeVerb
 from orchestrator.api.spec_views import SpecDiff, SpecView
 from orchestrator.api.views import (
+    AuditList,
     ChangeReply,
     CheckpointList,
     EventList,
@@ -76,6 +78,7 @@ from orchestrator.store.errors import StoreClosedError
 
 if TYPE_CHECKING:
     from orchestrator.api.page_links import PageLinks
+    from orchestrator.api.server.audit import AuditLog
 
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -84,16 +87,22 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_control_app(
-    service: JobService, policy: GatePolicy, closing: asyncio.Event, links: PageLinks | None = None
+    service: JobService,
+    policy: GatePolicy,
+    closing: asyncio.Event,
+    links: PageLinks | None = None,
+    audit: AuditLog | None = None,
 ) -> Gate:
     """Return the control application behind its gate; ``control_routes`` makes the FastAPI object."""
-    return Gate(control_routes(service, closing, links), policy)
+    return Gate(control_routes(service, closing, links, audit), policy, audit)
 
 
-def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks | None = None) -> FastAPI:
+def control_routes(
+    service: JobService, closing: asyncio.Event, links: PageLinks | None = None, audit: AuditLog | None = None
+) -> FastAPI:
     """Return the routes without the gate. Serve them only behind one: they trust ``request.state.caller``.
 
-    ``links`` is None where the daemon serves no page.
+    ``links`` is None where the daemon serves no page, ``audit`` where it keeps no audit log.
     """
     app = FastAPI(
         title="orch",
@@ -108,13 +117,13 @@ def control_routes(service: JobService, closing: asyncio.Event, links: PageLinks
     _add_error_handlers(app)
     _add_reading_routes(app, service)
     _add_waiting_routes(app, service, closing)
-    _add_submission_routes(app, service)
+    _add_submission_routes(app, service, closing)
     _add_looking_routes(app, service, closing)
     add_file_routes(app, service, answer)
     add_session_routes(app, service, closing)
     add_upload_routes(app, service, answer)
     add_matrix_routes(app, service, _own_job, answer)
-    _add_daemon_routes(app, service)
+    _add_daemon_routes(app, service, audit)
     add_queue_routes(app, service, _owner_of_daemon, answer)
     add_node_routes(app, service, _owner_of_daemon, answer)
     add_usage_routes(app, service, answer)
@@ -140,6 +149,7 @@ def _owner_of_daemon(request: Request, what: str) -> Caller:
 
 async def _own_job(service: JobService, ref: str, request: Request, verb: str) -> tuple[JobId, Caller]:
     caller = caller_of(request)
+    audited(request).job = await service.resolve(ref, caller)
     return await own_job(service, ref, caller, verb), caller
 
 
@@ -149,30 +159,33 @@ async def own_job(service: JobService, ref: str, caller: Caller, verb: str) -> J
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    def problem(error: OrchError) -> Response:
+    def problem(request: Request, error: OrchError) -> Response:
+        audited(request).result = error.code
         return Response(json.dumps(error.to_json()), status_code=error.http_status, media_type=PROBLEM_CONTENT_TYPE)
 
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, OrchError)
-        return problem(error)
+        return problem(request, error)
 
-    async def stopping(_: Request, __: Exception) -> Response:
-        return problem(DaemonStoppingError(STOPPING))
+    async def stopping(request: Request, __: Exception) -> Response:
+        return problem(request, DaemonStoppingError(STOPPING))
 
-    async def internal(_: Request, __: Exception) -> Response:
-        return problem(InternalError(FAILED))  # Starlette raises it again for the gate, which logs it
+    async def internal(request: Request, __: Exception) -> Response:
+        return problem(request, InternalError(FAILED))  # Starlette raises it again for the gate, which logs it
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return problem(bad_request(list(error.errors())))
+        return problem(request, bad_request(list(error.errors())))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            return problem(MethodNotAllowedError(f"{request.method} is not a method of {request.url.path}"))
+            return problem(request, MethodNotAllowedError(f"{request.method} is not a method of {request.url.path}"))
         if error.status_code == 404:
-            return problem(NotFoundError(f"there is no page {request.url.path}", hint=f"see {API_PREFIX}/openapi.json"))
-        return problem(BadRequestError(str(error.detail), hint=f"see {API_PREFIX}/openapi.json"))
+            return problem(
+                request, NotFoundError(f"there is no page {request.url.path}", hint=f"see {API_PREFIX}/openapi.json")
+            )
+        return problem(request, BadRequestError(str(error.detail), hint=f"see {API_PREFIX}/openapi.json"))
 
     app.add_exception_handler(OrchError, ours)
     app.add_exception_handler(StoreClosedError, stopping)
@@ -279,7 +292,7 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
     @app.get(f"{API_PREFIX}/changes", response_model=ChangeReply)
     async def changes(
         request: Request,
-        after: Annotated[int | None, Query()] = None,
+        after: Annotated[int | None, Query(ge=0, le=MAX_SEQUENCE)] = None,
         timeout: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS)] = MAX_WAIT_SECONDS,  # noqa: ASYNC109 - the query parameter's name
         job: Annotated[list[Annotated[str, Query(pattern=ID_PATTERN)]] | None, Query(max_length=1000)] = None,
     ) -> Response:
@@ -300,8 +313,8 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
     async def logs(
         ref: Ref,
         request: Request,
-        rank: Annotated[int | None, Query(ge=0)] = None,
-        attempt: Annotated[int | None, Query(ge=1)] = None,
+        rank: Annotated[int | None, Query(ge=0, le=MAX_NUMBER)] = None,
+        attempt: Annotated[int | None, Query(ge=1, le=MAX_NUMBER)] = None,
         tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
         since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         *,
@@ -313,11 +326,12 @@ def _add_waiting_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         return StreamingResponse(log_stream(service.logs(job_id, query), closing), media_type="application/x-ndjson")
 
 
-def _add_submission_routes(app: FastAPI, service: JobService) -> None:
+def _add_submission_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
     @app.post(f"{API_PREFIX}/jobs", response_model=SubmitReply, status_code=201)
     async def submit(body: SubmitBody, request: Request) -> Response:
         """Accept a job: 201 if it is new, 200 if the key is known or secrets are required first."""
         reply = await service.submit(body.request(), caller_of(request))
+        audited(request).job = reply.matrix_id or reply.job_id or ""
         return answer(reply, 201 if reply.created else 200)
 
     @app.post(f"{API_PREFIX}/submissions", response_model=SubmitOutcomes)
@@ -331,12 +345,16 @@ def _add_submission_routes(app: FastAPI, service: JobService) -> None:
             except OrchError as error:
                 return SubmitOutcome(problem=error.to_json())
 
-        return answer(SubmitOutcomes(outcomes=tuple(await asyncio.gather(*map(outcome_of, body.submissions)))))
+        outcomes = await asyncio.gather(*map(outcome_of, body.submissions))
+        ids = [one.reply.job_id for one in outcomes if one.reply is not None and one.reply.job_id]
+        record = audited(request)
+        record.job, record.detail = " ".join(ids), f"{len(ids)} of {len(outcomes)} accepted"
+        return answer(SubmitOutcomes(outcomes=tuple(outcomes)))
 
     @app.post(f"{API_PREFIX}/plan", response_model=PlanReply)
     async def plan(body: SubmitBody, request: Request) -> Response:
         """Say what a submission would do; store nothing."""
-        return answer(await service.plan(body.request(), caller_of(request)))
+        return answer(await until_closing(service.plan(body.request(), caller_of(request)), closing, request))
 
 
 def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Event) -> None:
@@ -358,7 +376,18 @@ def _add_looking_routes(app: FastAPI, service: JobService, closing: asyncio.Even
         return answer(await until_closing(service.stacks(job_id, body.rank), closing, request))
 
 
-def _add_daemon_routes(app: FastAPI, service: JobService) -> None:
+def _add_daemon_routes(app: FastAPI, service: JobService, audit: AuditLog | None) -> None:
+    @app.get(f"{API_PREFIX}/audit", response_model=AuditList)
+    async def audit_log(
+        request: Request,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = PAGE,
+        since: Annotated[float, Query(ge=0, le=LATEST, allow_inf_nan=False)] = 0.0,
+    ) -> Response:
+        """Return the last entries of the audit log, the oldest first."""
+        _owner_of_daemon(request, "read the audit log")
+        entries = [] if audit is None else await audit.entries(limit, since)
+        return answer(AuditList(entries=tuple(entries)))
+
     @app.post(f"{API_PREFIX}/nodes/{{node}}/{{verb}}", response_model=NodeActionReply)
     async def node_action(node: NodeRef, verb: NodeVerb, _: EmptyBody, request: Request) -> Response:
         """Cordon, drain or uncordon a node."""

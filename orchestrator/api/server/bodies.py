@@ -14,6 +14,7 @@ from orchestrator.api.errors import PROBLEM_CONTENT_TYPE, BadRequestError, Probl
 from orchestrator.api.protocol import (
     MAX_ASKED_PIECES,
     MAX_MANIFEST_BYTES,
+    MAX_NUMBER,
     MAX_PIECE_BYTES,
     MAX_TOGETHER,
     MAX_YAML_BYTES,
@@ -122,12 +123,13 @@ class MissingPiecesBody(Body):
 
 
 class ActionBody(Body):
-    """Details of an action: ``priority`` for ``update``; ``from_checkpoint``, ``overrides`` and ``failed`` for ``rerun``."""
+    """Details of an action: ``priority`` for ``update``; ``force`` for ``cancel``; ``from_checkpoint``, ``overrides`` and ``failed`` for ``rerun``."""
 
     priority: int | None = Field(default=None, ge=0, le=100)
     from_checkpoint: bool = False
     overrides: list[Text] = Field(default_factory=list, max_length=MAX_OVERRIDES)
     failed: bool = False
+    force: bool = False
 
     def request(self, verb: Verb) -> ActionRequest:
         """Return the service's record. Raises BadRequestError for a detail that the verb lacks or does not take."""
@@ -138,6 +140,8 @@ class ActionBody(Body):
             raise BadRequestError(f"{verb} takes no from_checkpoint", hint="only `rerun` takes it")
         if self.failed and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no failed", hint="only `rerun` takes it")
+        if self.force and verb is not Verb.CANCEL:
+            raise BadRequestError(f"{verb} takes no force", hint="only `cancel` takes it")
         if self.overrides and verb is not Verb.RERUN:
             raise BadRequestError(f"{verb} takes no overrides", hint="only `rerun` takes them")
         return ActionRequest(
@@ -146,6 +150,7 @@ class ActionBody(Body):
             from_checkpoint=self.from_checkpoint,
             overrides=tuple(self.overrides),
             failed=self.failed,
+            force=self.force,
         )
 
 
@@ -153,7 +158,7 @@ class ProfileBody(Body):
     """Number of steps to trace, the rank, and the time limit."""
 
     steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MAX_STEPS)
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(default=0, ge=0, le=MAX_NUMBER)
     timeout_seconds: float = Field(default=60.0, gt=0, le=MAX_PROFILE_SECONDS)
 
     def request(self) -> ProfileRequest:
@@ -164,7 +169,7 @@ class ProfileBody(Body):
 class StacksBody(Body):
     """Rank to return the stacks of; None means all ranks."""
 
-    rank: int | None = Field(default=None, ge=0)
+    rank: int | None = Field(default=None, ge=0, le=MAX_NUMBER)
 
 
 class EmptyBody(Body):

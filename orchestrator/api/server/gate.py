@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pwd
+import re
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import TYPE_CHECKING
@@ -30,10 +31,14 @@ from orchestrator.api.errors import (
     UnauthenticatedError,
 )
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PROTOCOL_HEADER, PROTOCOL_VERSION
+from orchestrator.api.server.audit import noting
 from orchestrator.api.service import Caller
+from orchestrator.runtime.pools import working_for
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from orchestrator.api.server.audit import AuditLog
 
 log = structlog.get_logger("orch.api")
 
@@ -77,15 +82,18 @@ class GatePolicy:
 class Gate:
     """ASGI middleware that passes what ``policy`` allows; it stores the caller in ``scope["state"]["caller"]``."""
 
-    def __init__(self, app: ASGIApp, policy: GatePolicy) -> None:
+    def __init__(self, app: ASGIApp, policy: GatePolicy, audit: AuditLog | None = None) -> None:
         self._app = app
         self._policy = policy
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; send the answer if it is refused."""
         if scope["type"] not in {"http", "websocket"}:
             return
         started = finished = False
+        caller: Caller | None = None
+        send = noting(self._audit, scope, send, lambda: caller)
 
         async def marked_send(message: Message) -> None:
             nonlocal started, finished
@@ -98,11 +106,15 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["caller"] = self._admit(scope)
-            await self._app(scope, await self._bounded(scope, receive), marked_send)
+            caller = scope.setdefault("state", {})["caller"] = self._admit(scope)
+            receive = await self._bounded(scope, receive)
+            with working_for(None if caller is None else caller.uid):
+                await while_connected(self._app, scope, receive, marked_send)
         except OrchError as error:
             if started:
                 raise
+            if "audit" in scope.get("state", {}):
+                scope["state"]["audit"].result = error.code
             await send_problem(error, marked_send, scope["type"])
         except Exception:
             log.exception("api.request_failed", method=_method(scope), path=scope["path"])
@@ -165,7 +177,7 @@ class Gate:
             raise MediaTypeError(f"a body of type {media_type or 'unknown'} is refused")
         limit = self._policy.max_body_bytes
         declared = headers.one("content-length")
-        if declared is not None and (not declared.isdecimal() or int(declared) > limit):
+        if declared is not None and (not re.fullmatch("[0-9]{1,18}", declared) or int(declared) > limit):
             raise RequestTooLargeError(f"a request of {declared} bytes is over the bound of {limit}")
         try:
             async with asyncio.timeout(self._policy.body_seconds):
@@ -173,6 +185,36 @@ class Gate:
         except TimeoutError as error:
             raise DeadlineError("the request's body did not arrive in time", hint="send it again") from error
         return replay_body(body, receive)
+
+
+async def while_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve a request; cancel one that only reads when its client has closed the connection.
+
+    A request that changes something runs to its end, so that nothing is left half done.
+    """
+    if scope["type"] != "http" or _method(scope) not in _NO_BODY:
+        await app(scope, receive, send)
+        return
+    gone = asyncio.ensure_future(_disconnected(receive))
+
+    async def received() -> Message:
+        await asyncio.shield(gone)
+        return {"type": "http.disconnect"}
+
+    work = asyncio.ensure_future(app(scope, replay_body(b"", received), send))
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(receive: Receive, limit: int) -> bytes:

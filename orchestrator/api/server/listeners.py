@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import resource
 import socket
 import time
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -67,6 +69,7 @@ class OrchProtocol(H11Protocol):
 
     release: Callable[[], None]
     deadlines: Deadlines
+    guests: Guests
     _receiving: _Receiving | None = None
     _deadline: asyncio.TimerHandle | None = None
 
@@ -75,6 +78,9 @@ class OrchProtocol(H11Protocol):
         super().connection_made(transport)
         peer = _peer(transport.get_extra_info("socket"))
         self.app_state = {**self.app_state, "peer": peer}
+        if peer is not None and not self.guests.admit(peer.uid, self):
+            transport.abort()
+            return
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -121,6 +127,31 @@ class OrchProtocol(H11Protocol):
         self.transport.abort()
 
 
+class Guests:
+    """Bounds the connections of each user of a Unix socket but its owner: nobody keeps the others out."""
+
+    def __init__(self, most: int, owner_uid: int) -> None:
+        self._most = most
+        self._owner_uid = owner_uid
+        self._open: Counter[int] = Counter()
+
+    def admit(self, uid: int, connection: OrchProtocol) -> bool:
+        """Return whether the user may have this connection, which then counts until it is released."""
+        if uid == self._owner_uid:
+            return True
+        if self._open[uid] >= self._most:
+            return False
+        self._open[uid] += 1
+        release = connection.release
+
+        def released() -> None:
+            self._open[uid] -= 1
+            release()
+
+        connection.release = released
+        return True
+
+
 class _Receiving(Enum):
     HEAD = "head"
     BODY = "body"
@@ -143,6 +174,7 @@ class _Server(uvicorn.Server):
         self.ready = asyncio.Event()
         self.stop = asyncio.Event()
         self._cap = cap
+        self._guests = Guests(max(cap // 8, 8), os.getuid())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,6 +191,7 @@ class _Server(uvicorn.Server):
         made = OrchProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
         made.release = release
         made.deadlines = self._deadlines
+        made.guests = self._guests
         return made
 
     async def main_loop(self) -> None:

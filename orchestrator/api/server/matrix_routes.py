@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request  # noqa: TC002  # FastAPI reads the annotations when it runs
 
-from orchestrator.api.errors import NotFoundError
+from orchestrator.api.errors import BadRequestError, NotFoundError, NotPermittedError
 from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.protocol import API_PREFIX
+from orchestrator.api.server.audit import audited
 from orchestrator.api.server.bodies import ActionBody  # noqa: TC001  # FastAPI reads the annotations when it runs
 from orchestrator.api.server.ownership import Ref, caller_of, check_own
 from orchestrator.api.service import Verb  # noqa: TC001
@@ -48,7 +49,21 @@ def add_matrix_routes(
         found = await service.find_matrix(ref, caller_of(request))
         if found is None:
             job_id, caller = await own_job(service, ref, request, verb)
-            return answer(await service.act(job_id, details, caller))
+            if details.force and not caller.is_owner:
+                raise NotPermittedError(
+                    f"only the daemon's owner may cancel by force; you are {caller.user}",
+                    hint=f"`orch cancel {job_id}` gives it time to save; ask the owner where that does not end it",
+                )
+            reply = await service.act(job_id, details, caller)
+            record = audited(request)
+            said = f"{reply.job_id} {reply.message}" if reply.job_id != job_id else reply.message
+            record.detail = f"by force: {said}" if details.force else said
+            return answer(reply)
+        audited(request).job = found
+        if details.force:
+            raise BadRequestError(
+                f"{found} is a matrix", hint="name the job that does not end: `orch cancel --force JOB`"
+            )
         caller, whole = caller_of(request), await service.matrix(found)
         check_own(caller, verb, found, whole.user, whole.uid)
         return answer(await service.act_on_matrix(found, details, caller))

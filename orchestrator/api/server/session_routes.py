@@ -27,7 +27,8 @@ from orchestrator.api.errors import (
     NotPermittedError,
     OrchError,
 )
-from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, SESSION_READ_SECONDS
+from orchestrator.api.protocol import API_PREFIX, BODY_SECONDS, MAX_NUMBER, SESSION_READ_SECONDS
+from orchestrator.api.server.audit import audited
 from orchestrator.api.server.bodies import Body, LongText, bad_request
 from orchestrator.api.server.gate import FAILED, STOPPING
 from orchestrator.api.server.ownership import REF_PATTERN, from_path, own_job_view
@@ -83,10 +84,15 @@ class AttachBody(Body):
 class OpenBody(Body):
     """Request for a session: a command, the rank's own terminal, or a connection to a port of the rank's node."""
 
-    rank: int = Field(default=0, ge=0, le=1_000_000)
+    rank: int = Field(default=0, ge=0, le=MAX_NUMBER)
     command: CommandBody | None = None
     attach: AttachBody | None = None
     port: int | None = Field(default=None, ge=1, le=65535)
+
+    @property
+    def what(self) -> str:
+        """The kind of session."""
+        return f"port {self.port}" if self.port is not None else "attach" if self.attach is not None else "command"
 
     def request(self, *, secrets: bool) -> SessionRequest:
         """Return the runtime's record. Raises BadRequestError unless it is one of the three."""
@@ -109,7 +115,7 @@ class ControlBody(Body):
     """A message about an open session; one of the three."""
 
     resize: Annotated[list[Side], Field(min_length=2, max_length=2)] | None = None
-    signal: int | None = None
+    signal: int | None = Field(default=None, ge=0, le=MAX_NUMBER)
     end_input: bool = False
 
 
@@ -127,6 +133,7 @@ def add_session_routes(app: FastAPI, service: JobService, closing: asyncio.Event
                 channel = await _opened(socket, _checked(ref), service, caller)
                 await _Session(socket, channel).run(closing)
             except OrchError as error:
+                await _note(socket, error)
                 await _send(socket, {"error": error.to_json()})
             except (WebSocketDisconnect, RuntimeError):
                 raise
@@ -150,14 +157,23 @@ async def _opened(socket: WebSocket, ref: str, service: JobService, caller: Call
         raise DeadlineError("the client did not send its request in time", hint="send it again") from error
     except KeyError as error:
         raise BadRequestError("the first message is text", hint="see docs/api.md") from error
+    record = audited(socket)
+    record.job, record.detail = await service.resolve(ref, caller), body.what
     job = await own_job_view(service, ref, caller, "enter")
     channel = await service.open_session(JobId(job.id), body.rank, body.request(secrets=job.uid == caller.uid), caller)
+    await record.write(101)
     try:
         await _send(socket, {"opened": {"job_id": job.id, "rank": body.rank}})
     except BaseException:
         await channel.close()
         raise
     return channel
+
+
+async def _note(socket: WebSocket, error: OrchError) -> None:
+    """Write the line of a session that was not opened."""
+    audited(socket).result = error.code
+    await audited(socket).write(error.http_status)
 
 
 class _Session:

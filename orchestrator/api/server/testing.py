@@ -41,6 +41,7 @@ from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import (
     TERMINAL_STATES,
     ActionReply,
+    AuditEntry,
     CheckpointView,
     EventView,
     HealthView,
@@ -99,6 +100,7 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
         self._logs: dict[JobId, list[LogLine]] = {}
         self._events: dict[JobId, list[EventView]] = {}
         self._checkpoints: dict[JobId, list[CheckpointView]] = {}
+        self.noted: list[AuditEntry] = []
         self._nodes = {"node-a": NodeView(id="a" * 8, name="node-a", state="READY", cpus_total=8.0, gpus_total=2.0)}
         self._changed: dict[JobId, int] = {}
         self._version = 1
@@ -139,6 +141,10 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
             line = LogLine(at=self.now, attempt=attempt, rank=rank, stream=stream, text=text)
             self._logs.setdefault(JobId(ref), []).append(line)
         self._wake()
+
+    async def entries(self, limit: int, since: float) -> list[AuditEntry]:
+        """Return the last entries of the audit log, as ``AuditLog`` does."""
+        return [entry for entry in self.noted if entry.at >= since][-limit:]
 
     def save(self, ref: str, checkpoint: CheckpointView) -> None:
         """Add a checkpoint of a job."""

@@ -8,13 +8,13 @@ followed, and every read is bounded.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import stat
 import struct
 from typing import TYPE_CHECKING, BinaryIO
 
+from orchestrator.abandoned import sha256_of
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import tensorfile
 
@@ -42,8 +42,8 @@ def open_regular(path: str) -> BinaryIO:
 def digest(path: str) -> tuple[int, str]:
     """Return size and SHA-256 of a regular file."""
     with open_regular(path) as file:
-        sha256 = hashlib.file_digest(file, "sha256")  # type: ignore[arg-type]  # an unbuffered file is one, too
-        return file.tell(), sha256.hexdigest()
+        sha256, size = sha256_of(file)  # type: ignore[arg-type]  # an unbuffered file reads into a buffer
+        return size, sha256
 
 
 def check(path: str) -> bool:

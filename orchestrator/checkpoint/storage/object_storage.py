@@ -13,6 +13,7 @@ import errno
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.buffers import writable
@@ -84,6 +85,7 @@ class ObjectStorage:
             while piece := file.read(_CHUNK):
                 content[at : at + len(piece)] = piece
                 at += len(piece)
+                stop_if_abandoned()
             return content[:at]
 
     def digest(self, path: str) -> FileRecord:
@@ -92,6 +94,7 @@ class ObjectStorage:
             while piece := file.read(_CHUNK):
                 digest.update(piece)
                 size += len(piece)
+                stop_if_abandoned()
         return FileRecord(bytes=size, sha256=digest.hexdigest())
 
     def names(self, path: str = "") -> list[str]:

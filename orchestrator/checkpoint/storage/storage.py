@@ -19,6 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.buffers import writable
 from orchestrator.checkpoint.format.layout import SMALL_BYTES
@@ -203,12 +204,13 @@ class LocalStorage:
                 if not count:
                     break
                 at += count
+                stop_if_abandoned()
         return content[:at]
 
     def digest(self, path: str) -> FileRecord:
         with self._opened(path) as file:
-            digest = hashlib.file_digest(file, "sha256")
-            return FileRecord(bytes=file.tell(), sha256=digest.hexdigest())
+            digest, size = sha256_of(file)
+            return FileRecord(bytes=size, sha256=digest)
 
     def _opened(self, path: str) -> FileIO:
         """Open a file unbuffered. A FIFO or a device in its place is an error: a read would block for ever."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK
-from orchestrator.cli.commands.shared import Job, Json
+from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.cli.commands.shared import Job, Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.render.units import age, clock, metric, parse_time, size
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from orchestrator.api.client import Client
-    from orchestrator.api.views import CheckpointView, EventView, JobView
+    from orchestrator.api.views import AuditEntry, CheckpointView, EventView, JobView
 
 EXPLAINED_EVENTS = 8
 EVENT_COLUMNS = (
@@ -30,9 +30,35 @@ EVENT_COLUMNS = (
     Column("WHAT", weight=800, shrink=True),
 )
 
+AUDIT_LINES = 1000
+AUDIT_COLUMNS = (
+    Column("TIME", weight=900),
+    Column("USER", weight=900),
+    Column("FROM", weight=600),
+    Column("REQUEST", weight=800, shrink=True),
+    Column("JOB", weight=700),
+    Column("RESULT", weight=850),
+    Column("DETAIL", weight=300, shrink=True),
+)
+
 
 def events(
-    job: Job,
+    job: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="JOB",
+            help="An id, the beginning of one, or a name.",
+            autocompletion=complete_job,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    audit: Annotated[
+        bool,
+        typer.Option(
+            "--audit", help="Without JOB: the audit log, who has sent which request from where. For the owner."
+        ),
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", metavar="N", min=0, help="Only the last events.")] = None,
     since: Annotated[
@@ -42,10 +68,16 @@ def events(
         bool, typer.Option("--json", help="Print one JSON document; with --follow one object a line.")
     ] = False,
 ) -> int:
-    """Show a job's history, oldest first: all of it, or with --tail its last events."""
+    """Show a job's history, oldest first: all of it, or with --tail its last events. With --audit: the audit log."""
     start = 0.0 if since is None else parse_time(since, "--since", time.time())
     session = Session()
     client = session.client()
+    if audit == (job is not None) or (audit and follow):
+        raise BadRequestError(
+            "give a JOB, or --audit without one and without --follow", hint="`orch events JOB` shows a job's history"
+        )
+    if job is None:
+        return _audit(session, client.audit(limit=AUDIT_LINES if tail is None else tail, since=start), as_json=json)
     found = client.job(job)
     note_which(session, job, found)
     if follow:
@@ -55,6 +87,27 @@ def events(
         print_json(session, {"job_id": found.id, "events": [event.to_json() for event in history]})
     else:
         _print_events(session, history)
+    return EXIT_OK
+
+
+def _audit(session: Session, entries: Sequence[AuditEntry], *, as_json: bool) -> int:
+    if as_json:
+        print_json(session, {"entries": [entry.to_json() for entry in entries]})
+        return EXIT_OK
+    rows = [
+        [
+            Cell(clock(entry.at)),
+            Cell(clean(entry.user or "-"), ("bold",)),
+            Cell(clean(entry.source)),
+            Cell(clean(entry.action)),
+            Cell(clean(entry.job)),
+            Cell(clean(entry.result), () if entry.status < 400 else ("red",)),
+            Cell(clean(entry.detail)),
+        ]
+        for entry in entries
+    ]
+    for line in render_table(session.console, AUDIT_COLUMNS, rows):
+        session.console.print(line)
     return EXIT_OK
 
 

@@ -17,6 +17,14 @@ class ByUser(Fact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ByForce(Fact):
+    """The daemon's owner, who did not wait until the end of the ranks was confirmed."""
+
+    kind: ClassVar[str] = "by_force"
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ByHold(Fact):
     """A user holds a job that has not started: at its submission, or later."""
 

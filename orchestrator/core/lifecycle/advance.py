@@ -13,7 +13,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration, StartupTimeout
 from orchestrator.core.facts.rank_ends import NoExitStatus
 from orchestrator.core.facts.reasons import Cancelled, MadeRoom, OthersAsked, PlacedAnew, RanksSucceeded
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByLimit
+from orchestrator.core.facts.requesters import ByForce, ByIdleReclaim, ByLimit, ByUser
 from orchestrator.core.job.phases import (
     Draining,
     Finishing,
@@ -41,6 +41,9 @@ class Step(NamedTuple):
 
 
 _NOTHING = Step()
+FORCE_SECONDS = 60.0
+"""Time after which a job that is ending may be given up: as long as a node is asked whether ranks have ended."""
+
 FOLLOWING_SECONDS = 10.0
 """Time in which ranks of one node leave after the same step and write a last checkpoint, without a request."""
 
@@ -77,6 +80,37 @@ def request_stop(job: Job, purpose: StopPurpose, by: Fact, now: float) -> list[e
         return []
     deadline = now + job.spec.stop_duration.total_seconds()
     return [ev.StopRequested(job_id=job.id, at=now, purpose=purpose, by=by, deadline=deadline)]
+
+
+def request_force(job: Job, name: str, now: float) -> list[ev.Event]:
+    """Return the events of a forced cancel by the daemon's owner.
+
+    First the processes are killed now, without time to save. Once a job has been ending for FORCE_SECONDS without a confirmed end of its
+    gang, the gang is given up. Until then there is nothing more to do than to wait: empty.
+    """
+    if not job.gang_open:
+        return request_stop(job, StopPurpose.CANCEL, ByUser(name=name), now)
+    since = ending_since(job)
+    if since is not None and now >= since + FORCE_SECONDS:
+        return [ev.GangAbandoned(job_id=job.id, at=now, gang=job.gang, by=ByForce(name=name))]
+    if job.succeeded or isinstance(job.phase, GivingUp):
+        return []
+    stop = job.stop
+    if stop is not None and stop.purpose is StopPurpose.CANCEL and stop.deadline <= now:
+        return []
+    by, cancel = ByUser(name=name), StopPurpose.CANCEL
+    return [ev.StopRequested(job_id=job.id, at=now, purpose=cancel, by=by, deadline=now)]
+
+
+def ending_since(job: Job) -> float | None:
+    """Return since when nothing but the end of its gang is missing for the job's next state; None while its ranks may run."""
+    match job.phase:
+        case Draining(gang=held, stop=stop) if held is not None:
+            return stop.deadline
+        case Finishing() | Restarting() | Replacing() | GivingUp():
+            return job.attempts[-1].ended_at
+        case _:
+            return None
 
 
 def request_resume(job: Job, by: str, now: float) -> list[ev.Event] | None:

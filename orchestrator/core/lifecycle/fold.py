@@ -277,6 +277,8 @@ def _(event: ev.AttemptSucceeded, job: Job) -> Job:
     phase = job.phase
     if not _current(job, event.attempt) or not isinstance(phase, Running | Leaving | Draining) or job.succeeded:
         return job
+    if isinstance(phase, Draining) and isinstance(phase.stop.by, requesters.ByForce):
+        return job  # its gang was given up: how it ended is not known
     gang = None if phase.gang is None else replace(phase.gang, pids=None)
     if isinstance(phase, Draining):
         after: Phase = replace(phase, gang=gang)
@@ -321,13 +323,29 @@ def _(event: ev.GangReleased, job: Job) -> Job:
 
 
 @_fold.register
+def _(event: ev.GangAbandoned, job: Job) -> Job:
+    if not job.gang_open or event.gang != job.gang:
+        return job
+    # The one way to an end without a gang that is confirmed gone. It forgets how the ranks ended: whatever they did, the job
+    # is cancelled, and nothing of it starts again.
+    last, stop = job.attempts[-1], Stop(purpose=StopPurpose.CANCEL, by=event.by, at=event.at, deadline=event.at)
+    changes: dict[str, Any] = {"checkpoints": job.checkpoints.without_memory}
+    if last.ended_at is None or last.state is AttemptState.SUCCEEDED:
+        ended_at = event.at if last.ended_at is None else last.ended_at
+        changes["attempts"] = _last_changed(job, state=AttemptState.ABORTED, ended_at=ended_at)
+    reason = reasons.StopOrdered(purpose=stop.purpose, by=stop.by)
+    return _enter(job, Draining(gang=None, failure=job.failure, stop=stop), event.at, reason, **changes)
+
+
+@_fold.register
 def _(event: ev.StopRequested, job: Job) -> Job:
     if job.succeeded or isinstance(job.phase, GivingUp):
         return job  # its end is decided; only its gang must be released
     reason = reasons.StopOrdered(purpose=event.purpose, by=event.by)
     if isinstance(job.phase, Draining):
         before = job.phase.stop
-        if not event.purpose.overrides(before.purpose):
+        sooner = event.purpose is before.purpose and event.deadline < before.deadline
+        if not sooner and not event.purpose.overrides(before.purpose):
             return job
         # The first stop informed its processes: their time to save runs from there.
         stop = Stop(purpose=event.purpose, by=event.by, at=before.at, deadline=min(before.deadline, event.deadline))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.durations import RunTimes
 
 arrival = attrgetter("submission.sequence")
-_kinds: SpecMemo[Kind] = SpecMemo(4096)
+_kinds: SpecMemo[Kind] = SpecMemo()
 
 
 class Lane(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEAST_CPUS = 0.001
 """CPUs that a rank without a GPU reserves with ``cpu: 0``. Ray makes no empty reservation, and a node without CPUs only
 coordinates."""
-_shapes: SpecMemo[Shape] = SpecMemo(4096)
+_shapes: SpecMemo[Shape] = SpecMemo()
 
 
 class Shape(NamedTuple):

@@ -93,6 +93,11 @@ def _(fact: requesters.ByUser) -> str:
 
 
 @sentence.register
+def _(fact: requesters.ByForce) -> str:
+    return f"{fact.name} by force: nothing has confirmed that its ranks have ended"
+
+
+@sentence.register
 def _(fact: requesters.ByGrowth) -> str:
     return f"the scheduler, to run on {fact.ranks} ranks instead of {fact.instead_of}"
 

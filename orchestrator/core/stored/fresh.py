@@ -34,6 +34,8 @@ _times = itemgetter(*_TIMES)
 _OWN_BUT_SPEC: Final = _OWN - {"spec"}
 _MOST_TEMPLATES: Final = 16
 _MOST_SPECS: Final = 1024
+LONGEST_KEPT: Final = 16 * 1024
+"""Characters of a spec that is kept for others equal to it; larger ones would add up to gigabytes."""
 _CUTS: Final = (
     (',"spec":', ',"user":'),
     (',"resume_from":', ',"priority":'),
@@ -65,7 +67,8 @@ class FreshRecords:
     def learn_text(self, text: str, job: Job) -> None:
         """Learn from the text of a record that was read in full."""
         parts = _cut(text)
-        if parts is None or len(self._shapes) >= _MOST_TEMPLATES or not _is_fresh(job):
+        large = parts is not None and len(parts[1]) > LONGEST_KEPT
+        if parts is None or large or len(self._shapes) >= _MOST_TEMPLATES or not _is_fresh(job):
             return
         own = _parsed(parts[0])
         if own is not None and own.keys() == _OWN_BUT_SPEC:
@@ -89,6 +92,8 @@ class FreshRecords:
             form = _parsed(text)
             if form is None:
                 return None
+            if len(text) > LONGEST_KEPT:
+                return self._spec_of(form)
             if len(self._specs) >= _MOST_SPECS:
                 self._specs.clear()
             spec = self._specs[text] = self._spec_of(form)

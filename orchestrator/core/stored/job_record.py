@@ -11,7 +11,7 @@ from orchestrator.core.codec import RecordError, from_plain, leave_out, to_plain
 from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.events import EVENTS, Event, Exit, JobSubmitted, RankExited
 from orchestrator.core.spec_memo import SpecMemo
-from orchestrator.core.stored.fresh import FreshRecords
+from orchestrator.core.stored.fresh import LONGEST_KEPT, FreshRecords
 from orchestrator.core.stored.stored_job import JobRecord, job_of, record_of
 from orchestrator.spec.job import SpecError, from_dict, to_dict
 from orchestrator.spec.model import JobSpec
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.spec.fields.nodes import JsonValue
 
 _FORMS = 1024
-_forms: SpecMemo[dict[str, JsonValue]] = SpecMemo(_FORMS)
+_forms: SpecMemo[dict[str, JsonValue]] = SpecMemo()
+_sizes: SpecMemo[int] = SpecMemo()
 _read_forms: dict[tuple[str, str], tuple[Any, JobSpec]] = {}
 """The forms that were read last, by name and resources: the spec of an equal form is found without making its text."""
 
@@ -72,13 +73,21 @@ def _spec_form(spec: JobSpec) -> dict[str, JsonValue]:
     return _forms.of(spec, to_dict, spec)
 
 
+def spec_bytes(spec: JobSpec) -> int:
+    """Return the length of the spec's stored form, in characters: about what it takes of memory and of the store."""
+    return _sizes.of(spec, lambda one: len(json.dumps(_spec_form(one))), spec)
+
+
 def _spec_of(form: Any) -> JobSpec:
     """Return one object for equal specs: a long queue usually has few different ones, and parsing them is the largest cost."""
     key = (str(form.get("name")), str(form.get("resources"))) if isinstance(form, dict) else None
     known = None if key is None else _read_forms.get(key)
     if known is not None and known[0] == form:
         return known[1]
-    spec = _spec_of_text(json.dumps(form))
+    text = json.dumps(form)
+    if len(text) > LONGEST_KEPT:
+        return _spec_of_text.__wrapped__(text)
+    spec = _spec_of_text(text)
     if key is not None:
         if len(_read_forms) >= _FORMS:
             _read_forms.clear()

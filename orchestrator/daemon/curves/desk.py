@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.api.curve_views import MOST_POINTS, ChartView, CurveQuery, CurvesView, GpuHistoryView, GpuUseView
 from orchestrator.daemon.curves import progress_rows, telemetry_rows
 from orchestrator.daemon.curves.record_file import extent, read_part
@@ -196,6 +197,7 @@ def _extent(path: Path, time_of: TimeOf) -> Extent | None:
 
 
 def _telemetry(job: Path) -> list[Path]:
+    stop_if_abandoned()
     folder = job / "telemetry"
     return [
         path

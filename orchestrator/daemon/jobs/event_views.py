@@ -53,7 +53,7 @@ def _sentences_about(event: ev.Event) -> dict[str, Any]:
             | ev.JobFinished(reason=fact)
         ):
             return {"reason": sentence(fact), "fact": fact_to_dict(fact)}
-        case ev.StopRequested(by=fact) | ev.JobSuspended(by=fact):
+        case ev.StopRequested(by=fact) | ev.JobSuspended(by=fact) | ev.GangAbandoned(by=fact):
             return {"by": sentence(fact), "fact": fact_to_dict(fact)}
         case ev.JobNoted(note=note):
             todo = advice(note, event.job_id)
@@ -119,6 +119,8 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
             return f"attempt {body['attempt']}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}"
         case "attempt_gone":
             return f"all processes of attempt {body['attempt']} ended"
+        case "gang_abandoned":
+            return f"gang {body['gang']} given up by {body['by']}"
         case "gang_placed":
             gpus = [u for seat in body["seats"] for u in seat["gpu_uuids"]]
             return f"gang {body['gang']} placed" + (f" on {', '.join(gpus)}" if gpus else "")

@@ -12,6 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
 
@@ -121,6 +122,7 @@ def recent(path: Path, most_bytes: int = RECENT_BYTES) -> Iterator[tuple[int, Pr
             file.seek(size - most_bytes)
             file.readline(TAIL_BYTES)  # the rest of a line
         while line := file.readline(TAIL_BYTES):
+            stop_if_abandoned()
             found = _parsed(line)
             if found is not None:
                 yield found[0], found[2]
@@ -137,6 +139,7 @@ def values_since(path: Path, name: str, offset: int) -> tuple[list[float], int]:
         file.seek(offset)
         found: list[float] = []
         while (line := file.readline(TAIL_BYTES)).endswith(b"\n"):
+            stop_if_abandoned()
             offset += len(line)
             parsed = _parsed(line)
             value = math.nan if parsed is None else parsed[2].metrics.get(name, math.nan)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
@@ -40,7 +41,7 @@ class ProgressIntake:
     """Takes reports. ``jobs`` returns the live jobs; ``post`` takes the events that follow from a report.
 
     ``followers`` are called with every report of a live job: with its job, attempt and rank. ``remember`` ended jobs
-    are kept in memory.
+    are kept in memory. What requests ask about earlier reports is read in ``pool``.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class ProgressIntake:
         post: Callable[[Sequence[Event]], None],
         estimates: Estimates,
         changes: Changes,
+        pool: Pool,
         log: FilteringBoundLogger,
         remember: int = REMEMBER_ENDED,
     ) -> None:
@@ -63,6 +65,7 @@ class ProgressIntake:
         self._post = post
         self._estimates = estimates
         self._changes = changes
+        self._pool = pool
         self._log = log
         self._remember = remember
         self._ended: deque[JobId] = deque()
@@ -99,7 +102,7 @@ class ProgressIntake:
         """Read into the book what these jobs reported to earlier daemons."""
         unknown = {j.id: self._paths.metrics(j.id) for j in jobs if not self._book.knows(j.id)}
         if unknown:
-            await asyncio.to_thread(self._book.recall, unknown)
+            await self._pool.run(self._book.recall, unknown)
 
     def ended(self, job_id: JobId) -> None:
         """Handle a job's end: write its newest report, and drop the job that ended longest ago."""

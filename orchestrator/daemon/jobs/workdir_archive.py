@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.runtime.nodes.workdir_walk import (
     MAX_COUNTED,
     Found,
@@ -75,6 +76,7 @@ def measure(directory: Path) -> tuple[int, int, LeftOut | None]:
 
 
 def _entry(found: Found, root: Path, blob: Callable[[str], Path]) -> dict[str, object]:
+    stop_if_abandoned()
     mode = found.status.st_mode
     if stat.S_ISDIR(mode):
         return {"path": found.relative, "type": "directory"}
@@ -106,7 +108,7 @@ def _store_file(found: Found, blob: Callable[[str], Path]) -> str:
 
 def _digest(path: Path) -> str:
     with os.fdopen(open_plain(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(file)[0]
 
 
 def _store_large(path: Path, digest: str, target: Path) -> None:

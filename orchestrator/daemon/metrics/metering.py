@@ -11,6 +11,7 @@ import shutil
 import socket
 import time
 from collections import Counter, deque
+from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,7 @@ from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
 from orchestrator.runtime.beats import until_beat
+from orchestrator.spec.model import JobSpec
 from orchestrator.telemetry.annotations import mark_of
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
@@ -69,7 +71,7 @@ class Metering:
             wait = self._queue_wait.setdefault(job.spec.queue, Histogram(catalogue.QUEUE_WAIT))
             wait.observe(max(0.0, event.at - job.submission.submitted_at))
         if job.state.is_terminal:
-            self._ended[job.id] = job
+            self._ended[job.id] = _without_files(job)
             for job_id in list(self._ended)[:-REMEMBERED_ENDED]:
                 del self._ended[job_id]
                 self._events.pop(job_id, None)
@@ -229,6 +231,13 @@ class Metering:
                 if isinstance(one, Finding)
             ],
         )
+
+
+def _without_files(job: Job) -> Job:
+    """Return an ended job's record with what its series need of its spec, which may be large."""
+    spec = job.spec
+    small = JobSpec(name=spec.name, entrypoint=spec.entrypoint, queue=spec.queue, resources=spec.resources)
+    return replace(job, submission=replace(job.submission, spec=small, matrix=None))
 
 
 def save_interval(job: Job, leader: ProgressSnapshot) -> float | None:

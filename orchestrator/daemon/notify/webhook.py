@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -109,7 +110,7 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], tls: ssl.SSLC
 
 def _status(line: bytes) -> int:
     words = line.split()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not re.fullmatch(b"[0-9]{3}", words[1]):
         raise HookError("the reply is not HTTP")
     return int(words[1])
 

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from orchestrator.api.page_links import PageLinks
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.daemon.assembly import Parts
-    from orchestrator.daemon.service import Service
     from orchestrator.spec.settings import Settings
 
 CALLS_SECONDS: Final = 5.0
@@ -132,11 +131,13 @@ async def _serve_on(parts: Parts, control: ControlSocket, settings: Settings, op
     if options.page_listen:
         server, links = _page_server(parts, options, settings, closing)
         servers.append(server)
-    servers.append(ApiServer(create_control_app(service, policy, closing, links), [control.sock], sessions=True))
+    servers.append(
+        ApiServer(create_control_app(service, policy, closing, links, parts.audit), [control.sock], sessions=True)
+    )
     if options.read_listen:
         servers.append(_reading_server(parts, options, token))
     if options.listen:
-        servers.append(_tcp_server(service, options.listen, token, closing, links))
+        servers.append(_tcp_server(parts, options.listen, token, closing, links))
     for server in servers:
         await server.start()
     state = settings.paths.daemon_state
@@ -176,19 +177,17 @@ def _page_server(
     sock = bind_page(options, files)
     sign_in = sign_in_of(files, token=options.read_token(), reach=reach_of(options))
     address = parts.endpoints.page_address = shown_address(sock, options)
-    page, cap = LazyPage(parts.service, sign_in, closing), min(MAX_READERS, connection_cap())
+    page, cap = LazyPage(parts.service, sign_in, closing, parts.audit), connection_cap()
     return ApiServer(page, [sock], cap=cap, tls=page_tls(options)), PageLinkMaker(sign_in, address)
 
 
-def _tcp_server(
-    service: Service, listen: str, token: str, closing: asyncio.Event, links: PageLinks | None
-) -> ApiServer:
+def _tcp_server(parts: Parts, listen: str, token: str, closing: asyncio.Event, links: PageLinks | None) -> ApiServer:
     host, port = place_of(listen, "--listen")
     from orchestrator.api.server.listeners import host_names
 
     policy = GatePolicy(owner_uid=os.getuid(), token=token, hosts=host_names(host))
     return ApiServer(
-        create_control_app(service, policy, closing, links),
+        create_control_app(parts.service, policy, closing, links, parts.audit),
         [bind_tcp(host, port, option="--listen")],
         sessions=True,
     )

@@ -9,11 +9,11 @@ from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.service import Verb
 from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByHold, ByUser
-from orchestrator.core.lifecycle.advance import request_resume, request_stop
+from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, request_resume, request_stop
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
-from orchestrator.daemon.sharing.admission import check_queue
+from orchestrator.daemon.sharing.admission import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.submissions import Submissions
+    from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
 
 
@@ -41,6 +42,8 @@ class JobActions:
         """Run a command on a job; durable once this returns."""
         job = await self._reader.record(job_id)
         match request.verb:
+            case Verb.CANCEL if request.force and not job.state.is_terminal:
+                return await self._force(job, caller)
             case Verb.CANCEL:
                 return await self._stop(job, StopPurpose.CANCEL, caller)
             case Verb.PAUSE:
@@ -74,6 +77,31 @@ class JobActions:
         await self._loop.command(make)
         return await self._acted(job.id)
 
+    async def _force(self, job: Job, caller: Caller) -> v.ActionReply:
+        made: list[ev.Event] = []
+
+        def make() -> Sequence[ev.Event]:
+            live = self._loop.decided.get(job.id)
+            made[:] = [] if live is None else request_force(live, caller.user, self._loop.now())
+            return made
+
+        await self._loop.command(make)
+        after = await self._reader.record(job.id)
+        message = sentence(after.reason)
+        if any(isinstance(event, ev.GangAbandoned) for event in made):
+            nodes = ", ".join(sorted({self._loop.nodes[n].name if n in self._loop.nodes else n for n in job.nodes}))
+            message = (
+                f"its gang on {nodes} is given up: its ranks may still run there and use GPUs, until orch reaches and ends them"
+                " (`orch nodes cordon NODE` keeps other jobs away); what it has not saved, and outputs that were not"
+                " collected, are lost"
+            )
+        elif not after.state.is_terminal:
+            message = (
+                f"its processes are killed without time to save; if it has not ended in {FORCE_SECONDS:.0f} s,"
+                f" `orch cancel --force {job.id}` gives up its gang"
+            )
+        return v.ActionReply(job_id=job.id, state=after.state.value, message=message)
+
     async def _acted(self, job_id: JobId) -> v.ActionReply:
         job = await self._reader.record(job_id)
         return v.ActionReply(job_id=job_id, state=job.state.value, message=sentence(job.reason))
@@ -106,13 +134,19 @@ class JobActions:
     async def _update(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
         priority = request.priority
         if priority is None:
-            raise BadRequestError("nothing to change was given", hint="for example --priority 80")
+            raise BadRequestError("nothing to change was given", hint="for example --priority 30")
+        self.check(request, caller)
         if job.state.is_terminal:
             raise RefusedError(f"{job.id} has ended ({job.state.value}); nothing of it can be changed")
         await self._loop.command(
             lambda: [ev.JobUpdated(job_id=job.id, at=self._loop.now(), by=caller.user, priority=priority)]
         )
         return v.ActionReply(job_id=job.id, state=job.state.value, message=f"priority is {priority} now")
+
+    def check(self, request: ActionRequest, caller: Caller) -> None:
+        """Raise NotPermittedError for a change that only the daemon's owner may make."""
+        if request.priority is not None:
+            check_priority(request.priority, caller, self._settings)
 
     async def _rerun(self, job: Job, request: ActionRequest, caller: Caller) -> v.ActionReply:
         if request.failed and job.state is not JobState.FAILED:
@@ -125,19 +159,21 @@ class JobActions:
     ) -> v.SubmitReply:
         """Submit these jobs again, all or none; ``in_matrix``: each at its place in its matrix."""
         self._submissions.refuse_when_full()
+        specs = [spec_of_rerun(job, request.overrides, self._loop.nodes) for job in jobs]
         events: list[ev.JobSubmitted] = []
-        try:
-            for job in jobs:
-                event = await self._again(job, request, caller, in_matrix=in_matrix)
-                events.append(event)
-        except BaseException:
-            self._submissions.discard(events)
-            raise
-        return await self._submissions.accept(events)
+        with self._submissions.limits.adding(specs, caller):
+            try:
+                for job, spec in zip(jobs, specs, strict=True):
+                    events.append(await self._again(job, spec, request, caller, in_matrix=in_matrix))
+            except BaseException:
+                self._submissions.discard(events)
+                raise
+            return await self._submissions.accept(events)
 
-    async def _again(self, job: Job, request: ActionRequest, caller: Caller, *, in_matrix: bool) -> ev.JobSubmitted:
+    async def _again(
+        self, job: Job, spec: JobSpec, request: ActionRequest, caller: Caller, *, in_matrix: bool
+    ) -> ev.JobSubmitted:
         resume_from = await self._reader.checkpoint_path(job.id, caller) if request.from_checkpoint else None
-        spec = spec_of_rerun(job, request.overrides, self._loop.nodes)
         check_queue(spec, self._loop.shares.sharing)
         secrets = {n: v for n, v in read_secrets(self._settings.paths, job.id).items() if n in spec.secrets}
         if missing := [name for name in spec.secrets if name not in secrets]:
@@ -148,7 +184,7 @@ class JobActions:
         # A job that has started has met its dependencies: only one that never started waits again.
         fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
         needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id, job.submission.uid)
-        files, at = self._submissions.files_of(caller), self._loop.now()
+        files, at = self._submissions.pool, self._loop.now()
         given = (job, spec, caller, self._settings, secrets, resume_from)
         return await prepare_rerun(*given, files=files, at=at, prerequisites=needed, in_matrix=in_matrix)
 

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.daemon.jobs.metrics_file import values_since
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class BestValues:
 
     def of(self, job_id: str, metric: str, *, highest: bool) -> Reported:
         """Return what the job has reported; nothing where it has no file, or one that is not orch's."""
+        stop_if_abandoned()
         key = (job_id, metric)
         path = self._path_of(job_id)
         known = self._known.get(key)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orchestrator.abandoned import PIECE_BYTES, sha256_of
 from orchestrator.api.errors import BadRequestError, NotFoundError, RefusedError
 from orchestrator.api.files import CHECKPOINTS, OUTPUTS, FileDigest, FileList, FileView
 from orchestrator.private_files import enter_below
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pool
 
 MOST_FILES: Final = 10_000
-PIECE_BYTES: Final = 1024 * 1024
 
 Result = TypeVar("Result")
 
@@ -52,7 +51,7 @@ class LeftFiles:
 
     async def open(self, path: str) -> OpenFile:
         """Open a file's content."""
-        return OpenFile(await self._pool.run(self._handle, path), self._pool)
+        return await self._pool.run(self._open, path)
 
     def _found(self, globs: Globs) -> list[FileView]:
         found: list[FileView] = []
@@ -71,12 +70,12 @@ class LeftFiles:
         return found
 
     def _digest(self, path: str) -> FileDigest:
-        with os.fdopen(self._handle(path), "rb") as file:
-            sha256, size = hashlib.sha256(), 0
-            while piece := file.read(PIECE_BYTES):
-                sha256.update(piece)
-                size += len(piece)
-        return FileDigest(path=path, size_bytes=size, sha256=sha256.hexdigest())
+        with os.fdopen(self._handle(path), "rb", buffering=0) as file:
+            sha256, size = sha256_of(file)
+        return FileDigest(path=path, size_bytes=size, sha256=sha256)
+
+    def _open(self, path: str) -> OpenFile:
+        return OpenFile(self._handle(path), self._pool)
 
     def _handle(self, path: str) -> int:
         kind, _, below = path.partition("/")
@@ -105,13 +104,19 @@ class OpenFile:
     def __init__(self, handle: int, pool: Pool) -> None:
         self._handle, self._pool = handle, pool
 
+    def __del__(self) -> None:
+        """Close the file of a request that was cancelled before it received this."""
+        self.close()
+
     async def read(self, offset: int) -> bytes:
         """Return the next piece from ``offset`` on; empty at the end."""
         return await self._pool.run(os.pread, self._handle, PIECE_BYTES, offset)
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
+        """Close the file, once."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 def left_files(job_id: str, outputs: Path, checkpoints: str, path_of: Callable[[str], Path], pool: Pool) -> LeftFiles:

@@ -108,6 +108,7 @@ class MatrixDesk:
         jobs = [one.newest for one in by_combination(await self._jobs(matrix_id))]
         if request.verb is Verb.RERUN:
             return await self._rerun(matrix_id, request, caller)
+        self._actions.check(request, caller)
         further = ""
         if _is_search(jobs):
             further = await self._steer(matrix_id, request.verb)

@@ -43,6 +43,8 @@ T = TypeVar("T")
 
 REMEMBER_VIEWS: Final = 4096
 MOST_CANDIDATES: Final = 5
+READ_TOGETHER: Final = 100
+"""Records that are read at once for a list."""
 
 
 class Progress(Protocol):
@@ -95,15 +97,21 @@ class JobReader:
         self._progress = progress
         self._live = live
         self._docs_url = docs_url
-        self._views: OrderedDict[JobId, tuple[Job, tuple[object, ...], v.JobView]] = OrderedDict()
+        self._views: OrderedDict[JobId, tuple[int, tuple[object, ...], v.JobView]] = OrderedDict()
 
     async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
         """Return the jobs that match the filter, newest first."""
         before = None if query.before is None else (await self.record(query.before)).submission.sequence
-        found = await self._store.jobs(
-            StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
-        )
-        return await self.views_of(found)
+        wanted = StoreFilter(user=query.user, states=query.states, since=query.since, before=before, limit=query.limit)
+        views: list[v.JobView] = []
+        while len(views) < query.limit:  # in parts: records with large specs are in memory only while they are read
+            part = min(READ_TOGETHER, query.limit - len(views))
+            found = await self._store.jobs(replace(wanted, before=before, limit=part))
+            views += await self.views_of(found)
+            if len(found) < part:
+                break
+            before = found[-1].submission.sequence
+        return views
 
     async def views_of(self, jobs: Sequence[Job]) -> list[v.JobView]:
         """Return the views of these jobs."""
@@ -149,8 +157,8 @@ class JobReader:
         if progress is not None:
             return self._made(job, progress, *sources)
         known = self._views.get(job.id)
-        if known is None or known[0] is not job or known[1] != sources:
-            known = self._views[job.id] = (job, sources, self._made(job, None, *sources))
+        if known is None or known[0] != job.version or known[1] != sources:
+            known = self._views[job.id] = (job.version, sources, self._made(job, None, *sources))
             while len(self._views) > REMEMBER_VIEWS:
                 self._views.popitem(last=False)
         return known[2]

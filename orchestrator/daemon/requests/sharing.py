@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.scheduler import State
     from orchestrator.core.scheduler.shares import Shares
     from orchestrator.daemon.loop import Loop
+    from orchestrator.runtime.pools import Pool
     from orchestrator.store.port import Store
 
 
@@ -41,10 +42,13 @@ SHOWN_STARTS: Final = 20
 class SharingDesk:
     """Reads the loop's jobs; changes are written before they take effect, one after the other.
 
-    ``eta`` returns the seconds that a running job still needs, by its own progress.
+    Expected starts are computed in ``pool``. ``eta`` returns the seconds that a running job still needs, by its own progress.
     """
 
-    def __init__(self, loop: Loop, store: Store, eta: Callable[[Job], float | None] = lambda _: None) -> None:
+    def __init__(
+        self, loop: Loop, store: Store, pool: Pool, eta: Callable[[Job], float | None] = lambda _: None
+    ) -> None:
+        self._pool = pool
         self._eta = eta
         self._loop = loop
         self._store = store
@@ -78,9 +82,9 @@ class SharingDesk:
         past = replace(state.past, run_times=replace(state.past.run_times, reported=remaining))
         state = replace(state, past=past)
         if job_id is None:
-            found = await asyncio.to_thread(expected_starts, state, now, SHOWN_STARTS)
+            found = await self._pool.run(expected_starts, state, now, SHOWN_STARTS)
             return OutlookView(starts={str(each): at for each, at in found.items()}, order=order)
-        return outlook_view(await asyncio.to_thread(outlook_of, job_id, state, now))
+        return outlook_view(await self._pool.run(outlook_of, job_id, state, now))
 
     async def change(self, name: str, change: QueueChange, by: str) -> QueueView:
         """Change or create a queue. Raises BadRequestError for an invalid table, DiskFullError."""

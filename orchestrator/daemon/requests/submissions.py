@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -21,7 +20,7 @@ from orchestrator.daemon.jobs.prerequisites import own_name_by_id, prerequisite_
 from orchestrator.daemon.requests.placement import placement
 from orchestrator.daemon.search.book import SearchBook
 from orchestrator.daemon.search.plan import plan_of
-from orchestrator.daemon.sharing.admission import check_queue
+from orchestrator.daemon.sharing.admission import QueueLimits, check_queue
 from orchestrator.daemon.submitting import checking, submission
 from orchestrator.daemon.submitting.uploads import Uploads
 from orchestrator.store import errors as store_errors
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
-    from orchestrator.runtime.pools import Share, SharedPool
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
@@ -86,7 +85,7 @@ class Submissions:
         counter: Counter,
         blind_to: Callable[[str], Awaitable[list[str]]],
         resume_path: Callable[[str, Caller], Awaitable[str]],
-        pool: SharedPool,
+        pool: Pool,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -96,23 +95,20 @@ class Submissions:
         self._counter = counter
         self._blind_to = blind_to
         self._resume_path = resume_path
-        self._pool = pool
+        self.pool = pool
+        self.limits = QueueLimits(loop, settings)
         self._searches = SearchBook(settings.home)
         self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
-
-    def files_of(self, caller: Caller) -> Share:
-        """Return the threads for the files of this user's submissions."""
-        return self._pool.of(caller.uid)
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
         """Return the pieces of an upload that have to be sent."""
         self.refuse_when_full()
-        return await self.files_of(caller).run(self._uploads.missing, caller.uid, digests, size_bytes, self._loop.now())
+        return await self.pool.run(self._uploads.missing, caller.uid, digests, size_bytes, self._loop.now())
 
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
         """Keep a piece of an upload."""
         self.refuse_when_full()
-        await self.files_of(caller).run(self._uploads.put, caller.uid, digest, data)
+        await self.pool.run(self._uploads.put, caller.uid, digest, data)
 
     @contextlib.asynccontextmanager
     async def _with_files(self, request: SubmitRequest, caller: Caller) -> AsyncGenerator[SubmitRequest, None]:
@@ -122,12 +118,11 @@ class Submissions:
         if not request.upload:
             yield request
             return
-        files = self.files_of(caller)
-        directory = await files.run(self._uploads.lay_out, caller.uid, request.upload)
+        directory = await self.pool.run(self._uploads.lay_out, caller.uid, request.upload)
         try:
             yield replace(request, cwd=str(directory))
         finally:
-            await files.run(self._uploads.remove, directory)
+            await self.pool.run(self._uploads.remove, directory)
 
     async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         """Accept a job; durable once this returns."""
@@ -137,35 +132,36 @@ class Submissions:
 
     async def _submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
         began = time.perf_counter()
-        checked = await self.files_of(caller).run(checking.check, request)
+        checked = await self.pool.run(checking.check, request)
         first = checked[0]
         missing = tuple(name for name in first.spec.secrets if name not in request.secrets)
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
-        try:
-            events = await self._prepare(checked, request, caller)
-        except OrchError:
-            # A client may repeat a request that was accepted: changes since then must not refuse it.
-            known = await self._store.accepted(caller.uid, request.idempotency_key)
-            if known is None or known.spec != first.spec:
-                raise
-            cell = known.submission.matrix
-            jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
-            return _reply(jobs, left_out_view(None), created=False)
-        plan = plan_of(request, first)
-        if plan is not None:
-            try:  # before its first trials are accepted; without them it is forgotten when a daemon starts
-                await self._pool.run(self._searches.keep, plan, request.secrets)
-            except OSError as error:
-                self.discard(events)
-                raise DiskFullError(f"the submission could not be written: {error}") from error
-        reply = await self.accept(events)
+        with contextlib.ExitStack() as room:
+            try:
+                room.enter_context(self.limits.adding([one.spec for one in checked], caller))
+                events = await self._prepare(checked, request, caller)
+            except OrchError:
+                # A client may repeat a request that was accepted: changes since then must not refuse it.
+                known = await self._store.accepted(caller.uid, request.idempotency_key)
+                if known is None or known.spec != first.spec:
+                    raise
+                cell = known.submission.matrix
+                jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
+                return _reply(jobs, left_out_view(None), created=False)
+            plan = plan_of(request, first)
+            if plan is not None:
+                try:  # before its first trials are accepted; without them it is forgotten when a daemon starts
+                    await self.pool.run(self._searches.keep, plan, request.secrets)
+                except OSError as error:
+                    self.discard(events)
+                    raise DiskFullError(f"the submission could not be written: {error}") from error
+            reply = await self.accept(events)
         if plan is not None and not reply.created:
-            await self._pool.run(self._searches.remove, plan.matrix_id)
+            await self.pool.run(self._searches.remove, plan.matrix_id)
         notes: tuple[str, ...] = ()
         if first.directory is not None:
-            look = self.files_of(caller)
-            notes = await look.run(torch_notes, first.spec, first.python, first.directory, request.source)
+            notes = await self.pool.run(torch_notes, first.spec, first.python, first.directory, request.source)
         self._counter.submitted(time.perf_counter() - began)
         return replace(reply, notes=(*reply.notes, *first.notes, *notes))
 
@@ -185,7 +181,7 @@ class Submissions:
             one.spec.depends_on: await self.prerequisites(one.spec, request.source, caller.uid) for one in checked
         }
         resume_from = await self._resume_path(request.resume_from, caller) if request.resume_from else None
-        files, at = self.files_of(caller), self._loop.now()
+        files, at = self.pool, self._loop.now()
         events: list[ev.JobSubmitted] = []
         try:
             taken = await submission.archive(checked[0].directory, self._settings, files)
@@ -239,18 +235,17 @@ class Submissions:
             return await self._plan(asked, caller)
 
     async def _plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        look = self.files_of(caller)
-        every = await look.run(checking.check, request)
+        every = await self.pool.run(checking.check, request)
         checked = every[0]
         await self._nodes.wait(READY_SECONDS)
         files, size, left_out = (
-            (0, 0, None) if checked.directory is None else await look.run(snapshot.measure, checked.directory)
+            (0, 0, None) if checked.directory is None else await self.pool.run(snapshot.measure, checked.directory)
         )
         left_out_shown = left_out_view(left_out)
         notes = (
             *left_out_notes(left_out_shown),
             *checked.notes,
-            *await look.run(torch_notes, checked.spec, checked.python, checked.directory, request.source),
+            *await self.pool.run(torch_notes, checked.spec, checked.python, checked.directory, request.source),
         )
         reply: dict[str, Any] = {
             "name": checked.spec.name,
@@ -284,7 +279,7 @@ class Submissions:
         found = placement(asked, state, now)
         if found["starts"] == "later":
             there = replace(state, jobs={**state.jobs, asked.id: asked})
-            found["expected_start"] = (await asyncio.to_thread(outlook_of, asked.id, there, now)).starts_at
+            found["expected_start"] = (await self.pool.run(outlook_of, asked.id, there, now)).starts_at
         return found
 
     async def _check_storage(self, storage: str | None) -> None:

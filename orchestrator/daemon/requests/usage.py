@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from orchestrator.daemon.requests.actions import JobActions
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.search.desk import SearchDesk
-    from orchestrator.runtime.pools import Pool
+    from orchestrator.runtime.pools import Pool, Pools
     from orchestrator.spec.paths import Paths
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
-PAGE: Final = 500
+PAGE: Final = 100
 MOST_KEYS: Final = 4
 LABEL: Final = "label:"
 _HOUR: Final = 3600.0
@@ -184,16 +184,16 @@ def desks_of(
     loop: Loop,
     store: Store,
     settings: Settings,
-    pool: Pool,
+    pools: Pools,
     reader: JobReader,
     actions: JobActions,
     searches: SearchDesk,
 ) -> Desks:
-    """Create the desks; files are read in threads of ``pool``."""
-    best = BestValues(settings.paths.metrics)
+    """Create the desks; they work in ``pools``."""
+    best, pool = BestValues(settings.paths.metrics), pools.files
     return Desks(
         specs=JobSpecs(store, settings.paths, pool),
-        sharing=SharingDesk(loop, store, lambda job: _eta(reader.view(job))),
+        sharing=SharingDesk(loop, store, pools.outlook, lambda job: _eta(reader.view(job))),
         matrices=MatrixDesk(loop, store, reader, actions, best, searches, pool),
         usage=UsageDesk(loop, store, settings.paths, pool, settings.gpu_hour_price),
         estimates=EstimateRecord.of(settings.home),

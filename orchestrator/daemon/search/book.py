@@ -10,14 +10,13 @@ The trials themselves are jobs in the store. ``study.json`` can be remade from t
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.daemon.search.plan import SearchPlan
-from orchestrator.private_files import make_private
+from orchestrator.private_files import make_private, replace_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,8 +49,8 @@ class SearchBook:
         """Write a new search, durably. Raises OSError."""
         folder = make_private(self._of(plan.matrix_id))
         if secrets:
-            _write(folder / SECRETS, dict(secrets))
-        _write(folder / PLAN, asdict(plan))
+            replace_private(folder / SECRETS, json.dumps(dict(secrets)).encode())
+        replace_private(folder / PLAN, json.dumps(asdict(plan)).encode())
 
     def plan(self, matrix_id: str) -> SearchPlan | None:
         """Return the plan of a search; None where the matrix is no search, or its file is damaged."""
@@ -86,7 +85,7 @@ class SearchBook:
     def note(self, matrix_id: str, study: StudyRecord) -> None:
         """Write the results of its trials, and remove the secrets of a search that is over. Raises OSError."""
         folder = self._of(matrix_id)
-        _write(folder / STUDY, asdict(study))
+        replace_private(folder / STUDY, json.dumps(asdict(study)).encode())
         if study.over:
             (folder / SECRETS).unlink(missing_ok=True)
 
@@ -105,19 +104,3 @@ class SearchBook:
         if not _ID.fullmatch(matrix_id):
             raise ValueError(f"not a matrix's id: {matrix_id!r}")
         return self._folder / matrix_id
-
-
-def _write(path: Path, body: Mapping[str, Any]) -> None:
-    """Replace a file atomically; it is on disk once this returns."""
-    draft = path.with_name(f"{path.name}.new")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(json.dumps(body).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

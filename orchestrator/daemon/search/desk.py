@@ -21,6 +21,7 @@ from orchestrator.daemon.search.advisor import process_advisor
 from orchestrator.daemon.search.book import SearchBook, StudyRecord
 from orchestrator.daemon.search.trial import prepare_trial
 from orchestrator.daemon.search.trials import SETTLE_SECONDS, settles, standing
+from orchestrator.runtime.pools import working_for
 from orchestrator.spec.problems import SpecError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.search.advisor import Advisor
     from orchestrator.daemon.search.plan import SearchPlan
     from orchestrator.daemon.search.trials import Standing
-    from orchestrator.runtime.pools import SharedPool
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
@@ -71,7 +72,7 @@ class SearchDesk:
         loop: Loop,
         store: Store,
         settings: Settings,
-        pool: SharedPool,
+        pool: Pool,
         log: FilteringBoundLogger,
         *,
         advisor: MakeAdvisor = process_advisor,
@@ -258,9 +259,9 @@ class SearchDesk:
             fail_fast=plan.fail_fast,
             search=True,
         )
-        files = self._pool.of(base.submission.uid)
         secrets = await self._pool.run(self.book.secrets, plan.matrix_id)
-        event = await prepare_trial(base, plan, cell, secrets, self._loop, self._settings, files)
+        with working_for(base.submission.uid):
+            event = await prepare_trial(base, plan, cell, secrets, self._loop, self._settings, self._pool)
         job, _ = await self._store.submit(event)
         search.jobs[job.id] = job
         self._loop.add(job, {})

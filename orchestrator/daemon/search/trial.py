@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.search.plan import SearchPlan
-    from orchestrator.runtime.pools import Share
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
 
 
@@ -30,7 +30,7 @@ async def prepare_trial(
     secrets: Mapping[str, str],
     loop: Loop,
     settings: Settings,
-    files: Share,
+    files: Pool,
 ) -> JobSubmitted:
     """Lay out the files of a trial at ``cell``, as ``base``'s were. Raises SpecError, RefusedError, OSError.
 

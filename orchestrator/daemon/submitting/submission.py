@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import GitState, LeftOut, MatrixCell, Prerequisite
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.pools import Share
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
 
 
@@ -170,7 +170,7 @@ class Archive:
     size_bytes: int = 0
 
 
-async def archive(directory: Path | None, settings: Settings, files: Share) -> Archive:
+async def archive(directory: Path | None, settings: Settings, files: Pool) -> Archive:
     """Archive the working directory. Raises RefusedError."""
     if directory is None:
         return Archive()
@@ -199,7 +199,7 @@ async def prepare(
     resume_from: str | None,
     *,
     taken: Archive,
-    files: Share,
+    files: Pool,
     at: float,
     prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
@@ -224,7 +224,7 @@ def _key(request_key: str, cell: MatrixCell | None) -> str:
     return request_key if cell is None or not cell.index or not request_key else f"{request_key}/{cell.index}"
 
 
-async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Share) -> str | None:
+async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Pool) -> str | None:
     """Keep the checkpoint to start from beside the new job: its own job may remove it before this one starts."""
     if resume_from is None:
         return None
@@ -319,7 +319,7 @@ async def prepare_rerun(
     secrets: Mapping[str, str],
     resume_from: str | None,
     *,
-    files: Share,
+    files: Pool,
     at: float,
     prerequisites: tuple[Prerequisite, ...] = (),
     in_matrix: bool = False,

@@ -100,6 +100,13 @@ class Ender:
             self._post([ev.JobNoted(job_id=job.id, at=clock.now(), note=OutputsIncomplete(said=problem))])
         self._post([ev.GangReleased(job_id=job.id, at=clock.now(), gang=job.gang)])
 
+    async def end(self, job: Job) -> None:
+        """End the gang, and return once no process of it is left; nothing of it is kept."""
+        self._table.drop(job.id)
+        await self._until_connected()
+        await self._table.remove(job)
+        await self._confirm_gone(job)
+
     async def _flush(self, job: Job) -> None:
         """Write the newest snapshot to storage before the actors that do so end."""
         if job.gang_lost or not job.seats:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS: Final = 0.2
 LONGEST_RETRY_SECONDS: Final = 10.0
+LONGEST_ABANDONED_SECONDS: Final = 60.0
 
 
 _ATTEMPT: Final = re.compile(r"attempt-(\d{1,9})")
@@ -87,6 +88,7 @@ class Gangs:
         self._post = post
         self._log = log
         self._work: dict[JobId, _Work] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()
 
     def apply(self, job: Job, effect: Effect | None) -> None:
         """Start ``effect`` for ``job``; do nothing if it is in progress or done."""
@@ -117,6 +119,27 @@ class Gangs:
             self._log.warning("gang.unknown_ended", gangs=[gang.text for gang in gangs])
             await self._ender.confirm_gone(gangs)
 
+    def abandon(self, job: Job) -> None:
+        """End the gang as soon as it can be reached, in the background. After a restart, what is found of ended jobs is ended anyway."""
+        task = asyncio.create_task(self._end_abandoned(job), name=f"abandoned-{job.id}")
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
+
+    async def _end_abandoned(self, job: Job) -> None:
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                await self._ender.end(job)
+            except Exception as error:
+                if delay < LONGEST_ABANDONED_SECONDS:  # logged while the delays grow, not for ever
+                    why = str(error).partition("\n")[0] or type(error).__name__
+                    self._log.warning("gang.abandoned_remains", job=job.id, why=why)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_ABANDONED_SECONDS)
+            else:
+                self._log.info("gang.abandoned_ended", job=job.id)
+                return
+
     def settle(self) -> None:
         """Begin to remove the gangs that an earlier daemon parked, which no job needs."""
         self._table.remove_left()
@@ -133,7 +156,7 @@ class Gangs:
 
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
-        tasks = [work.task for work in self._work.values()]
+        tasks = [*(work.task for work in self._work.values()), *self._abandoned]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

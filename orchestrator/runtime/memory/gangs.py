@@ -111,6 +111,17 @@ class MemoryGangs:
                 found = ev.LaterAttemptsFound(job_id=job.id, at=self._now(), attempt=attempt, gang=gang)
                 self._post([found])
 
+    def abandon(self, job: Job) -> None:
+        """End the gang as soon as it can be reached. See ``daemon.ports``."""
+        self._gangs.pop(job.id, None)
+        EffectTask(job.id, self._cluster.network, make=partial(self._end, job), lost=lambda _: None).start()
+
+    def _end(self, job: Job) -> Steps:
+        if not self._closed:
+            yield [Order(None, partial(self._cluster.remove, job.id, job.gang))]
+            for node_id in dict.fromkeys(job.nodes):
+                yield from self._confirm_gone(job, node_id)
+
     def report_reachability(self, jobs: Iterable[Job]) -> None:
         """Post the jobs that have ranks on nodes that do not answer, and those that no longer have any."""
         silent = self._cluster.silent

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.private_files import enter_below
 from orchestrator.spec.globs import Globs
 
@@ -130,6 +131,7 @@ def regular_files(work: Path) -> Iterator[Output]:
 
 def _regular_files_below(root: int) -> Iterator[Output]:
     for directory, _, names, folder in os.fwalk(".", dir_fd=root, follow_symlinks=False):
+        stop_if_abandoned()
         for name in names:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 PARSED_JOBS = 1024  # about 10 MB; `orch status --watch` reads the same jobs again and again
+LONGEST_PARSED = 32 * 1024
+"""Characters of a record that is kept: 1024 of the largest that are accepted would take some gigabytes."""
 
 
 class Parsed:
@@ -30,6 +32,8 @@ class Parsed:
         """Return the job of a row of id, version and record."""
         key = row[:2]
         job = self._jobs.get(key)
+        if job is None and len(row[2]) > LONGEST_PARSED:
+            return job_of(row[2])
         if job is None:
             job = self._jobs[key] = job_of(row[2])
             if len(self._jobs) > PARSED_JOBS:

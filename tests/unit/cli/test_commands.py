@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
 from orchestrator.api.queue_views import HolderView, OutlookView
-from orchestrator.api.views import CheckpointView, FailureView, GpuView, ProgressView
+from orchestrator.api.views import AuditEntry, CheckpointView, FailureView, GpuView, ProgressView
 from orchestrator.cli.status_view import MORE, MOST_WAITING
 
 if TYPE_CHECKING:
@@ -192,6 +192,28 @@ def test_events(orch: Orch, served: ServedFake, job: JobView) -> None:
         since = dt.datetime.fromtimestamp(last_at + offset).isoformat()  # noqa: DTZ006  # the user's own time zone
         assert len(orch("events", job.id, "--since", since, "--json").json["events"]) == count
     assert orch("events", job.id, "--since", "10").code == 2
+
+
+def test_the_audit_log_is_shown_without_control_characters(served: ServedFake, orch: Orch) -> None:
+    entry = AuditEntry(
+        at=1_790_000_000.0,
+        user="ada",
+        uid=1000,
+        source="unix pid 7",
+        action="POST /api/v1/jobs/x\x1b[2J/cancel",
+        job="digits-abc234",
+        result="not_permitted",
+        status=403,
+        detail="",
+    )
+    served.do(lambda service: service.noted.extend([replace(entry, user="grace"), entry]))
+    shown = orch("events", "--audit", "--tail", "1").out
+    assert all(word in shown for word in ("ada", "unix pid 7", "digits-abc234", "not_permitted"))
+    assert "grace" not in shown
+    assert "\x1b" not in shown
+    assert [one["user"] for one in orch("events", "--audit", "--json").json["entries"]] == ["grace", "ada"]
+    for wrong in (("events",), ("events", "digits", "--audit"), ("events", "--audit", "--follow")):
+        assert orch(*wrong).code == 2
 
 
 def test_explain(orch: Orch, served: ServedFake) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -61,6 +62,11 @@ class Browser:
         return self.ask("POST", address, sent, urlencode(form or {}).encode())
 
     def ask(self, method: str, address: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        return asyncio.run(self.call(method, address, headers, body))
+
+    async def call(
+        self, method: str, address: str, headers: Mapping[str, str] = MappingProxyType({}), body: bytes = b""
+    ) -> Answer:
         parts = urlsplit(address)
         sent = {"host": HOST, **({"cookie": self.cookie} if self.cookie else {}), **headers}
         scope = {
@@ -77,13 +83,17 @@ class Browser:
         }
         messages: list[Message] = []
 
+        arrived: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
         async def receive() -> Message:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not arrived:
+                await asyncio.Event().wait()  # the browser stays
+            return arrived.pop()
 
         async def send(message: Message) -> None:
             messages.append(message)
 
-        asyncio.run(self.app(scope, receive, send))
+        await self.app(scope, receive, send)
         found = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
         if "set-cookie" in found:
             self.cookie = found["set-cookie"].partition(";")[0]

@@ -6,7 +6,7 @@ import os
 import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 import pytest
 
@@ -330,3 +330,13 @@ def test_the_report_of_an_ended_job_is_linked_and_can_run_nothing(browser: Brows
     answer = browser.get(f"/jobs/{without.id}/report")
     assert (answer.status, "orch report" in answer.text) == (404, True)
     assert f"/jobs/{without.id}/report" not in browser.get(f"/jobs/{without.id}").text
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "9" * 11, str(2**31), "-1", "1.5", "\u0664", "one"])
+def test_numbers_in_an_address_are_bounded(browser: Browser, number: str) -> None:
+    job = browser.service.add(state="RUNNING")
+    for name in ("rank", "attempt"):
+        for page in ("", "/log"):
+            answer = browser.get(f"/{'live/' if page else ''}jobs/{job.id}{page}?{name}={quote(number)}")
+            assert answer.status == 400, (name, page)
+            assert "is not a number from" in answer.text

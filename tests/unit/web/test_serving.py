@@ -93,7 +93,8 @@ def test_the_page_is_made_when_the_first_browser_comes(tmp_path: Path) -> None:
         messages.append(message)
 
     async def receive() -> Message:
-        return {"type": "http.disconnect"}
+        await asyncio.Event().wait()
+        raise AssertionError
 
     scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "headers": [(b"host", b"localhost")]}
     for _ in range(2):

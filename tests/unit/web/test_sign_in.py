@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.api.errors import RefusedError, UnauthenticatedError
-from orchestrator.web.sign_in import COOKIE_SECONDS, LINK_SECONDS, MOST_LINKS, SignIn
+from orchestrator.api.errors import UnauthenticatedError
+from orchestrator.web.guard import MOST_STREAMS
+from orchestrator.web.sign_in import COOKIE_SECONDS, LINK_SECONDS, MOST_LINKS, SignIn, SignOuts
+from tests.unit.web.conftest import HOST, OTHER_UID, Browser
 
 if TYPE_CHECKING:
-    from tests.unit.web.conftest import Browser, Clock
+    from pathlib import Path
+
+    from tests.unit.web.conftest import Clock
 
 
 def test_a_link_becomes_a_strict_cookie_that_scripts_cannot_read(visitor: Browser) -> None:
@@ -72,32 +77,72 @@ def test_a_cookie_outlives_the_daemon_and_is_no_other_daemon_s(clock: Clock) -> 
 
 def test_a_changed_cookie_is_refused(sign_in: SignIn) -> None:
     cookie = sign_in.redeem(sign_in.new_link(7))
-    user, until, nonce, mac = cookie.split(".")
+    user, until, count, nonce, mac = cookie.split(".")
     for forged in (
         "",
         ".",
         "...",
-        f"8.{until}.{nonce}.{mac}",
-        f"7.9{until}.{nonce}.{mac}",
-        f"{user}.{until}.{nonce}.",
+        f"8.{until}.{count}.{nonce}.{mac}",
+        f"7.9{until}.{count}.{nonce}.{mac}",
+        f"7.{until}.1.{nonce}.{mac}",
+        f"{user}.{until}.{count}.{nonce}.",
         "é.1.x.y",
     ):
         assert sign_in.user_of(forged) is None
     assert sign_in.user_of(cookie) == 7
 
 
-def test_unused_links_are_bounded(sign_in: SignIn, clock: Clock) -> None:
-    for _ in range(MOST_LINKS):
-        sign_in.new_link(7)
-    with pytest.raises(RefusedError, match="unused"):
-        sign_in.new_link(7)
-    clock.now += LINK_SECONDS
-    sign_in.redeem(sign_in.new_link(7))
-    with pytest.raises(UnauthenticatedError):
-        sign_in.redeem("guess")
+def test_unused_links_are_bounded_for_each_user_and_the_newest_works(sign_in: SignIn) -> None:
+    theirs = sign_in.new_link(8)
+    links = [sign_in.new_link(7) for _ in range(3 * MOST_LINKS)]
+    assert sign_in.user_of(sign_in.redeem(theirs)) == 8, "the links of others take no room"
+    for link in links[:-MOST_LINKS]:
+        with pytest.raises(UnauthenticatedError):
+            sign_in.redeem(link)
+    for link in links[-MOST_LINKS:]:
+        assert sign_in.user_of(sign_in.redeem(link)) == 7
 
 
-def test_signing_out(browser: Browser) -> None:
+def test_signing_out_ends_every_session_of_the_user_alone(browser: Browser, sign_in: SignIn) -> None:
+    kept, theirs = browser.cookie, sign_in.redeem(sign_in.new_link(OTHER_UID))
     answer = browser.post("/signout")
     assert answer.status == 200
     assert "max-age=0" in answer.headers["set-cookie"].lower()
+    browser.cookie = kept
+    assert browser.get("/").status == 401, "a copy of the cookie is worth nothing"
+    assert sign_in.user_of(theirs) == OTHER_UID
+    assert browser.signed_in().get("/").status == 200
+
+
+def test_a_sign_out_outlives_the_daemon(clock: Clock, tmp_path: Path) -> None:
+    kept = tmp_path / "page.signed-out"
+    first = SignIn(b"a" * 32, clock, sign_outs=SignOuts(kept))
+    before = first.redeem(first.new_link(7))
+    asyncio.run(first.sign_out(7))
+    after = first.redeem(first.new_link(7))
+    again = SignIn(b"a" * 32, clock, sign_outs=SignOuts(kept))
+    assert (again.user_of(before), again.user_of(after)) == (None, 7)
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+def test_streams_are_bounded_for_each_user_and_end_when_he_signs_out(browser: Browser, sign_in: SignIn) -> None:
+    theirs = Browser(browser.service, sign_in)
+    theirs.app = browser.app
+    theirs.signed_in(OTHER_UID)
+
+    async def story() -> None:
+        mine = [asyncio.create_task(browser.call("GET", "/live/overview")) for _ in range(MOST_STREAMS)]
+        other = asyncio.create_task(theirs.call("GET", "/live/overview"))
+        await asyncio.sleep(0)
+        await asyncio.wait([*mine, other], timeout=0)
+        assert (await browser.call("GET", "/live/overview")).status == 409
+        cookie, form = browser.cookie, {"content-type": "application/x-www-form-urlencoded"}
+        assert (await browser.call("POST", "/signout", {"origin": f"http://{HOST}", **form})).status == 200
+        assert {answer.status for answer in await asyncio.gather(*mine)} == {200}
+        browser.cookie = cookie
+        assert (await browser.call("GET", "/live/overview")).status == 401
+        assert not other.done()
+        other.cancel()
+        await asyncio.wait([other])
+
+    asyncio.run(story())

@@ -27,7 +27,7 @@ class Routes:
     def __init__(self) -> None:
         self.service, self.closing = _Standin(), _Standin()
         service: Any = self.service
-        self.app: FastAPI = control_routes(service, cast("asyncio.Event", self.closing), service)
+        self.app: FastAPI = control_routes(service, cast("asyncio.Event", self.closing), service, service)
 
     def release(self) -> None:
         """Make the routes available to another fake. No request may be running."""

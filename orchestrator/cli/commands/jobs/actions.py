@@ -37,6 +37,13 @@ def cancel(
     label: Labels = None,
     name: Name = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when they have ended.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="For the daemon's owner: kill at once; a job that has not ended after a minute is given up by a second --force.",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     json: Json = False,
@@ -48,7 +55,7 @@ def cancel(
     """
     session = Session(quiet=quiet)
     found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
-    code, ids = act_on_each(session, found, CANCEL, lambda client, ref: client.cancel(ref))
+    code, ids = act_on_each(session, found, CANCEL, lambda client, ref: client.cancel(ref, force=force))
     if wait:
         from orchestrator.api.transport import following
 

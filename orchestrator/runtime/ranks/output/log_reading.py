@@ -14,6 +14,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.core.conformance import is_time
 from orchestrator.runtime.ranks.logs import LONGEST_LINE_BYTES, LogEntry
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
@@ -164,6 +165,7 @@ class LogReader:
         end = os.fstat(handle).st_size
         at = found = min(self._offsets.get(file.key, 0), end)  # less: the file was truncated
         while at < end and at - found <= MOST_SKIPPED_BYTES:
+            stop_if_abandoned()
             data = os.pread(handle, min(piece, end - at), at)
             whole = data.rfind(b"\n") + 1
             if not whole:
@@ -233,6 +235,7 @@ def _open_inode(file: _File) -> int:
 def _after_newline(handle: int, at: int, end: int) -> int:
     """Return the position after the next line break, or the end."""
     while at < end:
+        stop_if_abandoned()
         data = os.pread(handle, min(LARGEST_PIECE_BYTES, end - at), at)
         found = data.find(b"\n")
         if found >= 0:
@@ -248,6 +251,7 @@ def _read_back(handle: int, end: int, file: _File, piece: int) -> Iterator[LogEn
     at = found = end
     rest = b""
     while at > 0 and found - at <= MOST_SKIPPED_BYTES:
+        stop_if_abandoned()
         size = min(piece, at)
         at -= size
         data = os.pread(handle, size, at) + rest

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import pytest
 from orchestrator.api.server.testing import ServedFake, serve_fake
 from tests.support.plain_http import JSON, Answer, ask
 from tests.unit.api.conftest import TOKEN
+from tests.unit.api.test_matrix_routes import grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,6 +221,31 @@ def test_references_never_become_paths(served: ServedFake, job_id: str, ref: str
     assert snapshot(served) == before
 
 
+NUMBERS = {
+    "jobs?limit=": "",
+    "changes?after=": "",
+    "jobs/{}/events?after=": "",
+    "jobs/{}/events?limit=": "",
+    "jobs/{}/events?tail=": "",
+    "jobs/{}/logs?rank=": "&follow=true",
+    "jobs/{}/logs?attempt=": "&follow=true",
+    "jobs/{}/logs?tail=": "",
+    "jobs/{}/files/content?path=out/x&offset=": "",
+}
+
+
+@pytest.mark.parametrize("digits", [18, 4000, 5000])
+def test_numbers_are_bounded(served: ServedFake, job_id: str, digits: int) -> None:
+    for path, more in NUMBERS.items():
+        answer = ask(served.endpoint, "GET", f"/api/v1/{path.format(job_id)}{'9' * digits}{more}")
+        assert (answer.status, answer.json["code"]) == (400, "bad_request"), path
+    for what in ("stacks", "profile"):
+        body = f'{{"rank": {"9" * digits}}}'.encode()
+        assert ask(served.endpoint, "POST", f"/api/v1/jobs/{job_id}/{what}", headers=JSON, body=body).status == 400
+    length = {**JSON, "Content-Length": "9" * digits}
+    assert ask(served.endpoint, "POST", "/api/v1/jobs", headers=length, body=b"").status in {400, 413}
+
+
 # -- another user of the same machine
 
 
@@ -246,6 +273,19 @@ def test_a_guest_reads_no_checkpoint_or_output_but_his_own(foreign: ServedFake, 
     for name in (theirs.id, "ada:theirs"):
         answer = ask(foreign.endpoint, "GET", f"/api/v1/jobs/{name}/{what}")
         assert (answer.status, answer.json["hint"]) == (403, "ask ada")
+
+
+def test_the_owner_alone_cancels_by_force_and_one_job_at_a_time(foreign: ServedFake) -> None:
+    mine = foreign.do(lambda service: service.add("mine", uid=os.getuid()))
+    path, body = f"/api/v1/jobs/{mine.id}/cancel", b'{"force": true}'
+    refused = ask(foreign.endpoint, "POST", path, headers=JSON, body=body)
+    assert (refused.status, refused.json["code"]) == (403, "not_permitted")
+    assert ask(foreign.tcp_endpoint, "POST", path, headers={**JSON, **BEARER}, body=body).status == 200
+    assert ask(foreign.endpoint, "POST", path.replace("/cancel", "/pause"), headers=JSON, body=body).status == 400
+    foreign.do(lambda service: service.matrices.update({"grid-abc234": replace(grid(0), id="grid-abc234")}))
+    grid_path = "/api/v1/jobs/grid-abc234/cancel"
+    whole = ask(foreign.tcp_endpoint, "POST", grid_path, headers={**JSON, **BEARER}, body=body)
+    assert (whole.status, "is a matrix" in whole.json["message"]) == (400, True)
 
 
 def test_a_guest_s_refusal_names_whom_to_ask(foreign: ServedFake) -> None:

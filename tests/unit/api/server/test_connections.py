@@ -9,11 +9,15 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from orchestrator.api.server.listeners import Deadlines
 from orchestrator.api.server.testing import serve_fake
+from orchestrator.daemon.requests.left_files import LeftFiles
 from orchestrator.gpu.exporter.acceptor import Acceptor
+from orchestrator.runtime.pools import Pool
+from tests.support.stack import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,3 +192,18 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE))
 def test_the_limit_of_open_files_is_raised_to_the_hard_one() -> None:
     done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["(2048, 2048) 512", "(2048, 2048)"]
+
+
+def test_work_for_a_request_ends_when_its_client_goes(tmp_path: Path) -> None:
+    """Two abandoned digests of a file without end take no thread from anyone."""
+    with serve_fake(tmp_path, owner_uid=os.getuid()) as served, closing(Pool("files", 2)) as pool:
+        job = served.do(lambda service: service.add())
+        (tmp_path / "out").mkdir()
+        with (tmp_path / "out" / "large").open("wb") as file:
+            file.truncate(2**42)  # sparse: it takes no room, and an hour to read
+        served.do(lambda service: service.files_of.update({job.id: LeftFiles(job.id, {"out": tmp_path / "out"}, pool)}))
+        for request in (f"jobs/{job.id}/files/digest?path=out/large",) * 2:
+            with connected(served.endpoint.socket_path) as sock:
+                sock.sendall(f"GET /api/v1/{request} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                wait_until("the file is read", lambda: pool.busy)
+            wait_until("the thread is free", lambda: not pool.busy)

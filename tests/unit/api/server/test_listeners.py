@@ -7,14 +7,14 @@ import socket
 import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from orchestrator.api.client import Client
 from orchestrator.api.errors import BadRequestError, DaemonUnreachableError, RefusedError
 from orchestrator.api.server import listeners as serve
-from orchestrator.api.server.listeners import address_of, bind_tcp, host_names, is_loopback
+from orchestrator.api.server.listeners import Guests, address_of, bind_tcp, host_names, is_loopback
 from orchestrator.api.server.testing import serve_fake
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -131,3 +131,20 @@ def test_it_can_be_stopped_and_started_again(served: ServedFake) -> None:
         Client(served.endpoint).health()
     served.start()
     assert Client(served.endpoint).health().ready
+
+
+def test_connections_of_each_guest_are_bounded_and_those_of_the_owner_are_not() -> None:
+    class Connection:
+        released = 0
+
+        def release(self) -> None:
+            self.released += 1
+
+    guests, held = Guests(2, owner_uid=1), [Connection() for _ in range(4)]
+    admitted = [guests.admit(uid, cast("Any", one)) for uid, one in zip((7, 7, 7, 8), held, strict=True)]
+    assert admitted == [True, True, False, True]
+    assert all(guests.admit(1, cast("Any", Connection())) for _ in range(9))
+    held[0].release()
+    assert held[0].released == 1
+    assert guests.admit(7, cast("Any", Connection()))
+    assert not guests.admit(7, cast("Any", Connection()))

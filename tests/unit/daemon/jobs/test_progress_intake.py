@@ -11,6 +11,7 @@ from orchestrator.daemon.estimates.record import EstimateRecord
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.daemon.jobs.progress import ProgressBook
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
+from orchestrator.runtime.pools import Pool
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import running
@@ -39,6 +40,7 @@ class World:
             post=self.posted.extend,
             estimates=EstimateDesk(EstimateRecord.of(self.paths.home)),
             changes=self.changes,
+            pool=Pool("records", 1),
             log=LOG,
             remember=1,
         )

@@ -44,7 +44,7 @@ class GridDesk:
         best = BestValues(desk.settings.paths.metrics)
         loop, store = desk.rounds.loop, desk.rounds.store
         self.searches = SearchDesk(loop, store, desk.settings, Pools().submissions, LOG)
-        self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, self.searches, Pools().outputs)
+        self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, self.searches, Pools().files)
 
     async def submit(self, text: str = GRID, *, key: str = "key-grid", **fields: Any) -> v.SubmitReply:
         return await self.desk.submissions.submit(self.desk.request(text, idempotency_key=key, **fields), ADA)

@@ -14,6 +14,7 @@ from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.requests.sharing import SharingDesk
 from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.runtime.pools import Pools
 from orchestrator.spec.queues import QueueSpec, parse_queues
 from orchestrator.store.errors import StoreError
 from orchestrator.store.memory import MemoryStore
@@ -29,7 +30,7 @@ def with_desk(story: Callable[[SharingDesk, Rounds], Awaitable[None]], queues: s
     async def run() -> None:
         async with asyncio.timeout(300), Rounds() as rounds:
             rounds.loop.shares = ShareBook(Sharing(queues=parse_queues(queues), ageing=1e12))
-            await story(SharingDesk(rounds.loop, rounds.store), rounds)
+            await story(SharingDesk(rounds.loop, rounds.store, Pools().outlook), rounds)
 
     asyncio.run(run())
 
@@ -42,7 +43,7 @@ def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> No
         rounds.loop.decided = LiveJobs([busy, late])
         rounds.loop.nodes = nodes(node("a", gpus=8))
         now = rounds.loop.now()
-        desk = SharingDesk(rounds.loop, rounds.store, lambda job: 60.0 if job.id == busy.id else None)
+        desk = SharingDesk(rounds.loop, rounds.store, Pools().outlook, lambda job: 60.0 if job.id == busy.id else None)
         found = await desk.outlook(late.id)
         assert found.starts_at == pytest.approx(now + 60, abs=5)
         [holder] = found.holders
@@ -88,7 +89,7 @@ def test_a_change_that_cannot_be_written_does_not_count() -> None:
 
     async def story(_: SharingDesk, rounds: Rounds) -> None:
         with pytest.raises(DiskFullError, match="the change of queue research could not be written: no space left"):
-            await SharingDesk(rounds.loop, Full()).change("research", QueueChange(weight=2.0), "ada")
+            await SharingDesk(rounds.loop, Full(), Pools().outlook).change("research", QueueChange(weight=2.0), "ada")
         assert rounds.loop.shares.sharing.queues == ()
 
     with_desk(story)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import subprocess
+import weakref
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,11 +25,13 @@ from orchestrator.api.errors import (
     WorkdirNeededError,
 )
 from orchestrator.api.service import ActionRequest, Caller, JobFilter, ProfileRequest, SubmitRequest, Verb
-from orchestrator.core.events import GitState, JobSubmitted
+from orchestrator.core.events import GitState, JobFinished, JobSubmitted
 from orchestrator.core.facts.reasons import PlacingGang
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.queues import Sharing
+from orchestrator.core.stored.job_record import job_from_text, job_to_dict
 from orchestrator.daemon.loop import Published
+from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
@@ -37,7 +42,7 @@ from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.daemon.stopping import StopRequest
-from orchestrator.runtime.pools import Pools, SharedPool
+from orchestrator.runtime.pools import Pool, Pools
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus
@@ -89,9 +94,9 @@ class Counted:
 class Desk:
     """Every part, on one loop and one store."""
 
-    def __init__(self, rounds: Rounds, home: Path) -> None:
+    def __init__(self, rounds: Rounds, home: Path, **environ: str) -> None:
         self.rounds = rounds
-        self.settings = Settings.from_environ({"ORCH_HOME": str(home)})
+        self.settings = Settings.from_environ({"ORCH_HOME": str(home), **environ})
         self.settings.paths.jobs.mkdir(parents=True)
         loop, store = rounds.loop, rounds.store
         self.stop, self.counted, self.blind = StopRequest(), Counted(), list[str]()
@@ -101,7 +106,7 @@ class Desk:
         self.submissions = self.submissions_with(Pools().submissions)
         self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
 
-    def submissions_with(self, pool: SharedPool) -> Submissions:
+    def submissions_with(self, pool: Pool) -> Submissions:
         return Submissions(
             self.rounds.loop,
             self.rounds.store,
@@ -128,14 +133,14 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+async def desk(tmp_path: Path, **environ: str) -> AsyncIterator[Desk]:
     async with Rounds() as rounds:
-        yield Desk(rounds, tmp_path / "home")
+        yield Desk(rounds, tmp_path / "home", **environ)
 
 
-def on_a_desk(tmp_path: Path, story: Callable[[Desk], Awaitable[None]]) -> None:
+def on_a_desk(tmp_path: Path, story: Callable[[Desk], Awaitable[None]], **environ: str) -> None:
     async def run() -> None:
-        async with asyncio.timeout(300), desk(tmp_path) as made:
+        async with asyncio.timeout(300), desk(tmp_path, **environ) as made:
             await story(made)
 
     asyncio.run(run())
@@ -176,7 +181,7 @@ def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
     on_a_desk(tmp_path, story)
 
 
-class CountedPool(SharedPool):
+class CountedPool(Pool):
     """Pool that records the functions that it runs."""
 
     def __init__(self) -> None:
@@ -501,7 +506,7 @@ def test_a_rerun_takes_changed_values(tmp_path: Path) -> None:
             await desk.act(first, Verb.RERUN, overrides=("working_dir=/tmp",))
         with pytest.raises(RefusedError, match="TOKEN"):
             await desk.act(first, Verb.RERUN, overrides=("secrets=[TOKEN]",))
-        specs = JobSpecs(desk.rounds.store, desk.settings.paths, Pools().outputs)
+        specs = JobSpecs(desk.rounds.store, desk.settings.paths, Pools().files)
         changed = (await specs.diff(first, again.job_id)).values
         assert {value.key for value in changed} == {"name", "priority"}
         assert (await specs.spec(again.job_id)).rerun_of == first
@@ -536,7 +541,104 @@ def test_the_view_of_a_job_that_waits_is_made_again_only_when_it_looks_otherwise
         assert await reader.job(job.id) is first
         rounds.loop.waiting[job.id] = PlacingGang()
         assert (await reader.job(job.id)).reason != first.reason
-        rounds.loop.jobs[job.id] = replace(job, priority=77)
+        rounds.loop.jobs[job.id] = replace(job, version=job.version + 1, priority=77)
         assert (await reader.job(job.id)).priority == 77
 
     asyncio.run(story())
+
+
+GRACE = Caller(uid=1001, gid=1000, user="grace", is_owner=False)
+
+
+HELD = YAML + "hold: true\n"
+
+
+def test_each_user_may_have_so_many_jobs_that_have_not_ended(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        async def submit(key: str, caller: Caller = ADA, text: str = HELD) -> str:
+            reply = await desk.submissions.submit(desk.request(text, idempotency_key=key), caller)
+            assert reply.job_id is not None
+            return reply.job_id
+
+        first = await submit("0")
+        answers = await asyncio.gather(*(submit(str(n)) for n in range(1, 8)), return_exceptions=True)
+        refused = [one for one in answers if not isinstance(one, str)]
+        assert len(answers) - len(refused) == 2, "those that arrive together count, too"
+        assert {type(one) for one in refused} == {RefusedError}
+        assert "may have 3 jobs that have not ended (ORCH_USER_MAX_QUEUED), and has" in str(refused[0])
+        assert len(list(desk.settings.paths.jobs.iterdir())) == 3, "no files of refused submissions"
+        await submit("theirs", GRACE)
+        assert await submit("0") == first, "one that was accepted before is answered"
+        with pytest.raises(RefusedError, match="ORCH_USER_MAX_QUEUED"):
+            await desk.act(JobId(first), Verb.RERUN)
+        with pytest.raises(RefusedError, match="ORCH_USER_MAX_QUEUED"):
+            await submit(
+                "matrix", GRACE, HELD + "matrix: {parameters: {lr: [1, 2, 3]}}\n" + "env: {LR: '${matrix.lr}'}\n"
+            )
+        await desk.act(JobId(first), Verb.CANCEL)
+        await submit("8")
+
+    on_a_desk(tmp_path, story, ORCH_USER_MAX_QUEUED="3")
+
+
+LARGE = HELD + "env: {DATA: '%s'}\n"
+
+
+def test_each_user_s_job_files_may_take_so_many_bytes(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        async def submit(key: str, size: int, caller: Caller = ADA) -> str:
+            request = desk.request(LARGE % (key * size), idempotency_key=f"key-{key}")
+            return (await desk.submissions.submit(request, caller)).job_id or ""
+
+        first = await submit("a", 60_000)
+        with pytest.raises(RefusedError, match=r"may take 0.1 MB \(ORCH_USER_MAX_QUEUED_BYTES\), and take 0.1 MB"):
+            await submit("b", 60_000)
+        await submit("c", 1_000)
+        await submit("d", 60_000, GRACE)
+        await desk.act(JobId(first), Verb.CANCEL)
+        await submit("b", 60_000)
+
+    on_a_desk(tmp_path, story, ORCH_USER_MAX_QUEUED_BYTES="100K")
+
+
+def test_memory_of_large_job_files_is_given_back_when_the_jobs_end(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        specs = []
+        for key in "abcd":
+            request = desk.request(LARGE % (key * 100_000), idempotency_key=f"key-{key}")
+            job = await desk.reader.record(JobId((await desk.submissions.submit(request, ADA)).job_id or ""))
+            assert await desk.reader.job(job.id)
+            specs.append(weakref.ref(job.spec))
+            text = json.dumps(job_to_dict(job), separators=(",", ":"))
+            assert job_from_text(text) == job_from_text(text) == job
+            metering = Metering(desk.settings, 0.0)
+            await desk.act(job.id, Verb.CANCEL)
+            ended = await desk.reader.record(job.id)
+            metering.observe(ended, JobFinished(job_id=job.id, at=1.0, state=ended.state, reason=ended.reason))
+            assert await desk.reader.job(job.id)
+        await desk.rounds.store.prune(1e12, frozenset())
+        del job, ended
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [spec() for spec in specs if spec() is not None] == []
+
+    on_a_desk(tmp_path, story)
+
+
+def test_only_the_owner_gives_a_priority_above_the_limit(tmp_path: Path) -> None:
+    async def story(desk: Desk) -> None:
+        def request(priority: int, key: str) -> SubmitRequest:
+            return desk.request(YAML + f"priority: {priority}\n", idempotency_key=key)
+
+        with pytest.raises(NotPermittedError, match=r"at most priority 50 \(ORCH_USER_MAX_PRIORITY\), not 51"):
+            await desk.submissions.submit(request(51, "a"), GRACE)
+        mine = JobId((await desk.submissions.submit(request(50, "a"), GRACE)).job_id or "")
+        await desk.submissions.submit(request(100, "a"), ADA)
+        for verb, fields in ((Verb.UPDATE, {"priority": 80}), (Verb.RERUN, {"overrides": ("priority=80",)})):
+            with pytest.raises(NotPermittedError, match="ORCH_USER_MAX_PRIORITY"):
+                await desk.actions.act(mine, ActionRequest(verb=verb, **fields), GRACE)
+            await desk.actions.act(mine, ActionRequest(verb=verb, **fields), ADA)
+        await desk.actions.act(mine, ActionRequest(verb=Verb.UPDATE, priority=20), GRACE)
+        assert (await desk.reader.record(mine)).priority == 20
+
+    on_a_desk(tmp_path, story)

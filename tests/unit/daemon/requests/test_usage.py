@@ -26,7 +26,7 @@ HOUR = 3600.0
 
 def usage(desk: Desk, price: float | None = None) -> UsageDesk:
     store, paths = desk.rounds.store, desk.settings.paths
-    return UsageDesk(desk.rounds.loop, store, paths, Pools().outputs, price)
+    return UsageDesk(desk.rounds.loop, store, paths, Pools().files, price)
 
 
 async def waited(desk: Desk, name: str, seconds: float, **fields: Any) -> JobId:

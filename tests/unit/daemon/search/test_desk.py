@@ -93,7 +93,7 @@ class Searching:
         )
         rounds.watchers = [self.searches.changed]
         best = BestValues(self.desk.settings.paths.metrics)
-        pool = Pools().outputs
+        pool = Pools().files
         self.matrices = MatrixDesk(
             rounds.loop, rounds.store, self.desk.reader, self.desk.actions, best, self.searches, pool
         )

@@ -107,6 +107,12 @@ class World:
     async def confirm_gone(self, gangs: Mapping[Origin, int]) -> None:
         self.did.append("confirm " + " ".join(gang.text for gang in gangs))
 
+    async def end(self, _: Job) -> None:
+        self.did.append("end")
+        if self.failures:
+            raise self.failures.pop(0)
+        self.done.set()
+
     async def bring_ends(self, _: Job) -> None:
         self.did.append("bring ends")
 
@@ -146,6 +152,22 @@ def test_what_the_records_know_is_left_alone(tmp_path: Path) -> None:
         (paths.exits(JOB.id) / name).mkdir(parents=True)
     asyncio.run(world.gangs.survey([JOB]))
     assert (world.did, world.posted) == ([], [])
+
+
+def test_a_gang_that_was_given_up_is_ended_when_it_can_be_and_nothing_is_posted(tmp_path: Path) -> None:
+    async def run() -> None:
+        world = World(tmp_path, TimeoutError("still there"), OSError("no answer"))
+        world.gangs.apply(JOB, None)
+        world.gangs.abandon(JOB)
+        await world.until_done()
+        assert (world.did, world.posted) == (["end"] * 3, [])
+        world.failures = [TimeoutError("still there")] * 1000
+        world.gangs.abandon(JOB)
+        await asyncio.sleep(0)
+        await world.gangs.close()
+        assert world.did[3:] == ["end", "close"]
+
+    asyncio.run(run())
 
 
 def test_an_effect_is_retried_and_a_newer_one_replaces_it(tmp_path: Path) -> None:
