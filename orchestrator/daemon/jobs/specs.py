@@ -22,7 +22,7 @@ _SECRET: Final = re.compile(
     r"(?i)token|secret|pass|pwd|keys?(?:$|_)|credential|auth|webhook|cookie|signature|(?:^|_)(?:pat|pin|dsn)(?:$|_)"
 )
 """A guess at names, for showing alone: which variables a job gets does not depend on it."""
-_USER_IN_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#@]+@")
+_USER_IN_URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{0,30}://)[^\s/?#]+@")
 
 
 def spec_view(event: JobSubmitted) -> SpecView:

@@ -251,6 +251,19 @@ def test_a_user_acts_on_jobs_of_his_own_alone(visitor: Browser) -> None:
     assert visitor.post(f"/jobs/{own.id}/cancel").status == 303
 
 
+def test_checkpoints_and_the_report_are_shown_to_the_jobs_user_alone(visitor: Browser, tmp_path: Path) -> None:
+    visitor.signed_in(OTHER_UID)
+    report = tmp_path / "report.html"
+    report.write_text("<h1>Report</h1>")
+    for uid, status in ((os.getuid(), 403), (OTHER_UID, 200)):
+        job = visitor.service.add(
+            "digits", state="SUCCEEDED", uid=uid, user="ada" if status == 403 else "grace", report=str(report)
+        )
+        visitor.service.save(job.id, CheckpointView(step=7, at=1e9, path="/ckpt/step-7"))
+        assert ("/ckpt/step-7" in visitor.get(f"/jobs/{job.id}").text) is (status == 200)
+        assert visitor.get(f"/jobs/{job.id}/report").status == status
+
+
 def test_a_page_that_finds_the_store_closed_says_that_the_daemon_stops(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,8 @@ def test_users_and_passwords_of_addresses_are_masked_and_so_are_more_names() -> 
     names = ("OPENAI_APIKEY", "PGPASS", "GH_PAT", "SLACK_WEBHOOK_URL", "SENTRY_DSN", "BASIC_AUTH")
     text = JOB.replace("--lr 0.1", "--db postgres://ada:hush@db/runs?x=y@z")
     text = text.replace(
-        "API_TOKEN:", f"PROXY: 'http://ada:hush@proxy:3128/', {''.join(f'{name}: hush, ' for name in names)}API_TOKEN:"
+        "API_TOKEN:",
+        f"PROXY: 'http://ada:p@hush@proxy:3128/', {''.join(f'{name}: hush, ' for name in names)}API_TOKEN:",
     )
     view = spec_view(submitted(text))
     assert "hush" not in json.dumps(view.to_json())
