@@ -96,7 +96,7 @@ class Submissions:
         self._blind_to = blind_to
         self._resume_path = resume_path
         self.pool = pool
-        self.limits = QueueLimits(loop, settings)
+        self.limits = QueueLimits(lambda: loop.jobs.values(), settings)  # noqa: PLW0108 - the loop replaces its dictionary
         self._searches = SearchBook(settings.home)
         self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
 

@@ -11,11 +11,11 @@ from orchestrator.core.stored.job_record import spec_bytes
 from orchestrator.spec.model import ElasticWorkers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from orchestrator.api.service import Caller
+    from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.queues import Sharing
-    from orchestrator.daemon.loop import Loop
     from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
 
@@ -52,10 +52,13 @@ def check_priority(priority: int, caller: Caller, settings: Settings) -> None:
 
 
 class QueueLimits:
-    """What each user may have in the queue. Submissions under way count, so that many at once do not pass together."""
+    """What each user may have in the queue; ``jobs`` are the live ones.
 
-    def __init__(self, loop: Loop, settings: Settings) -> None:
-        self._loop = loop
+    Submissions under way count, so that many at once do not pass together.
+    """
+
+    def __init__(self, jobs: Callable[[], Iterable[Job]], settings: Settings) -> None:
+        self._jobs = jobs
         self._settings = settings
         self._coming: dict[int, list[Sequence[JobSpec]]] = {}
 
@@ -73,7 +76,7 @@ class QueueLimits:
             coming.remove(specs)
 
     def _check(self, new: Sequence[JobSpec], caller: Caller) -> None:
-        own = [job.spec for job in self._loop.jobs.values() if job.submission.uid == caller.uid]
+        own = [job.spec for job in self._jobs() if job.submission.uid == caller.uid]
         most, most_bytes = self._settings.user_max_queued, self._settings.user_max_queued_bytes
         if len(own) + len(new) > most:
             raise RefusedError(
