@@ -112,7 +112,7 @@ def _exited_form(event: RankExited) -> dict[str, Any]:
 def _exited_of(body: Mapping[str, Any]) -> RankExited:
     own = {name: body[name] for name in ("job_id", "at", "cause", "attempt")}
     end = {name: value for name, value in body.items() if name not in own}
-    ended_at = end.pop("ended_at", body["at"])
+    ended_at = end.pop("ended_at")
     return RankExited(**own, exit=from_plain(Exit, {**end, "at": ended_at})[0])
 
 
