@@ -120,8 +120,7 @@ class Desk:
         await Recovery(
             self.loop,
             self.store,
-            tidying=nothing,  # type: ignore[arg-type]  # nothing has ended, or has reported
-            intake=nothing,  # type: ignore[arg-type]
+            intake=nothing,  # type: ignore[arg-type]  # no job has reported
             quarantine=NodeQuarantine(),
             history=history,
             log=structlog.get_logger(),

@@ -6,7 +6,7 @@ directory that others can write to, a level counts as this user's only if it is 
 (or to root, above the last level) and cannot be written by others. A passed check stays valid, because in a sticky
 directory no other user can replace what belongs to this user.
 
-Standard library only, imports nothing of the project: the training process and the command line use it.
+Standard library and ``trees`` only: the training process and the command line use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from typing import TYPE_CHECKING, Final
 
@@ -157,26 +156,19 @@ def _list_directory(name: str, dir_fd: int | None, shown: str) -> int:
 
 def remove_private(path: Path) -> None:
     """Remove the directory `path` of this user and all below it; do nothing if it is another user's or absent."""
+    from orchestrator import trees  # every command imports this module
+
     try:
         folder = _enter_own(path, make=False)
     except OSError:
         return  # another user's, or absent
     try:
         for name in os.listdir(folder):
-            _remove(name, folder)
+            trees.remove(name, dir_fd=folder)
     finally:
         os.close(folder)
     with contextlib.suppress(OSError):  # not empty: something in it could not be removed
         path.rmdir()
-
-
-def _remove(name: str, folder: int) -> None:
-    try:
-        os.unlink(name, dir_fd=folder)
-    except IsADirectoryError:
-        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
-    except OSError:
-        return  # already removed, or cannot be removed: then the directory stays
 
 
 def _walk(path: str, *, make: bool, links: int) -> int:

@@ -6,15 +6,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
+from orchestrator import trees
 from orchestrator.api.errors import OrchError
-from tests.support import evidence, leftovers, signals, warm
+from tests.support import deep_trees, evidence, leftovers, signals, warm
 from tests.support.distribution import LongestFirst
 from tests.support.running import LongRunning
 from tests.support.stack import Stack
@@ -105,6 +106,20 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
             report.sections += evidence.sections(stack)
     Stack.last_words.clear()
     return report
+
+
+@pytest.fixture
+def make_deep() -> Iterator[Callable[[Path, int], None]]:
+    """Return a function that makes a tree of any depth. It is removed afterwards: pytest's own removal recurses."""
+    made: list[Path] = []
+
+    def make(top: Path, levels: int) -> None:
+        made.append(top)
+        deep_trees.make_deep(top, levels)
+
+    yield make
+    for top in made:
+        trees.remove(top)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,8 @@ from orchestrator.api.view import NESTED, View
 class LeftOutView(View):
     """Files that ``.gitignore`` and ``.orchignore`` exclude from the workdir archive; ``by`` names the ignore files.
 
-    ``largest`` names some of the largest. ``more``: there are more files than were counted.
+    ``largest`` names some of the largest. ``more``: there are more files than were counted. ``links_out`` links to places
+    outside of the working directory are copied as links; ``links`` names some, with their targets.
     """
 
     files: int
@@ -20,6 +21,8 @@ class LeftOutView(View):
     by: tuple[str, ...]
     largest: tuple[str, ...] = ()
     more: bool = False
+    links_out: int = 0
+    links: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -468,16 +468,27 @@ class ShutdownReply(View):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PruneLeft(View):
+    """An ended job of which files could not be removed; its record stays."""
+
+    job_id: str
+    directory: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PruneReply(View):
     """Ended jobs of which records, logs, working copies and checkpoints were (or would be) removed, and freed bytes.
 
     ``kept`` are directories and URLs of removed jobs' checkpoints below ``checkpoint.storage_path``: they stay.
+    ``left`` are jobs that are not removed because files of theirs could not be.
     """
 
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
     dry_run: bool = False
     kept: tuple[str, ...] = ()
+    left: tuple[PruneLeft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,5 +522,6 @@ NESTED.update(
         SubmitOutcome: {"reply": SubmitReply},
         SubmitOutcomes: {"outcomes": SubmitOutcome},
         SubmitReply: {"left_out": LeftOutView},
+        PruneReply: {"left": PruneLeft},
     }
 )

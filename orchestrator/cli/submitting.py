@@ -180,7 +180,7 @@ class UploadBar:
         if uploaded.sent_bytes < uploaded.size_bytes:
             text += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
         self._session.console.note(text)
-        if uploaded.left_out is not None:
+        if uploaded.left_out is not None and uploaded.left_out.files:
             found = uploaded.left_out
             more = "at least " if found.more else ""
             self._session.console.note(

@@ -264,7 +264,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         pool=ground.pools.records,
         log=log,
     )
-    tidying = Tidying(ground.store, settings.paths, runtime.cluster.site.namespace, log)
+    tidying = Tidying(ground.store, settings.paths, runtime.cluster.site.namespace, ground.pools.tidying, log)
     notifier = Notifier(ground.store, settings.home / "notify.key", log, docs_url=settings.docs_url)
     observers = JobObservers(
         changes=ground.changes,
@@ -335,6 +335,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "reports": jobs.observers.reports.run,
         "trackers": jobs.observers.trackers.run,
         "searches": jobs.observers.searches.run,
+        "tidying": lambda: jobs.tidying.once(ground.ready),
     }
 
     def close() -> None:
@@ -345,7 +346,6 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         recovery=Recovery(
             loop,
             ground.store,
-            tidying=jobs.tidying,
             intake=jobs.intake,
             quarantine=ground.quarantine,
             history=(ground.metering.observe, ground.quarantine.observe, loop.shares.observe_idle),
@@ -393,7 +393,7 @@ def _service(
         resume_path=reader.checkpoint_path,
         pool=ground.pools.submissions,
     )
-    actions = JobActions(loop, reader, submissions, settings)
+    actions = JobActions(loop, reader, submissions, settings, end_collection=runtime.gangs.end_collection)
     return Service(
         submissions=submissions,
         reader=reader,

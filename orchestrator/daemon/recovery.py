@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
-    from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.store.port import Store
@@ -32,7 +31,6 @@ class Recovery:
         loop: Loop,
         store: Store,
         *,
-        tidying: Tidying,
         intake: ProgressIntake,
         quarantine: NodeQuarantine,
         history: Sequence[Callable[[Job, Event], object]],
@@ -40,21 +38,19 @@ class Recovery:
     ) -> None:
         self._loop = loop
         self._store = store
-        self._tidying = tidying
         self._intake = intake
         self._quarantine = quarantine
         self._history = history
         self._log = log
 
     async def run(self) -> None:
-        """Read the live jobs and their data; remove what ended jobs left."""
+        """Read the live jobs and their data. Nothing here concerns a job that has ended: the daemon does not answer yet."""
         gc.disable()  # a long queue is read once and stays: collections need not walk it, neither now nor later
         try:
             await self._loop.load()
             gc.freeze()
         finally:
             gc.enable()
-        await self._tidying.at_start()
         await self._intake.resume()
         self._quarantine.restore(await self._store.places())
         for job_id in list(self._loop.jobs.begun):

@@ -164,6 +164,7 @@ class Pools:
         self.audit = Pool("the audit log", 1)
         self.starts = Pool("starts of attempts", 4)  # choosing the checkpoint of an attempt
         self.outputs = Pool("outputs", 2)  # collecting them: a job ends after that
+        self.tidying = Pool("files that ended jobs left", 2)
         self._all = (
             self.logs,
             self.checkpoints,
@@ -175,6 +176,7 @@ class Pools:
             self.audit,
             self.starts,
             self.outputs,
+            self.tidying,
         )
 
     def problems(self) -> list[str]:

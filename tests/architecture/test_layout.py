@@ -49,12 +49,39 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
         "private_files.py",
         "process_ends.py",
         "abandoned.py",
+        "trees.py",
     }
 
 
 def test_a_module_opens_with_what_it_owns() -> None:
     assert len(MODULES) > 100
     assert [name_of(path) for path in MODULES if not ast.get_docstring(tree_of(path.read_text()))] == []
+
+
+def test_trees_are_walked_and_removed_by_one_module() -> None:
+    """These functions call themselves for each level, and jobs choose how deep their trees are."""
+    recursive = {"walk", "fwalk", "rmtree", "copytree", "rglob", "removedirs"}
+    modules = {"os", "shutil", "Path", "glob"}
+    found = []
+    for path in MODULES:
+        for node in ast.walk(tree_of(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            name, owner = node.func.attr, ast.unparse(node.func.value)
+            deep_glob = name in {"glob", "iglob"} and "**" in ast.unparse(node)
+            recursive_glob = owner == "glob" and any(word.arg == "recursive" for word in node.keywords)
+            if (name in recursive and owner not in {"trees", "ast"}) or deep_glob or recursive_glob:
+                found.append(f"{name_of(path)}:{node.lineno} {owner}.{name}")
+    assert found == [], "use orchestrator.trees"
+    imported = [
+        name_of(path)
+        for path in MODULES
+        for node in ast.walk(tree_of(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and node.module in modules
+        and recursive & {each.name for each in node.names}
+    ]
+    assert imported == []
 
 
 def test_importing_a_package_does_next_to_nothing() -> None:

@@ -96,3 +96,48 @@ def test_one_job_s_reports_are_its_own_affair(breakable: Stack, tmp_path: Path) 
     for how, job_id in jobs.items():
         job = stack.wait(job_id)
         assert (job.state, job.attempt) == ("SUCCEEDED", 1), how
+
+
+DEEP_SCRIPT = """
+import os, sys
+
+def nest(top, levels):
+    os.makedirs(top, exist_ok=True)
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+
+levels = int(sys.argv[1])
+nest(os.environ["ORCH_SNAPSHOT_DIR"], levels)
+nest("out", levels)
+open("out/result", "w").write("kept")
+os.mkdir("closed", 0o000)
+os.symlink("loop", "loop")
+"""
+
+
+def test_a_job_s_trees_of_any_depth_stop_no_end_no_start_and_no_prune(breakable: Stack, tmp_path: Path) -> None:
+    stack = breakable
+    deep = {
+        "version": 1,
+        "name": "deep",
+        "entrypoint": "python train.py 1500",
+        "outputs": ["out/**"],
+        "resources": {"num_workers": 1, "resources_per_worker": {"gpu": 0, "cpu": 0.1}},
+    }
+    job_id = stack.submit(json.dumps(deep), tmp_path / "deep", train=DEEP_SCRIPT)
+    assert stack.wait(job_id).state == "SUCCEEDED"
+    notes = [event.body["message"] for event in stack.client.events(job_id) if event.kind == "job_noted"]
+    assert any("more than 100 directories deep" in note for note in notes), notes
+    assert (stack.settings.paths.outputs(job_id) / "out" / "result").read_text() == "kept"
+    wait_until("its snapshots are gone", lambda: not stack.leftovers(job_id))
+
+    stack.kill_daemon()
+    stack.up()
+    done = stack.orch("prune", "--older-than", "0s", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert job_id in done.stdout.split()
+    assert not stack.settings.paths.job(job_id).exists()

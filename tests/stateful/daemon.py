@@ -168,7 +168,7 @@ class SteppedDaemon:
                 specs=_unused, sharing=_unused, matrices=_unused, usage=_unused, estimates=_unused, pool=_unused
             ),
             curves=_unused,
-            actions=JobActions(self.loop, reader, submissions, settings),
+            actions=JobActions(self.loop, reader, submissions, settings, end_collection=lambda _job: False),
             changes=Changes(0),
             inspection=_unused,
             sessions=_unused,

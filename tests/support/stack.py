@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import psutil
 
+from orchestrator import trees
 from orchestrator.api.client import Client
 from orchestrator.api.errors import OrchError
 from orchestrator.api.transport.endpoint import Endpoint
@@ -167,7 +167,7 @@ class Stack:
             self.client.shutdown()
             wait_until("the daemon has stopped", lambda: not psutil.pid_exists(pid) or _is_zombie(pid))
         self._kill_leftovers()
-        shutil.rmtree(self.home, ignore_errors=True)
+        trees.remove(self.home)
         if self in self.in_use:
             self.in_use.remove(self)
 
@@ -190,8 +190,8 @@ class Stack:
 
     def _kill_leftovers(self) -> None:
         self.kill_everything()
-        shutil.rmtree(self.node_root, ignore_errors=True)
-        shutil.rmtree(page_directory(namespace(self.home)), ignore_errors=True)
+        trees.remove(self.node_root)
+        trees.remove(page_directory(namespace(self.home)))
 
     # -- as a user
 

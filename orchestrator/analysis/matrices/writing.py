@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator import trees
 from orchestrator.analysis.matrices.page import matrix_page
 from orchestrator.analysis.matrices.plots import by_configuration
 from orchestrator.analysis.matrices.search_results import as_cell
@@ -149,7 +150,9 @@ def _copy(one: MatrixRun, results: Results) -> None:
         if path.is_symlink():  # the job can write there: links are not followed
             continue
         if path.is_dir():
-            shutil.copytree(path, target / name, symlinks=True, dirs_exist_ok=True)
+            trees.copy(path, target / name, problems := trees.Problems())
+            if problems:
+                results.missing.append(f"{one.job_id}: not all of {name} was copied ({problems})")
         elif path.is_file():
             shutil.copyfile(path, target / name, follow_symlinks=False)
     results.files.append(target)

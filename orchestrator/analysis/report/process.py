@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import sys
 from pathlib import Path
 from typing import Final
 
+from orchestrator import trees
 from orchestrator.analysis.report.names import REPORT
 
 DRAFT: Final = "report.draft-"
@@ -41,7 +41,7 @@ def write_job_report(job: Path) -> int:
         print(f"the report cannot be written: {error}", file=sys.stderr)  # noqa: T201 - for the daemon's log
         return EXIT_FAILED
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        trees.remove(draft)
     return 0
 
 
@@ -51,10 +51,7 @@ def remove_drafts(job: Path) -> None:
         owner = leftover.name.removeprefix(DRAFT)
         if owner.isdecimal() and len(owner) < 12 and Path("/proc", owner).exists():
             continue
-        if leftover.is_symlink() or not leftover.is_dir():
-            leftover.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(leftover, ignore_errors=True)
+        trees.remove(leftover)
 
 
 def _yield_and_bound() -> None:

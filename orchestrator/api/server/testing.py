@@ -49,6 +49,7 @@ from orchestrator.api.views import (
     LogLine,
     NodeView,
     PlanReply,
+    PruneLeft,
     PruneReply,
     RankStacksView,
     SeatPlan,
@@ -95,6 +96,7 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
         self.accepted: dict[tuple[int, str], tuple[str, JobId]] = {}
         self.requests: list[SubmitRequest] = []
         self.calls: list[tuple[str, Any]] = []
+        self.unremovable: set[str] = set()
         self.now = FIRST_TIME
         self._jobs: dict[JobId, JobView] = {}
         self._logs: dict[JobId, list[LogLine]] = {}
@@ -352,12 +354,18 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
         self.calls.append(("prune", (older_than_seconds, dry_run, caller.user)))
-        old = [key for key, job in self._jobs.items() if job.is_terminal]
+        ended = [key for key, job in self._jobs.items() if job.is_terminal]
+        old = [key for key in ended if dry_run or key not in self.unremovable]
+        left = [
+            PruneLeft(job_id=key, directory=f"/home/jobs/{key}", reason="out: Operation not permitted")
+            for key in ended
+            if key not in old
+        ]
         if not dry_run:
             for key in old:
                 del self._jobs[key]
         kept = tuple(f"s3://bucket/{key}" for key in old)
-        return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run, kept=kept)
+        return PruneReply(removed=tuple(old), freed_bytes=1024 * len(old), dry_run=dry_run, kept=kept, left=tuple(left))
 
     async def metrics(self, accept: str) -> MetricsPage:
         kind = "application/openmetrics-text" if "openmetrics" in accept else "text/plain"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator import trees
 from orchestrator.bench.advisor.cost_model import Bucket, Probe, ProbePoint
 from orchestrator.bench.errors import BenchError
 from orchestrator.bench.statistics import relative_error
@@ -65,25 +65,17 @@ def probe_script(script: Script, log: Path, *, start_seconds: float = START_SECO
 
 def _copy(directory: Path, target: Path) -> None:
     """Copy the directory. Raises BenchError where it is too large."""
-    total = 0
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            total += Path(folder, name).lstat().st_size
-            if total > MOST_COPIED_BYTES:
-                raise BenchError(
-                    f"{directory} holds more than {MOST_COPIED_BYTES // 10**6} MB, and the probe runs in a copy of it",
-                    hint="keep data outside of working_dir and read it by an absolute path",
-                )
-    try:
-        shutil.copytree(directory, target, symlinks=True, ignore=_special)
-    except (OSError, shutil.Error) as error:
-        raise BenchError(f"{directory} cannot be copied: {error}", hint="make its files readable") from error
-
-
-def _special(folder: str, names: list[str]) -> set[str]:
-    """Exclude sockets and devices; reading a FIFO would block."""
-    paths = ((name, Path(folder, name)) for name in names)
-    return {name for name, path in paths if not (path.is_symlink() or path.is_file() or path.is_dir())}
+    if trees.measure(directory, trees.Problems()).bytes > MOST_COPIED_BYTES:
+        raise BenchError(
+            f"{directory} holds more than {MOST_COPIED_BYTES // 10**6} MB, and the probe runs in a copy of it",
+            hint="keep data outside of working_dir and read it by an absolute path",
+        )
+    problems = trees.Problems()
+    trees.copy(directory, target, problems)
+    if problems:
+        raise BenchError(
+            f"{directory} cannot be copied: {problems}", hint="make its files readable, or move them elsewhere"
+        )
 
 
 def _run(script: Script, work: Path, checkpoints: Path, log: Path, start_seconds: float) -> Mapping[str, Any]:

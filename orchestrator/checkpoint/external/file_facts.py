@@ -6,11 +6,10 @@ import contextlib
 import json
 import os
 import re
-import shutil
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import trees
 from orchestrator.checkpoint.external import file_formats
 
 if TYPE_CHECKING:
@@ -30,13 +29,9 @@ def facts_of(path: str) -> Facts:
             status = os.lstat(path)
             found[""] = (status.st_size, status.st_mtime_ns)
         return found
-    for folder, _, names in os.walk(path):
-        for name in names:
-            place = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):
-                status = os.lstat(place)
-                if stat.S_ISREG(status.st_mode):
-                    found[os.path.relpath(place, path)] = (status.st_size, status.st_mtime_ns)
+    for each in trees.walk(path, trees.Problems()):
+        if each.is_file:
+            found[each.path] = (each.status.st_size, each.status.st_mtime_ns)
     return found
 
 
@@ -84,12 +79,8 @@ def damage(path: str, files: Mapping[str, Sequence[Any]]) -> str:
 
 def delete(path: str) -> None:
     """Delete a file or a tree. Links are left alone."""
-    if os.path.islink(path):  # never followed, and not orch's
-        return
-    if os.path.isdir(path):
-        shutil.rmtree(path)
-    else:
-        Path(path).unlink(missing_ok=True)
+    if not os.path.islink(path):  # never followed, and not orch's
+        trees.remove(path).left.refuse(path)
 
 
 def kind(name: str) -> str:

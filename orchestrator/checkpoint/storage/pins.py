@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from orchestrator import trees
 from orchestrator.checkpoint.format import layout
+
+if TYPE_CHECKING:
+    import os
 
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES})
 
@@ -31,21 +35,16 @@ def pin(path: str, folder: str | os.PathLike[str]) -> str:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         if source.is_dir():
-            shutil.copytree(source, target, symlinks=True, copy_function=os.link if is_ours else shutil.copy2)
+            problems = trees.Problems()
+            trees.copy(source, target, problems, link=is_ours)
+            problems.refuse(source)
         else:
             shutil.copy2(source, target, follow_symlinks=False)
-    except (OSError, shutil.Error) as error:
-        shutil.rmtree(target, ignore_errors=True)
-        if not is_ours or not _cannot_link(error):
+    except OSError as error:
+        trees.remove(target)
+        if not is_ours or error.errno not in _NO_LINK:
             raise
         with contextlib.suppress(OSError):
             target.parent.rmdir()
         return path
     return str(target)
-
-
-def _cannot_link(error: OSError) -> bool:
-    """Whether linking failed because of the file systems; copytree collects errors of files as texts."""
-    if not isinstance(error, shutil.Error):
-        return error.errno in _NO_LINK
-    return all(any(os.strerror(number) in str(each[2]) for number in _NO_LINK) for each in error.args[0])

@@ -13,12 +13,12 @@ import fcntl
 import hashlib
 import os
 import secrets
-import shutil
 import time
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator import trees
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.checkpoint.format import layout
 from orchestrator.checkpoint.format.buffers import writable
@@ -238,12 +238,7 @@ class LocalStorage:
         target = self.root / path
         if "/" not in path and self._spares.take_in(target):
             return
-        try:
-            shutil.rmtree(target)
-        except FileNotFoundError:
-            return
-        except NotADirectoryError:
-            target.unlink(missing_ok=True)
+        trees.remove(target).left.refuse(target)
 
     def discard(self, path: str) -> None:
         doomed = layout.removing_name(path)

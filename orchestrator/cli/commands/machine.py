@@ -284,6 +284,7 @@ def prune(
     """Remove logs, working copies, checkpoints and records of jobs that ended long ago.
 
     Prints what would be removed, and asks first. Checkpoints at a checkpoint.storage_path are kept, and are listed.
+    A job of which a file cannot be removed stays, with its record, and is named with the reason (exit code 5).
     """
     session = Session()
     seconds = parse_span(older_than, "--older-than")
@@ -297,13 +298,17 @@ def prune(
     reply = client.prune(older_than_seconds=seconds, dry_run=dry_run)
     if json:
         print_json(session, reply.to_json())
-        return EXIT_OK
+        return EXIT_REFUSED if reply.left else EXIT_OK
     for job_id in reply.removed:
         session.console.print(job_id)
     for place in reply.kept:
         session.console.note(f"checkpoints stay at {clean(place)}")
+    for each in reply.left:
+        session.console.print_error(f"{each.job_id} stays: {clean(each.directory)}: {clean(each.reason)}")
     session.console.note(f"{'would remove' if dry_run else 'removed'} {_jobs_and_bytes(reply)}")
-    return EXIT_OK
+    if reply.left:
+        session.console.note("make what stays removable for the daemon's user, then run orch prune again")
+    return EXIT_REFUSED if reply.left else EXIT_OK
 
 
 def _jobs_and_bytes(reply: PruneReply) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import trees
 from orchestrator.api.errors import OrchError, RefusedError
 from orchestrator.cli.drills.rank_processes import RankProcesses, send_signal
 from orchestrator.core.sentences.base import plural
@@ -114,8 +115,10 @@ class Drill:
         torn = saved[0]
 
         def inject() -> str:
-            victim = max((p for p in Path(torn.path).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-            os.truncate(victim, victim.stat().st_size // 2)
+            files = (each for each in trees.walk(torn.path, trees.Problems()) if each.is_file)
+            size, name = max((each.status.st_size, each.path) for each in files)
+            victim = Path(torn.path, name)
+            os.truncate(victim, size // 2)
             return f"tore {victim} and {send_signal(self._processes.actor_pid, f'the actor of rank {self._rank}')}"
 
         report = self._after_fault("tear checkpoint", inject)

@@ -46,10 +46,16 @@ class MatrixCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Files that ignore files excluded from the workdir archive. ``largest`` names a few; ``more``: too many to count."""
+    """What a job's copy of its working directory lacks.
+
+    Files that ignore files exclude: ``largest`` names a few; ``more``: too many to count. And what the ``links_out`` lead to:
+    links to places outside, which are copied as links (``links`` names a few, with their targets).
+    """
 
     files: int
     size_bytes: int
     by: tuple[str, ...]
     largest: tuple[str, ...] = ()
     more: bool = False
+    links_out: int = 0
+    links: tuple[str, ...] = ()

@@ -83,14 +83,29 @@ def left_out_view(left_out: LeftOut | None) -> v.LeftOutView | None:
         by=left_out.by,
         largest=left_out.largest,
         more=left_out.more,
+        links_out=left_out.links_out,
+        links=left_out.links,
     )
 
 
 def left_out_notes(left_out: v.LeftOutView | None) -> tuple[str, ...]:
-    """Return a sentence for the submitter; none where nothing was excluded."""
+    """Return sentences for the submitter: what was excluded, and which links lead out."""
     if left_out is None:
         return ()
-    return (f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}",)
+    files = f"{_left_out_text(left_out.to_json())}: {', '.join(left_out.largest)}" if left_out.files else ""
+    return tuple(note for note in (files, _links_text(left_out)) if note)
+
+
+def _links_text(left_out: v.LeftOutView) -> str:
+    if not left_out.links_out:
+        return ""
+    more = f" and {left_out.links_out - len(left_out.links)} more" if left_out.links_out > len(left_out.links) else ""
+    lead = "leads" if left_out.links_out == 1 else "lead"
+    return (
+        f"{plural(left_out.links_out, 'link')} {lead} out of working_dir and {'is' if lead == 'leads' else 'are'} copied as"
+        f" {'a link' if lead == 'leads' else 'links'}: {', '.join(left_out.links)}{more};"
+        " each node of the job needs what is there"
+    )
 
 
 def _left_out_text(left_out: Mapping[str, Any]) -> str:
@@ -113,7 +128,9 @@ def _summary(event: ev.Event, body: dict[str, Any]) -> str:
     match event.kind:
         case "job_submitted":
             left_out = body["left_out"]
-            return f"submitted by {body['user']}" + (f"; {_left_out_text(left_out)}" if left_out else "")
+            return f"submitted by {body['user']}" + (
+                f"; {_left_out_text(left_out)}" if left_out and left_out["files"] else ""
+            )
         case "attempt_started":
             ranks, nodes = len(body["nodes"]), len(set(body["nodes"]))
             return f"attempt {body['attempt']}: {plural(ranks, 'rank')} on {plural(nodes, 'node')}"

@@ -1,12 +1,12 @@
 """Removes what an ended job leaves outside its directory: its secrets, progress pages, snapshots and lock files.
 
 The store records with a job's end that it must be tidied, until nothing is left: the next daemon removes what a killed
-one left, before it does anything else, secrets first. This module decides nothing about a job.
+one left, once it answers, secrets first. What a job left delays or fails nothing else. This module decides nothing about a
+job.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from orchestrator.runtime.nodes.directories import node_directory, page_directory, remove_of_jobs
@@ -14,40 +14,54 @@ from orchestrator.runtime.spawn.rank_locks import remove_locks
 from orchestrator.store.errors import StoreError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Collection
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.ids import JobId
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
 
 
 class Tidying:
-    """Removes what ended jobs left. ``namespace`` names the home's directories on this machine."""
+    """Removes what ended jobs left, in threads of ``pool``. ``namespace`` names the home's directories on this machine."""
 
-    def __init__(self, store: Store, paths: Paths, namespace: str, log: FilteringBoundLogger) -> None:
+    def __init__(self, store: Store, paths: Paths, namespace: str, pool: Pool, log: FilteringBoundLogger) -> None:
         self._store = store
         self._paths = paths
         self._pages = page_directory(namespace)
         self._nodes = node_directory(namespace, "any").parent
+        self._pool = pool
         self._log = log
 
     def drop_secrets(self, job_id: JobId) -> None:
         """Remove the job's secrets now, even while threads are busy; ``after`` tries again and reports errors."""
         self._unlink_secrets(job_id, {})
 
-    async def at_start(self) -> None:
-        """Tidy after every ended job that was not tidied."""
-        left = await self._store.untidied()
-        await self.after(left)
+    async def once(self, ready: asyncio.Event) -> None:
+        """Tidy after every ended job that was not tidied, once the daemon is ``ready``."""
+        await ready.wait()
+        try:
+            left = await self._store.untidied()
+        except StoreError as error:
+            self._log.warning("jobs.untidied_not_read", error=str(error))
+            return
+        for job_id in left:
+            await self._pool.run(self.drop_secrets, job_id)
+        for job_id in left:
+            await self.after([job_id])
         if left:
             self._log.info("jobs.tidied", jobs=len(left))
 
     async def after(self, job_ids: Collection[JobId]) -> None:
         """Remove what these jobs left. A failure is logged, and the next daemon tries again."""
-        failed = await asyncio.to_thread(self._remove, frozenset(job_ids)) if job_ids else {}
+        try:
+            failed = await self._pool.run(self._remove, frozenset(job_ids)) if job_ids else {}
+        except Exception as error:  # a job chose the files: nothing in them may end the daemon
+            failed = dict.fromkeys(job_ids, f"{type(error).__name__}: {error}")
         for job_id, problem in failed.items():
             self._log.warning("job.not_tidied", job=job_id, error=problem)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator import trees
 from orchestrator.api.client import Client
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, DaemonUnreachableError, RefusedError
 from orchestrator.api.launch import ServeOptions
@@ -65,7 +65,7 @@ def run_demo(options: DemoOptions) -> int:
         result = _run_scenario(settings, client, printer)
     finally:
         _stop(client, printer)
-        shutil.rmtree(home, ignore_errors=True)
+        trees.remove(home)
     good = result["state"] == "SUCCEEDED" and (result["accuracy"] or 0.0) >= GOOD_ACCURACY
     if options.json:
         print(json.dumps(result))

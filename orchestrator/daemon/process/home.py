@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import TYPE_CHECKING, Final
@@ -56,8 +57,9 @@ def entries(paths: Paths) -> Iterator[Path]:
             yield from sorted(directory.iterdir())
     if paths.jobs.is_dir():
         for job in sorted(paths.jobs.iterdir()):
-            if job.is_dir() and not job.is_symlink():
-                yield from sorted(job.iterdir())
+            with contextlib.suppress(OSError):  # the job may have changed its directory's permissions
+                if job.is_dir() and not job.is_symlink():
+                    yield from sorted(job.iterdir())
 
 
 def exposed_entries(paths: Paths) -> list[Path]:

@@ -17,7 +17,7 @@ from orchestrator.daemon.sharing.admission import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestrator.api.service import ActionRequest, Caller
     from orchestrator.core.ids import JobId
@@ -30,13 +30,25 @@ if TYPE_CHECKING:
 
 
 class JobActions:
-    """Commands on jobs: cancel, pause, resume, rerun, update, hold, release."""
+    """Commands on jobs: cancel, pause, resume, rerun, update, hold, release.
 
-    def __init__(self, loop: Loop, reader: JobReader, submissions: Submissions, settings: Settings) -> None:
+    ``end_collection`` stops copying what a job's gang left; it returns False where nothing is being copied.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reader: JobReader,
+        submissions: Submissions,
+        settings: Settings,
+        *,
+        end_collection: Callable[[JobId], bool],
+    ) -> None:
         self._loop = loop
         self._reader = reader
         self._submissions = submissions
         self._settings = settings
+        self._end_collection = end_collection
 
     async def act(self, job_id: JobId, request: ActionRequest, caller: Caller) -> v.ActionReply:
         """Run a command on a job; durable once this returns."""
@@ -75,6 +87,9 @@ class JobActions:
             return request_stop(live, purpose, ByUser(name=caller.user), self._loop.now())
 
         await self._loop.command(make)
+        if purpose is StopPurpose.CANCEL and self._end_collection(job.id):
+            message = "its ranks have ended; it ends now, without waiting for its outputs to be copied"
+            return v.ActionReply(job_id=job.id, state=job.state.value, message=message)
         return await self._acted(job.id)
 
     async def _force(self, job: Job, caller: Caller) -> v.ActionReply:

@@ -11,6 +11,7 @@ from orchestrator.api.files import CHECKPOINTS, OUTPUTS, FileDigest, FileList, F
 from orchestrator.private_files import enter_below
 from orchestrator.runtime.nodes.working_copy import open_output, regular_files
 from orchestrator.spec.globs import GlobError, Globs
+from orchestrator.trees import Problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +58,7 @@ class LeftFiles:
         found: list[FileView] = []
         for name, root in self._roots.items():
             try:
-                for file in regular_files(root):
+                for file in regular_files(root, Problems()):
                     path = f"{name}/{file.path}"
                     if (not len(globs) or globs.matches(path)) and _is_text(path):
                         found.append(FileView(path=path, size_bytes=file.size_bytes))

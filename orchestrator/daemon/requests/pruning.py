@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import stat
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.api import views as v
+from orchestrator.core.ids import JobId
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
+
+
+MEASURE_SECONDS: Final = 60.0
+REMOVE_SECONDS: Final = 600.0
+"""Time for one job's files, so that a tree of any size does not hold up the other jobs; the next prune continues."""
 
 
 class Pruning:
@@ -37,19 +39,26 @@ class Pruning:
         before = time.time() - older_than_seconds
         needed = frozenset(self._needed())
         going = await self._store.ended_before(before, needed)
-        kept = [_placed_by_user(await self._store.job(job_id), self._paths) for job_id in going]
-        folders = [self._paths.job(job_id) for job_id in going]
-        freed = await self._pool.run(lambda: sum(_size(p) for p in folders))
+        kept = {job_id: _placed_by_user(await self._store.job(job_id), self._paths) for job_id in going}
+        freed, left = 0, list[v.PruneLeft]()
+        for job_id in going:
+            folder = self._paths.job(job_id)
+            if dry_run:
+                freed += await self._pool.run(_size, folder)
+                continue
+            removal = await self._pool.run(_remove, folder)
+            freed += removal.freed_bytes
+            if removal.left:
+                left.append(v.PruneLeft(job_id=job_id, directory=str(folder), reason=str(removal.left)))
         if not dry_run:
-            # The record goes last: after an interrupted prune the next one finds everything again.
-            for folder in folders:
-                await self._pool.run(shutil.rmtree, folder, True)
-            going = await self._store.prune(before, needed)
+            # The record goes last, and stays with its files: the next prune finds everything again.
+            going = await self._store.prune(before, needed | {JobId(each.job_id) for each in left})
         return v.PruneReply(
             removed=tuple(going),
             freed_bytes=freed,
             dry_run=dry_run,
-            kept=tuple(place for place in kept if place),
+            kept=tuple(kept[job_id] for job_id in going if kept.get(job_id)),
+            left=tuple(left),
         )
 
 
@@ -60,11 +69,9 @@ def _placed_by_user(job: Job, paths: Paths) -> str:
 
 
 def _size(directory: Path) -> int:
-    """Return the bytes of the files below a directory, without those that a second prune removes meanwhile."""
-    size = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                status = Path(folder, name).lstat()
-                size += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return size
+    """Return the bytes of the files below a directory, as far as they can be counted in time."""
+    return trees.measure(directory, trees.Problems(), until=time.monotonic() + MEASURE_SECONDS).bytes
+
+
+def _remove(directory: Path) -> trees.Removal:
+    return trees.remove(directory, until=time.monotonic() + REMOVE_SECONDS)

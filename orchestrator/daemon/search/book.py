@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.daemon.search.plan import SearchPlan
 from orchestrator.private_files import make_private, replace_private
 
@@ -98,7 +98,7 @@ class SearchBook:
 
     def remove(self, matrix_id: str) -> None:
         """Forget a search."""
-        shutil.rmtree(self._of(matrix_id), ignore_errors=True)
+        trees.remove(self._of(matrix_id))
 
     def _of(self, matrix_id: str) -> Path:
         if not _ID.fullmatch(matrix_id):

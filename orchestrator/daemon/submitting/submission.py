@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import trees
 from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
@@ -265,7 +266,7 @@ def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> N
 
 def discard(settings: Settings, new_id: str) -> None:
     """Remove what ``prepare`` created for a job that was not accepted."""
-    shutil.rmtree(settings.paths.job(new_id), ignore_errors=True)
+    trees.remove(settings.paths.job(new_id))
 
 
 def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
@@ -274,14 +275,15 @@ def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job
     return submitted(event, 2**62)
 
 
-def _copy_modules(job: Job, settings: Settings, new_id: str) -> None:
+def _take_modules_again(job: Job, settings: Settings, new_id: str) -> None:
     if not job.spec.runtime_env.py_modules:
         return
+    modules = settings.paths.modules(job.id)
     try:
-        shutil.copytree(settings.paths.modules(job.id), settings.paths.modules(new_id))
-    except FileNotFoundError as error:
+        _take_modules(sorted(modules.iterdir()), settings, new_id)
+    except (OSError, snapshot.WorkdirError) as error:  # the job may have changed or removed them
         raise RefusedError(
-            f"the py_modules of {job.id} are gone from {settings.paths.modules(job.id)}",
+            f"the py_modules of {job.id} cannot be copied from {modules}: {error}",
             hint="submit its job.yaml again",
         ) from error
 
@@ -327,7 +329,7 @@ async def prepare_rerun(
     """Create a job that runs ``spec`` (see ``spec_of_rerun``) from ``job``'s archive; ``in_matrix``: at its place in the matrix."""
     new_id = job_id(spec.name, random.randbits(64))
     await files.run(_lay_out, job.submission.snapshot, settings, new_id)
-    await files.run(_copy_modules, job, settings, new_id)
+    await files.run(_take_modules_again, job, settings, new_id)
     resume_from = await _pinned(resume_from, settings, new_id, files)
     write_secrets(settings.paths, new_id, secrets)
     checked = Checked(spec=spec, python=_rerun_python(job, spec), directory=None)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import posixpath
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.protocol import MAX_MANIFEST_BYTES, MAX_PIECE_BYTES
-from orchestrator.runtime.nodes.ignore_rules import ALWAYS_IGNORED
-from orchestrator.runtime.nodes.workdir_walk import MAX_FILES
+from orchestrator.runtime.nodes.ignore_rules import ALWAYS_IGNORED, IGNORE_FILES
+from orchestrator.runtime.nodes.workdir_walk import MAX_DEPTH, MAX_FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_NAME_BYTES: Final = 255
 MAX_PATH_BYTES: Final = 2048
-MAX_DEPTH: Final = 64
+MOST_HOPS: Final = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkEntry:
-    """A symbolic link to another place of the directory."""
+    """A symbolic link: relative to another place of the directory, absolute to one outside."""
 
     path: str
     target: str
@@ -58,6 +61,7 @@ def read_manifest(text: bytes, *, max_bytes: int) -> tuple[Entry, ...]:
         raise _invalid(f"it is not of version 1 with at most {MAX_FILES} entries")
     entries = tuple(_entry(item) for item in items)
     _refuse_conflicts(entries)
+    _refuse_links_out({entry.path: entry.target for entry in entries if isinstance(entry, LinkEntry)})
     size = sum(entry.size_bytes for entry in entries if isinstance(entry, FileEntry))
     if size > max_bytes:
         raise _invalid(f"its files have {size} bytes, {max_bytes} at most")
@@ -91,7 +95,7 @@ def _path(value: Any) -> str:
         raise _invalid(f"{value!r} is not in the directory")
     if not ALWAYS_IGNORED.isdisjoint(names):
         raise _invalid(f"{value!r} is of a kind that is never copied ({', '.join(sorted(ALWAYS_IGNORED))})")
-    if len(names) > MAX_DEPTH:
+    if len(names) > MAX_DEPTH + 1:
         raise _invalid(f"{value!r} is more than {MAX_DEPTH} directories deep")
     return value
 
@@ -99,9 +103,8 @@ def _path(value: Any) -> str:
 def _target(value: Any, path: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value or len(_encoded(value)) > MAX_PATH_BYTES:
         raise _invalid(f"{path!r} has no valid target")
-    inside = posixpath.normpath(posixpath.join(posixpath.dirname(path), value))
-    if value.startswith("/") or inside == ".." or inside.startswith("../"):
-        raise _invalid(f"{path!r} links to {value!r}, outside of the directory")
+    if value.startswith("/") and posixpath.basename(path) in IGNORE_FILES:
+        raise _invalid(f"{path!r} links to {value!r}, outside of the directory; it is read here: make it a file")
     return value
 
 
@@ -137,6 +140,29 @@ def _refuse_conflicts(entries: tuple[Entry, ...]) -> None:
             if above in leaves:
                 raise _invalid(f"{entry.path!r} is below {above!r}, which is an entry of its own")
             above = posixpath.dirname(above)
+
+
+def _refuse_links_out(links: Mapping[str, str]) -> None:
+    """Refuse a relative link that leads out of the directory, by its own text or through other links.
+
+    A client sends a link to a place outside as an absolute one, which is kept and reported; nothing here follows it.
+    """
+    for path, target in links.items():
+        if target.startswith("/"):
+            continue
+        here, ahead, hops = path.split("/")[:-1], target.split("/")[::-1], 0
+        while ahead and hops <= MOST_HOPS:  # more: a loop, which leads nowhere
+            name = ahead.pop()
+            through = links.get("/".join((*here, name)), "")
+            if through.startswith("/") or (name == ".." and not here):
+                raise _invalid(f"{path!r} links to {target!r}, outside of the directory")
+            if through:
+                hops += 1
+                ahead += through.split("/")[::-1]
+            elif name == "..":
+                here.pop()
+            elif name not in {"", "."}:
+                here.append(name)
 
 
 def _invalid(reason: str) -> BadRequestError:

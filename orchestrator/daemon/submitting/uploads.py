@@ -11,12 +11,12 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.protocol import MAX_PIECE_BYTES
 from orchestrator.daemon.submitting.upload_manifest import FileEntry, LinkEntry, read_manifest
@@ -114,7 +114,7 @@ class Uploads:
 
     def remove(self, directory: Path) -> None:
         """Remove what ``lay_out`` made."""
-        shutil.rmtree(directory, ignore_errors=True)
+        trees.remove(directory)
 
     def _fill(self, uid: int, entries: Sequence[Entry], target: Path) -> None:
         links = []
@@ -164,10 +164,7 @@ class Uploads:
             with contextlib.suppress(FileNotFoundError):
                 if now - path.stat().st_mtime <= KEPT_SECONDS:
                     continue
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink()
+                trees.remove(path)
 
 
 def _size(path: Path) -> int:

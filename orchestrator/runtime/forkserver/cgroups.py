@@ -185,9 +185,17 @@ class Group:
     def members(self) -> list[int]:
         """List the processes in the group and in groups below it; the kernel leaves out those that are ending."""
         found: list[int] = []
-        for directory, _, _ in os.walk(self.path):
+        for directory in self._directories():
             with contextlib.suppress(OSError):
                 found += [int(word) for word in _read(f"{directory}/cgroup.procs").split()]
+        return found
+
+    def _directories(self) -> list[str]:
+        """List the group's directory and those below it, each before what is in it; a job may have nested any number."""
+        found = [self.path]
+        for directory in found:  # which grows meanwhile
+            with contextlib.suppress(OSError), os.scandir(directory) as entries:
+                found += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
         return found
 
     def kill(self) -> None:
@@ -202,10 +210,9 @@ class Group:
 
     def remove(self) -> bool:
         """Remove the group; False while a process is in it, even one that has ended and still has memory."""
-        for directory, _, _ in os.walk(self.path, topdown=False):
-            if directory != self.path:  # created by the process itself
-                with contextlib.suppress(OSError):
-                    os.rmdir(directory)
+        for directory in reversed(self._directories()[1:]):  # created by the process itself
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
         try:
             os.rmdir(self.path)
         except OSError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orchestrator import clock
 from orchestrator.core import events as ev
 from orchestrator.core.facts.notes import OutputsIncomplete
-from orchestrator.runtime.deadline import within
+from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import saved
 from orchestrator.runtime.gangs.orders import RPC_SECONDS
@@ -17,6 +17,7 @@ from orchestrator.runtime.gangs.orders import RPC_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.orders import Orders
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 GONE_SECONDS: Final = 60.0
 FLUSH_SECONDS: Final = 30.0
+COLLECT_SECONDS: Final = 600.0
+"""How long logs and outputs are copied at a job's end: its GPUs are free for others only when the job has ended."""
+
 PARKING_SECONDS: Final = 2.0
 """How long to wait for the keepers of a gang that ended well to confirm its end: only then may it serve another job."""
 
@@ -60,6 +64,7 @@ class Ender:
         *,
         until_connected: Callable[[], Awaitable[None]],
         post: Callable[[Sequence[ev.Event]], None],
+        collect_seconds: float = COLLECT_SECONDS,
     ) -> None:
         self._table = table
         self._orders = orders
@@ -68,6 +73,8 @@ class Ender:
         self._files = files
         self._until_connected = until_connected
         self._post = post
+        self._collect_seconds = collect_seconds
+        self._collecting: dict[JobId, asyncio.Event] = {}
 
     async def stop(self, job: Job, deadline: float) -> None:
         """Send SIGTERM to every rank, and SIGKILL at the deadline. Raises GangLostError."""
@@ -96,7 +103,7 @@ class Ender:
             await self._table.remove(job)
         if not clean:
             await self._confirm_gone(job)
-        if problem := await self._files.finish(job):
+        if problem := await self._collect(job):
             self._post([ev.JobNoted(job_id=job.id, at=clock.now(), note=OutputsIncomplete(said=problem))])
         self._post([ev.GangReleased(job_id=job.id, at=clock.now(), gang=job.gang)])
 
@@ -106,6 +113,28 @@ class Ender:
         await self._until_connected()
         await self._table.remove(job)
         await self._confirm_gone(job)
+
+    async def _collect(self, job: Job) -> str:
+        """Copy home what the gang left, for a limited time. Returns notes for the user; whatever goes wrong is one."""
+        given_up = self._collecting.setdefault(job.id, asyncio.Event())
+        where = f"what is not copied stays in {job.submission.work_dir or 'the working copy'} on its node"
+        try:
+            return await within(self._collect_seconds, unless(given_up, self._files.finish(job)))
+        except OvertakenError:
+            return f"copying logs and outputs was ended by orch cancel; {where}"
+        except TimeoutError:
+            return f"copying logs and outputs took more than {self._collect_seconds / 60:.0f} minutes; {where}"
+        except Exception as error:
+            return f"logs and outputs could not be copied ({type(error).__name__}: {error}); {where}"
+        finally:
+            self._collecting.pop(job.id, None)
+
+    def end_collection(self, job_id: JobId) -> bool:
+        """Stop copying what a gang left, so that the job ends now; False where nothing is being copied."""
+        given_up = self._collecting.get(job_id)
+        if given_up is not None:
+            given_up.set()
+        return given_up is not None
 
     async def _flush(self, job: Job) -> None:
         """Write the newest snapshot to storage before the actors that do so end."""

@@ -140,6 +140,10 @@ class Gangs:
                 self._log.info("gang.abandoned_ended", job=job.id)
                 return
 
+    def end_collection(self, job_id: JobId) -> bool:
+        """Stop copying what the job's gang left, so that the job ends now; False where nothing is being copied."""
+        return self._ender.end_collection(job_id)
+
     def settle(self) -> None:
         """Begin to remove the gangs that an earlier daemon parked, which no job needs."""
         self._table.remove_left()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.private_files import check_private, enter_private, make_private
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 """The directory of an embedded head's node, whatever id Ray gives it."""
+
+ROUND_SECONDS: Final = 20.0
+"""How long one call removes files that are no longer needed: the next call, or the next daemon, continues."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it must be memory
 
@@ -82,14 +85,14 @@ def clear_pages(
     A file younger than ``young_seconds`` is kept: it may belong to a job that started after the caller read ``live``.
     Nothing is removed where the directory of pages is another user's, or a link.
     """
-    now = time.time()
+    now, until = time.time(), time.monotonic() + ROUND_SECONDS
     with _entries(page_directory(node_dir.parent.name, shared_memory=shared_memory)) as (folder, entries):
         for entry in entries:
             job_id = entry.name.split(".", 1)[0]
             with contextlib.suppress(OSError):
                 if job_id in live or now - entry.stat(follow_symlinks=False).st_ctime < young_seconds:
                     continue
-                _remove(entry.name, folder, is_directory=entry.is_dir(follow_symlinks=False))
+                trees.remove(entry.name, dir_fd=folder, until=until)
 
 
 def remove_of_jobs(directory: Path, job_ids: Collection[str]) -> dict[str, str]:
@@ -103,15 +106,8 @@ def remove_of_jobs(directory: Path, job_ids: Collection[str]) -> dict[str, str]:
             job_id = entry.name.split(".", 1)[0]
             if job_id not in job_ids:
                 continue
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.name, dir_fd=folder)
-                else:
-                    os.unlink(entry.name, dir_fd=folder)
-            except FileNotFoundError:
-                continue  # another process has just removed it
-            except OSError as error:
-                failed[job_id] = str(error)
+            if left := trees.remove(entry.name, dir_fd=folder).left:
+                failed[job_id] = f"{entry.name}: {left}"
     return failed
 
 
@@ -133,10 +129,3 @@ def _entries(directory: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
             yield folder, list(found)
     finally:
         os.close(folder)
-
-
-def _remove(name: str, folder: int, *, is_directory: bool) -> None:
-    if is_directory:
-        shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
-    else:
-        os.unlink(name, dir_fd=folder)

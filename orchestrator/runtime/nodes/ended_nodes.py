@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import time
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.runtime.forkserver import linux
-from orchestrator.runtime.nodes.directories import LOCAL
+from orchestrator.runtime.nodes.directories import LOCAL, ROUND_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,7 @@ def clear_ended_nodes(node_dir: Path) -> None:
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = map(int, (other / _NOTE).read_text(encoding="ascii").split())
             if other != node_dir and not _runs(pid, ticks) and not any((other / "fork").glob("*.sock")):
-                shutil.rmtree(other, ignore_errors=True)
+                trees.remove(other, until=time.monotonic() + ROUND_SECONDS)
 
 
 def _runs(pid: int, ticks: int) -> bool:

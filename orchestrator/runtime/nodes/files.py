@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.private_files import enter_below
+from orchestrator.runtime.nodes.directories import ROUND_SECONDS
 from orchestrator.runtime.nodes.working_copy import Outputs, find_outputs, lay_out, open_output
 from orchestrator.runtime.spawn.lifeline import MAX_RECORD_BYTES
 from orchestrator.spec.paths import Paths
@@ -169,12 +170,15 @@ class NodeFiles:
             os.close(folder)
 
     def keep_only(self, live: Collection[str], *, young_seconds: float = YOUNG_SECONDS) -> list[str]:
-        """Remove the files of jobs that are not ``live``, and the least recently used blobs beyond the cache's size."""
+        """Remove the files of jobs that are not ``live``, and the least recently used blobs beyond the cache's size.
+
+        Return the jobs of which all files were removed.
+        """
         removed = []
-        now = time.time()
+        now, until = time.time(), time.monotonic() + ROUND_SECONDS
         for status, path in _there(self.paths.jobs.glob("*")):
-            if path.name not in live and now - status.st_ctime > young_seconds:
-                shutil.rmtree(path, ignore_errors=True)
+            old = path.name not in live and now - status.st_ctime > young_seconds
+            if old and not trees.remove(path, until=until).left:  # what stays is tried again
                 removed.append(path.name)
         blobs = list(_there(self.paths.blobs.glob("sha256/*/*")))
         size = sum(status.st_size for status, _ in blobs)

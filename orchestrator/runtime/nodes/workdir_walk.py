@@ -1,4 +1,4 @@
-"""Lists the files of a working directory that a submission archives, and counts those that ignore files exclude."""
+"""Lists the files of a working directory that a submission archives, and counts what the archive lacks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.ignore_rules import IgnoreRules
 
 MAX_FILES: Final = 50_000
+MAX_DEPTH: Final = 64
 MAX_COUNTED: Final = 2000
 NAMED_LEFT_OUT: Final = 3
 
@@ -28,7 +29,7 @@ class WorkdirError(Exception):
 
 @dataclass(slots=True)
 class LeftOutCount:
-    """Counts what ignore files exclude, up to ``most`` files: a directory of data may hold millions."""
+    """Counts what ignore files exclude, up to ``most`` files: a directory of data may hold millions; and links that lead out."""
 
     most: int = MAX_COUNTED
     files: int = 0
@@ -36,13 +37,25 @@ class LeftOutCount:
     by: set[str] = field(default_factory=set)
     largest: list[tuple[int, str]] = field(default_factory=list)
     more: bool = False
+    links_out: int = 0
+    links: list[str] = field(default_factory=list)
+    seen: int = 0
+
+    def add_link(self, found: Found, root: Path) -> None:
+        """Count a link if it leads out of ``root``."""
+        target = link_target(found, root)
+        if os.path.isabs(target):
+            self.links_out += 1
+            if len(self.links) < NAMED_LEFT_OUT:
+                self.links.append(f"{found.relative} -> {target}")
 
     def add(self, entry: os.DirEntry[str], relative: str, by: str) -> None:
         """Count a file, or the content of a directory."""
         stack = [(entry, relative)]
         while stack:
             entry, relative = stack.pop()
-            if self.files >= self.most:
+            self.seen += 1
+            if self.files >= self.most or self.seen > MAX_FILES:
                 self.more = True
                 return
             try:
@@ -59,12 +72,17 @@ class LeftOutCount:
             self.largest = sorted([*self.largest, (-size, relative)])[:NAMED_LEFT_OUT]
 
     def counts(self) -> LeftOut | None:
-        """Return the counts; None where nothing was excluded."""
-        if not self.files:
+        """Return the counts; None where nothing was excluded and no link leads out."""
+        if not self.files and not self.links_out:
             return None
-        names = tuple(name for _, name in self.largest)
         return LeftOut(
-            files=self.files, size_bytes=self.size_bytes, by=tuple(sorted(self.by)), largest=names, more=self.more
+            files=self.files,
+            size_bytes=self.size_bytes,
+            by=tuple(sorted(self.by)),
+            largest=tuple(name for _, name in self.largest),
+            more=self.more,
+            links_out=self.links_out,
+            links=tuple(self.links),
         )
 
 
@@ -78,7 +96,7 @@ class Found:
 
 
 def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
-    """Yield all in ``root`` that a submission archives; add excluded files to ``left_out``. Raises WorkdirError."""
+    """Yield all in ``root`` that a submission archives; add to ``left_out`` what is excluded. Raises WorkdirError."""
     count = 0
     stack: list[tuple[Path, str, tuple[IgnoreRules, ...]]] = [(root, "", ())]
     while stack:
@@ -105,23 +123,45 @@ def walk(root: Path, left_out: LeftOutCount) -> Iterator[Found]:
             if count > MAX_FILES:
                 raise WorkdirError(f"{root} holds more than {MAX_FILES} files; list what is not code in .gitignore")
             if is_dir:
+                if relative.count("/") >= MAX_DEPTH:
+                    raise WorkdirError(
+                        f"{root} holds directories more than {MAX_DEPTH} levels deep, below"
+                        f" {relative.split('/', maxsplit=1)[0]}; list it in .gitignore"
+                    )
                 stack.append((Path(entry.path), f"{relative}/", rules))
                 continue
-            yield Found(relative, Path(entry.path), entry.stat(follow_symlinks=False))
+            try:
+                found = Found(relative, Path(entry.path), entry.stat(follow_symlinks=False))
+            except FileNotFoundError:
+                continue  # removed since the directory was listed
+            if entry.is_symlink():
+                left_out.add_link(found, root)
+            yield found
         if empty and prefix:
             yield Found(prefix.rstrip("/"), directory, directory.stat())
 
 
 def link_target(found: Found, root: Path) -> str:
-    """Return the target of a link below ``root``. Raises WorkdirError for one that leads out of it."""
-    target = str(found.path.readlink())
-    resolved = Path(os.path.realpath(found.path))
-    if os.path.isabs(target) or not resolved.is_relative_to(Path(os.path.realpath(root))):  # noqa: PTH117 - the link's own text
-        raise WorkdirError(
-            f"{found.path} links to {target}, outside of working_dir; put the file itself there, or list the link"
-            " in .gitignore"
-        )
-    return target
+    """Return the target of a link's copy: relative if it leads to a place below ``root``, else absolute.
+
+    An absolute link to a place below ``root`` would lead the job out of its copy, and a relative link out of ``root`` to
+    another place. A loop, or a link to nothing, stays what it is.
+    """
+    target, inside = os.readlink(found.path), os.path.realpath(root)
+    folder = os.path.realpath(found.path.parent)
+    leads_to = os.path.realpath(found.path)  # does not raise for a loop
+    if leads_to != inside and not leads_to.startswith(f"{inside}/"):
+        return target if os.path.isabs(target) else leads_to
+    if not os.path.isabs(target):
+        return target
+    place = inside if os.path.realpath(target) == inside else _beside(target)
+    return os.path.relpath(place if place.startswith(inside) else leads_to, folder)
+
+
+def _beside(path: str) -> str:
+    """Return the path with all links above its last part resolved: a link to a link stays one."""
+    above, name = os.path.split(os.path.normpath(path))
+    return os.path.join(os.path.realpath(above), name)
 
 
 def refuse_too_large(directory: Path, found: Sequence[Found], max_bytes: int) -> int:

@@ -11,10 +11,12 @@ import json
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from orchestrator import trees
 from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.private_files import enter_below
 from orchestrator.spec.globs import Globs
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_OUTPUTS: Final = 50_000
+FIND_SECONDS: Final = 45.0
+"""Less than a call of a node's agent may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +41,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The files to collect, and how many files (and bytes) exceed the limit."""
+    """The files to collect, how many files (and bytes) exceed the limit, and what could not be searched."""
 
     files: tuple[Output, ...]
     left_files: int = 0
     left_bytes: int = 0
+    unread: trees.Problems = field(default_factory=trees.Problems)
 
 
 def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
@@ -53,7 +58,7 @@ def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
     manifest = json.loads(blob(digest).read_bytes())
     _refuse_ways_out(manifest["entries"])
     draft = target.with_name(f"{target.name}.laying-out")
-    shutil.rmtree(draft, ignore_errors=True)
+    trees.remove(draft)
     draft.mkdir(parents=True)
     for entry in manifest["entries"]:
         path = draft / entry["path"]
@@ -83,11 +88,17 @@ def _refuse_ways_out(entries: Sequence[Mapping[str, str]]) -> None:
 
 
 def _refuse_links_out(draft: Path, entries: Sequence[Mapping[str, str]]) -> None:
-    """Raise ValueError, and leave nothing, when a link of the working copy leads out of it."""
-    root = draft.resolve()
+    """Raise ValueError, and leave nothing, when a relative link leads out of the working copy: an archive has none.
+
+    An absolute link is the submitter's own to another place, and is kept.
+    """
+    root = os.path.realpath(draft)
     for entry in entries:
-        if entry["type"] == "link" and not (draft / entry["path"]).resolve().is_relative_to(root):
-            shutil.rmtree(draft, ignore_errors=True)
+        if entry["type"] != "link" or entry["target"].startswith("/"):
+            continue
+        leads_to = os.path.realpath(draft / entry["path"])  # does not raise for a loop
+        if leads_to != root and not leads_to.startswith(f"{root}/"):
+            trees.remove(draft)
             raise ValueError(
                 f"the archive's link {entry['path']!r} leads to {entry['target']!r}, out of the working copy"
             )
@@ -103,43 +114,60 @@ def find_outputs(work: Path, patterns: Sequence[str], max_bytes: int) -> Outputs
     """Return the regular files below ``work`` that a pattern matches, by path, up to ``max_bytes``.
 
     Patterns are those of .gitignore, relative to ``work``: ``out/**`` matches all below out, ``*.pt`` the top
-    directory. Links are not followed and not collected, so nothing outside of ``work`` is ever read. Raises ValueError
-    for a link in place of ``work``.
+    directory. Links are not followed and not collected, so nothing outside of ``work`` is ever read. The search takes
+    ``FIND_SECONDS`` at most. Raises ValueError for a link in place of ``work``.
     """
+    unread = trees.Problems()
     globs = Globs(f"/{pattern}" for pattern in patterns)
     chosen: list[Output] = []
     size = left_files = left_bytes = 0
-    for found in sorted(regular_files(work), key=lambda each: each.path):
-        if not globs.matches(found.path):
-            continue
+    until = time.monotonic() + FIND_SECONDS
+    os.close(enter_below(work, ""))  # a link in its place is an error, also where nothing below is searched
+    every = (each for below in _searched(patterns) for each in regular_files(work, unread, below=below, until=until))
+    for found in sorted((each for each in every if globs.matches(each.path)), key=lambda each: each.path):
         if size + found.size_bytes > max_bytes or len(chosen) >= MAX_OUTPUTS:
             left_files, left_bytes = left_files + 1, left_bytes + found.size_bytes
             continue
         chosen.append(found)
         size += found.size_bytes
-    return Outputs(files=tuple(chosen), left_files=left_files, left_bytes=left_bytes)
+    return Outputs(files=tuple(chosen), left_files=left_files, left_bytes=left_bytes, unread=unread)
 
 
-def regular_files(work: Path) -> Iterator[Output]:
-    """Yield every regular file below a directory, without links. Raises ValueError for a link in its place, OSError."""
-    root = enter_below(work, "")
+def _searched(patterns: Sequence[str]) -> list[str]:
+    """Return the directories to search for files that the patterns match: ``out/**`` matches nothing outside of ``out``."""
+    folders = set()
+    for pattern in patterns:
+        names = [name for name in pattern.split("/") if name not in ("", ".")]
+        magic = next((number for number, name in enumerate(names) if set(name) & set("*?[\\")), len(names) - 1)
+        folders.add("/".join(names[:magic]))
+    return [
+        one
+        for one in sorted(folders)
+        if not any(other != one and f"{one}/".startswith(f"{other}/" if other else "") for other in folders)
+    ]
+
+
+def regular_files(
+    work: Path, unread: trees.Problems, *, below: str = "", until: float | None = None
+) -> Iterator[Output]:
+    """Yield every regular file in a directory, or ``below`` a part of it, without links; add to ``unread`` what cannot be listed.
+
+    Raises ValueError for a link in place of the directory, OSError.
+    """
     try:
-        yield from _regular_files_below(root)
+        root = enter_below(work, below)
+    except (ValueError, FileNotFoundError):
+        if below:  # not there, or a file or a link, which is not followed
+            return
+        raise
+    try:
+        for found in trees.walk(root, unread, prefix=below, until=until):
+            stop_if_abandoned()
+            if found.is_file:
+                mode = stat.S_IMODE(found.status.st_mode) & 0o777
+                yield Output(path=found.path, size_bytes=found.status.st_size, mode=mode)
     finally:
         os.close(root)
-
-
-def _regular_files_below(root: int) -> Iterator[Output]:
-    for directory, _, names, folder in os.fwalk(".", dir_fd=root, follow_symlinks=False):
-        stop_if_abandoned()
-        for name in names:
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                relative = os.path.normpath(f"{directory}/{name}")
-                yield Output(path=relative, size_bytes=status.st_size, mode=stat.S_IMODE(status.st_mode) & 0o777)
 
 
 def keep_output(work: Path, found: Output, target: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from orchestrator import trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,4 @@ def keep_newest(folder: Path, pattern: str, keep: int) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file or a directory, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    trees.remove(path)

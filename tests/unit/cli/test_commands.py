@@ -502,6 +502,20 @@ def test_prune(orch: Orch, served: ServedFake) -> None:
     assert [call[1][0] for call in served.do(lambda s: s.calls)] == [0, 43200, 2592000]
 
 
+def test_prune_names_what_it_could_not_remove(orch: Orch, served: ServedFake) -> None:
+    stuck = served.do(lambda service: service.add(state="FAILED"))
+    served.do(lambda service: service.unremovable.add(stuck.id))
+    done = orch("prune", "--older-than", "0s", "--yes")
+    assert (done.code, done.out) == (5, "")
+    assert done.err.splitlines() == [
+        f"{stuck.id} stays: /home/jobs/{stuck.id}: out: Operation not permitted",
+        "removed 0 jobs, 0 B",
+        "make what stays removable for the daemon's user, then run orch prune again",
+    ]
+    answer = orch("prune", "--older-than", "0s", "--yes", "--json")
+    assert (answer.code, answer.json["left"][0]["job_id"]) == (5, stuck.id)
+
+
 # -- invalid command lines
 
 

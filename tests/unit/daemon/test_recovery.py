@@ -19,9 +19,6 @@ class Noted:
     def __init__(self) -> None:
         self.did: list[str] = []
 
-    async def at_start(self) -> None:
-        self.did.append("tidy")
-
     async def resume(self) -> None:
         self.did.append("resume")
 
@@ -46,14 +43,13 @@ def test_history_is_told_of_every_live_job_that_has_had_an_attempt() -> None:
         recovery = Recovery(
             rounds.loop,
             store,
-            tidying=noted,  # type: ignore[arg-type]
             intake=noted,  # type: ignore[arg-type]
             quarantine=quarantine,
             history=(observe,),
             log=LOG,
         )
         await recovery.run()
-        assert noted.did == ["tidy", "resume"]
+        assert noted.did == ["resume"]
         assert set(rounds.loop.jobs) == {"one-aaaaaa", "two-bbbbbb", "waits-cccccc"}
         assert told == [("two-bbbbbb", "job_submitted"), ("two-bbbbbb", "attempt_started")]
         assert gc.isenabled()

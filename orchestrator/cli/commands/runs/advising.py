@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator import trees
 from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
 from orchestrator.cli.submitting import job_text
 
@@ -56,12 +57,12 @@ def logs_kept_on_failure() -> Iterator[Path]:
         yield logs
     except BenchError as error:
         if str(logs) not in error.hint or not any(log.stat().st_size for log in logs.iterdir()):
-            shutil.rmtree(logs)
+            trees.remove(logs)
         raise
     except BaseException:
-        shutil.rmtree(logs)
+        trees.remove(logs)
         raise
-    shutil.rmtree(logs)
+    trees.remove(logs)
 
 
 def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:

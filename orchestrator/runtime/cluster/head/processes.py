@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import time
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import psutil
 
+from orchestrator import trees
 from orchestrator.process_ends import wait_ended
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ TOKEN_PATH: Final = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - the variable's name
 
 EXEC_SECONDS: Final = 1.0
 """How long to wait for a process during an exec: its command line and environment are set last, and empty before."""
+
+CLEAR_SECONDS: Final = 10.0
+"""How long a start removes the logs of earlier heads: the next start continues."""
 
 END_SECONDS: Final = 10.0
 """How long to wait for killed processes to end: one that waits for a disk may take longer."""
@@ -131,8 +134,9 @@ def clear_sessions(temp_dir: Path, token: Path) -> None:
     while strays := _of_head(token, starter, member):  # a starter may have started another process meanwhile
         _kill(strays)
     sessions = sorted(p for p in temp_dir.glob("session_*") if p.is_dir() and not p.is_symlink())
+    until = time.monotonic() + CLEAR_SECONDS
     for session in sessions[:-1]:
-        shutil.rmtree(session, ignore_errors=True)
+        trees.remove(session, until=until)
 
 
 def _of_head(token: Path, *markers: str) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,12 +32,20 @@ class OutputCollection:
         notes = []
         apart = self._nodes.apart(job)
         if len(apart) < len(set(job.nodes)):
+            abandoned = threading.Event()
             try:
-                found = await self._pool.run(self._collect_local, job, target, left)
+                found, failures = await self._pool.run(self._collect_local, job, target, left, abandoned)
                 left -= sum(each.size_bytes for each in found.files)
                 notes.append(self._left(found, job.submission.work_dir))
-            except (OSError, ValueError) as error:
+                if failures:
+                    notes.append(
+                        f"{len(failures)} of {len(found.files)} outputs could not be kept in {target}: {failures[0]};"
+                        f" they are in {job.submission.work_dir}"
+                    )
+            except Exception as error:  # a job chose the files: whatever they cause is a note
                 notes.append(f"outputs could not be kept in {target}: {error}; they are in {job.submission.work_dir}")
+            finally:
+                abandoned.set()
         taken: set[str] = set()
         for number, node_id in enumerate(apart):
             try:
@@ -51,27 +60,32 @@ class OutputCollection:
                 notes.append(f"outputs of node {node_id[:12]} could not be copied to {target}: {error}")
         return "; ".join(filter(None, notes))
 
-    def _collect_local(self, job: Job, target: Path, max_bytes: int) -> Outputs:
+    def _collect_local(
+        self, job: Job, target: Path, max_bytes: int, abandoned: threading.Event
+    ) -> tuple[Outputs, list[Exception]]:
         work = Path(job.submission.work_dir)
         found = find_outputs(work, job.spec.outputs, max_bytes)
-        failures: list[OSError | ValueError] = []
+        failures: list[Exception] = []
         for each in found.files:
+            if abandoned.is_set():
+                break
             try:
                 keep_output(work, each, target)
             except (OSError, ValueError) as error:  # of one file; the others are still kept
                 failures.append(error)
-        if failures:
-            raise failures[0]
-        return found
+        return found, failures
 
     def _left(self, found: Outputs, where: str) -> str:
-        if not found.left_files:
-            return ""
-        limit = self._max_bytes / 1e6
-        return (
-            f"{found.left_files} outputs ({found.left_bytes / 1e6:.0f} MB) stay in {where}: more than"
-            f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
-        )
+        notes = []
+        if found.left_files:
+            limit = self._max_bytes / 1e6
+            notes.append(
+                f"{found.left_files} outputs ({found.left_bytes / 1e6:.0f} MB) stay in {where}: more than"
+                f" ORCH_OUTPUTS_MAX_BYTES ({limit:.0f} MB)"
+            )
+        if found.unread:
+            notes.append(f"not everything in {where} was searched for outputs: {found.unread}")
+        return "; ".join(notes)
 
     async def _fetch(self, job: Job, node_id: str, found: Output, target: Path, name: str) -> None:
         with new_output(target, name) as place:

@@ -14,10 +14,10 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import time
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _move(source: Path, folder: Path) -> bool:
     try:
         draft.rename(folder)
     except OSError:  # another rank of the attempt has created it
-        shutil.rmtree(draft, ignore_errors=True)
+        trees.remove(draft)
     return folder.is_dir()
 
 

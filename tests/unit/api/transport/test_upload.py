@@ -138,11 +138,15 @@ def test_a_file_that_changes_meanwhile_is_named(remote: ServedFake, project: Pat
         Uploader(remote.tcp_endpoint, change).upload(project)
 
 
-def test_a_link_out_of_the_directory_is_refused(remote: ServedFake, project: Path) -> None:
-    (project / "passwd").symlink_to("/etc/passwd")
-    with pytest.raises(BadRequestError, match="links to /etc/passwd, outside of working_dir"):
-        client_of(remote).submit_text(JOB, cwd=str(project))
-    assert pieces_of(remote) == {}
+def test_a_link_out_of_the_directory_is_sent_as_a_link_and_reported(remote: ServedFake, project: Path) -> None:
+    (project.parent / "data").mkdir()
+    (project / "data").symlink_to("../data")
+    uploaded = Uploader(remote.tcp_endpoint, lambda _done, _total: None).upload(project)
+    assert uploaded.left_out is not None
+    assert (uploaded.left_out.files, uploaded.left_out.links_out) == (1, 1)
+    (text,) = (data for digest, data in pieces_of(remote).items() if digest in uploaded.manifest)
+    (link,) = (entry for entry in json.loads(text)["entries"] if entry["type"] == "link")
+    assert link == {"path": "data", "type": "link", "target": str(project.parent / "data")}
 
 
 def test_over_the_socket_nothing_is_uploaded(remote: ServedFake, project: Path) -> None:

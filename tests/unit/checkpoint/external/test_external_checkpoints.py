@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import shutil
@@ -13,13 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orchestrator import trees
 from orchestrator.checkpoint.external import file_copies
 from orchestrator.checkpoint.external.completeness import SETTLE_SECONDS
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
-from orchestrator.checkpoint.external.watched_glob import WatchSettings
+from orchestrator.checkpoint.external.watched_glob import WatchedGlob, WatchSettings
 from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.storage.info import CheckpointStatus
 from tests.support import warm
+from tests.support.deep_trees import MakeDeep
 
 NOW = time.time()
 """The time from which the ages of files are counted, and which scans take as the current time."""
@@ -63,6 +66,39 @@ def touch(folder: Path, age: float) -> None:
 def registered(files: ExternalCheckpoints, **how: object) -> list[int]:
     files.scan(attempt=1)
     return [info.step for info in files.scan(attempt=1)]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*.pt",
+        "**/*.pt",
+        "out/**",
+        "out/**/*.pt",
+        "runs/*/ckpt/*.pt",
+        "**/ckpt/**/*.pt",
+        "r*/**/s*",
+        "{job}/out/**/*.pt",
+        "none/**/x",
+    ],
+)
+def test_a_watched_glob_matches_what_python_matches(job: Path, pattern: str) -> None:
+    for name in ("a.pt", "out/b/c/d.pt", "out/.hidden/x.pt", ".h/y.pt", "runs/1/ckpt/s.pt", "runs/2/ckpt/s.pt"):
+        (job / name).parent.mkdir(parents=True, exist_ok=True)
+        (job / name).touch()
+    pattern = pattern.format(job=job)
+    every = {os.path.normpath(job / match) for match in glob.glob(pattern, root_dir=job, recursive=True)}
+    outermost = sorted(path for path in every if not any(path.startswith(f"{other}/") for other in every))
+
+    assert WatchedGlob(WatchSettings(pattern=pattern, directory=str(job), registry="")).matches() == outermost
+
+
+def test_a_watched_glob_is_searched_in_a_tree_of_any_depth(job: Path, make_deep: MakeDeep) -> None:
+    make_deep(job / "out", 1_500)
+    (job / "out" / "a.pt").touch()
+    settings = WatchSettings(pattern="**/*.pt", directory=str(job), registry="")
+
+    assert WatchedGlob(settings).matches() == [str(job / "out" / "a.pt")]
 
 
 def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_not(job: Path) -> None:
@@ -229,17 +265,17 @@ def test_a_deletion_that_was_interrupted_is_finished_and_its_rest_is_no_checkpoi
         write(job, step, age=100 - step)
     files = watch(job, keep=1)
     registered(files)
-    real, calls = shutil.rmtree, []
+    real, calls = trees.remove, []
 
     def die_in_the_middle(path: str) -> None:
         calls.append(path)
         (Path(path) / "a.pt").unlink()
         raise OSError("killed")
 
-    monkeypatch.setattr(shutil, "rmtree", die_in_the_middle)
+    monkeypatch.setattr(trees, "remove", die_in_the_middle)
     files.retain()
     assert (job / "out" / "ckpt-1").exists()
-    monkeypatch.setattr(shutil, "rmtree", real)
+    monkeypatch.setattr(trees, "remove", real)
     touch(job / "out" / "ckpt-1", 100)
     assert registered(watch(job, keep=1)) == []
     watch(job, keep=1).retain()

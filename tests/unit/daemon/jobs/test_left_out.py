@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
+from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import make_spec, pending, running, submission
 
 
@@ -149,3 +151,96 @@ def test_the_first_event_keeps_it(work: Path) -> None:
     back = event_from(event.kind, event_body(event), job_id=event.job_id, at=event.at, cause="")
     assert isinstance(back, JobSubmitted)
     assert back.left_out == event.left_out
+
+
+def laid_out(work: Path) -> Path:
+    copy = work.parent / "copy"
+    snapshot.lay_out(take(work).digest, blobs(work.parent), copy)
+    return copy
+
+
+def test_links_that_lead_nowhere_are_copied_as_they_are(work: Path) -> None:
+    (work / "loop").symlink_to("loop")
+    (work / "ring").symlink_to("data/ring")
+    (work / "data" / "ring").symlink_to(work / "ring")
+    (work / "nothing").symlink_to("not-here")
+    (work / "itself").symlink_to(work / "itself")
+
+    taken, copy = take(work), laid_out(work)
+
+    assert taken.left_out is not None
+    assert taken.left_out.links_out == 0
+    found = {name: os.readlink(copy / name) for name in ("loop", "ring", "data/ring", "nothing", "itself")}
+    assert found == {
+        "loop": "loop",
+        "ring": "data/ring",
+        "data/ring": "../ring",
+        "nothing": "not-here",
+        "itself": "itself",
+    }
+
+
+def test_an_absolute_link_to_a_place_inside_is_relative_in_the_copy(work: Path) -> None:
+    (work / "run-1").mkdir()
+    (work / "run-1" / "x").write_text("hi")
+    (work / "latest").symlink_to(work / "run-1")
+    (work / "data" / "newest").symlink_to(work / "latest")
+    (work / "data" / "top").symlink_to(work)
+    (work.parent / "alias").symlink_to(work)
+    (work / "by-alias").symlink_to(work.parent / "alias" / "run-1")
+
+    left_out, copy = snapshot.measure(work)[2], laid_out(work)
+
+    assert left_out is not None
+    assert left_out.links_out == 0
+    assert os.readlink(copy / "latest") == "run-1"
+    assert os.readlink(copy / "data" / "newest") == "../latest"
+    assert os.readlink(copy / "data" / "top") == ".."
+    (work / "run-1" / "x").write_text("changed afterwards")
+    assert [(copy / name / "x").read_text() for name in ("latest", "data/newest", "by-alias")] == ["hi"] * 3
+
+
+def test_links_out_of_the_directory_are_copied_as_links_and_said_once(work: Path) -> None:
+    big = work.parent / "big"
+    big.mkdir()
+    (big / "a.txt").write_text("42")
+    (work / "data" / "absolute").symlink_to(big)
+    (work / "relative").symlink_to("../big/a.txt")
+    (work / "through").symlink_to("data/absolute/a.txt")
+    (work / "more").symlink_to("/nowhere/at/all")
+
+    taken = take(work)
+    copy = laid_out(work)
+
+    assert taken.left_out is not None
+    assert (taken.left_out.links_out, len(taken.left_out.links)) == (4, 3)
+    assert (copy / "data" / "absolute" / "a.txt").read_text() == "42"
+    assert (copy / "relative").read_text() == (copy / "through").read_text() == "42"
+    assert os.readlink(copy / "more") == "/nowhere/at/all"
+    notes = left_out_notes(left_out_view(taken.left_out))
+    assert len(notes) == 2
+    assert notes[1].startswith("4 links lead out of working_dir and are copied as links: more -> /nowhere/at/all, ")
+    assert notes[1].endswith(" and 1 more; each node of the job needs what is there")
+
+
+def test_one_link_out_is_said_where_nothing_is_left_out(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "data").symlink_to("/big/data")
+    taken = take(work)
+    assert taken.left_out == LeftOut(files=0, size_bytes=0, by=(), links_out=1, links=("data -> /big/data",))
+    assert left_out_notes(left_out_view(taken.left_out)) == (
+        "1 link leads out of working_dir and is copied as a link: data -> /big/data; each node of the job needs what is there",
+    )
+    event = replace(submission(make_spec()), left_out=taken.left_out)
+    back = event_from(event.kind, event_body(event), job_id=event.job_id, at=event.at, cause="")
+    assert isinstance(back, JobSubmitted)
+    assert back.left_out == taken.left_out
+
+
+def test_a_directory_of_great_depth_is_refused_by_name_and_may_be_left_out(work: Path, make_deep: MakeDeep) -> None:
+    make_deep(work / "nested", 1_500)
+    with pytest.raises(snapshot.WorkdirError, match="more than 64 levels deep, below nested; list it in"):
+        take(work)
+    (work / ".gitignore").write_text("nested/\n")
+    assert take(work).files > 0

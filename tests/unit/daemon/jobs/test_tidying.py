@@ -11,10 +11,12 @@ import pytest
 from orchestrator.core.ids import JobId
 from orchestrator.daemon.jobs import tidying
 from orchestrator.daemon.jobs.tidying import Tidying
+from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.spec.paths import Paths
 from orchestrator.store.memory import MemoryStore
 from orchestrator.telemetry.logging import get_logger
+from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add, cancel, end
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 OTHER = JobId("other-zzzzzz")
+READY = asyncio.Event()
+READY.set()
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def leave(home: Path, job_id: JobId) -> list[Path]:
 
 def tidy(home: Path, store: MemoryStore) -> Tidying:
     """Return the tidying of a daemon."""
-    return Tidying(store, Paths(home=home, socket=home / "sock"), "orch-0", get_logger("test"))
+    return Tidying(store, Paths(home=home, socket=home / "sock"), "orch-0", Pool("tidying", 1), get_logger("test"))
 
 
 async def stored() -> MemoryStore:
@@ -65,7 +69,7 @@ def test_a_daemon_removes_what_the_one_before_it_left_and_nothing_else(home: Pat
     async def start() -> list[JobId]:
         store = await stored()
         assert await store.untidied() == [ID]
-        await tidy(home, store).at_start()
+        await tidy(home, store).once(READY)
         return await store.untidied()
 
     assert asyncio.run(start()) == []
@@ -90,7 +94,7 @@ def test_what_cannot_be_removed_is_tried_again_at_the_next_start_and_secrets_go_
         nonlocal broken
         store, found = await stored(), []
         for broken in (1, 0):  # noqa: B007  # read by what stands in for the removal
-            await tidy(home, store).at_start()
+            await tidy(home, store).once(READY)
             found.append(await store.untidied())
         return found
 
@@ -98,6 +102,49 @@ def test_what_cannot_be_removed_is_tried_again_at_the_next_start_and_secrets_go_
     assert asyncio.run(starts()) == [[ID], []]
     assert all(gone_before)
     assert not list((home / "pages").iterdir())
+
+
+def test_nothing_is_tidied_before_the_daemon_answers(home: Path) -> None:
+    left = leave(home, ID)
+
+    async def starts() -> None:
+        store, ready = await stored(), asyncio.Event()
+        tidying_it = asyncio.create_task(tidy(home, store).once(ready))
+        for _ in range(50):  # turns of the event loop
+            await asyncio.sleep(0)
+        assert all(path.exists() for path in left)
+        ready.set()
+        await tidying_it
+        assert await store.untidied() == []
+
+    asyncio.run(starts())
+
+
+def test_a_job_that_cannot_be_tidied_holds_up_no_other_and_is_noted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, make_deep: MakeDeep
+) -> None:
+    left = leave(home, ID), leave(home, OTHER)
+    make_deep(home / "pages" / f"{ID}.snapshots", 1_500)
+    make_deep(home / "pages" / f"{OTHER}.snapshots", 1_500)
+    really = tidying.remove_of_jobs
+
+    def failing(directory: Path, job_ids: frozenset[JobId]) -> dict[str, str]:
+        if ID in job_ids:
+            raise RecursionError
+        return really(directory, job_ids)
+
+    monkeypatch.setattr(tidying, "remove_of_jobs", failing)
+
+    async def starts() -> list[JobId]:
+        store = MemoryStore()
+        for job_id in (ID, OTHER):
+            await end(store, await add(store, job_id))
+        await tidy(home, store).once(READY)
+        return await store.untidied()
+
+    assert asyncio.run(starts()) == [ID]
+    assert not any(path.exists() for path in left[1][:-2])
+    assert not (home / "pages" / f"{OTHER}.snapshots").exists()
 
 
 def test_an_end_is_tidied_at_once(home: Path) -> None:

@@ -104,7 +104,7 @@ class Desk:
         self.nodes.set({"a": node("a", cpus=4)})
         self.reader = JobReader(loop, store, self.settings.paths, Pools(), NoProgress(), LiveFacts())
         self.submissions = self.submissions_with(Pools().submissions)
-        self.actions = JobActions(loop, self.reader, self.submissions, self.settings)
+        self.actions = JobActions(loop, self.reader, self.submissions, self.settings, end_collection=lambda _job: False)
 
     def submissions_with(self, pool: Pool) -> Submissions:
         return Submissions(

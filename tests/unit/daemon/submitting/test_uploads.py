@@ -38,6 +38,10 @@ def file(path: Any, digest: str = NONE, size: Any = 5, **more: Any) -> dict[str,
     return {"path": path, "type": "file", "size": size, "pieces": [digest], **more}
 
 
+def link(path: str, target: str) -> dict[str, Any]:
+    return {"path": path, "type": "link", "target": target}
+
+
 def test_a_directory_is_laid_out_as_it_was_sent(uploads: Uploads) -> None:
     code = sent(uploads, b"print")
     entries = (
@@ -45,13 +49,20 @@ def test_a_directory_is_laid_out_as_it_was_sent(uploads: Uploads) -> None:
         file("pkg/sub/a.py", code),
         {"path": "empty", "type": "file", "size": 0, "pieces": []},
         {"path": "data", "type": "directory"},
-        {"path": "pkg/up", "type": "link", "target": "../train.py"},
+        link("pkg/up", "../train.py"),
+        link("pkg/over", "sub/../up"),
+        link("loop", "loop"),
+        link("ring", "pkg/ring"),
+        link("pkg/ring", "../ring"),
+        link("away", "/mnt/data"),
     )
     directory = uploads.lay_out(UID, manifest(uploads, *entries))
     assert (directory / "pkg/sub/a.py").read_bytes() == b"print"
     assert (directory / "empty").read_bytes() == b""
     assert (directory / "data").is_dir()
     assert (directory / "pkg/up").read_bytes() == b"print"
+    assert (directory / "pkg/over").read_bytes() == b"print"
+    assert [os.readlink(directory / name) for name in ("loop", "ring", "away")] == ["loop", "pkg/ring", "/mnt/data"]
     assert (directory / "train.py").stat().st_mode & 0o777 == 0o700
     assert (directory / "pkg/sub/a.py").stat().st_mode & 0o777 == 0o600
     assert directory.stat().st_mode & 0o077 == 0
@@ -138,13 +149,19 @@ def test_a_directory_over_the_limit_is_refused_before_it_is_sent(uploads: Upload
         ([file("a//b")], "is not in the directory"),
         ([file("a\0b")], "is not in the directory"),
         ([file("x" * 256)], "is not in the directory"),
-        ([file("/".join("a" * 65))], "directories deep"),
+        ([file("/".join("a" * 66))], "directories deep"),
         ([file("a/" * 1100 + "b")], "at most 2048 bytes"),
         ([file(7)], "a path is text"),
         ([file("\ud800")], "is not UTF-8"),
         ([file("a"), file("a")], "names a path twice"),
         ([{"path": "a", "type": "link", "target": "b"}, file("a/x")], "is below 'a'"),
-        ([{"path": "a", "type": "link", "target": "/etc"}], "outside of the directory"),
+        ([link(".gitignore", "/etc/passwd")], "make it a file"),
+        ([link("a", "../x")], "outside of the directory"),
+        ([link("a", "b/../../x"), file("b/f")], "outside of the directory"),
+        ([link("here", "."), link("a", "here/..")], "outside of the directory"),
+        ([link("d/up", ".."), link("a", "d/up/../x"), file("d/f")], "outside of the directory"),
+        ([link("out", "/etc"), link("a", "out/passwd")], "outside of the directory"),
+        ([link("out", "/etc"), link("b", "out"), link("d/a", "../b/passwd")], "outside of the directory"),
         ([{"path": "a/b", "type": "link", "target": "../../x"}], "outside of the directory"),
         ([{"path": "a", "type": "link", "target": ""}], "has no valid target"),
         ([{"path": "a", "type": "fifo"}], "neither a file, a link nor a directory"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from orchestrator.core import events as ev
 from orchestrator.core.job.record import Job
@@ -19,7 +22,11 @@ SUCCEEDED = after(RUNNING, ev.AttemptSucceeded(job_id=RUNNING.id, at=T0 + 11, at
 class Scene:
     """A gang of one rank, and the calls about it, in order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(
+        self, job: Job, finish: Callable[[], Awaitable[str]] | None = None, *, collect_seconds: float = 600.0
+    ) -> None:
+        self._finish = finish
+        self.notes: list[str] = []
         self.done: list[str] = []
         self.job = job
         self.gang = Gang(number=job.gang, actors=[SimpleNamespace(flush=SimpleNamespace(remote=self._flushed))])
@@ -35,7 +42,16 @@ class Scene:
         files: Any = SimpleNamespace(finish=self._finished)
         nodes: Any = SimpleNamespace(agent_for=lambda _node: None, until_fenced=self._fenced)
         no: Any = None
-        self.ender = Ender(table, no, no, nodes, files, until_connected=self._connected, post=self._post)
+        self.ender = Ender(
+            table,
+            no,
+            no,
+            nodes,
+            files,
+            until_connected=self._connected,
+            post=self._post,
+            collect_seconds=collect_seconds,
+        )
 
     async def _watch(self) -> None:
         await self.confirmed.wait()
@@ -54,8 +70,8 @@ class Scene:
     async def _remove(self, _job: Job) -> None:
         self.done.append("removed")
 
-    async def _finished(self, _job: Job) -> None:
-        return None
+    async def _finished(self, _job: Job) -> str:
+        return await self._finish() if self._finish else ""
 
     async def _fenced(self, _node: str) -> None:
         self.done.append("waited for the node")
@@ -65,6 +81,7 @@ class Scene:
 
     def _post(self, events: list[ev.Event]) -> None:
         self.done += [event.kind for event in events]
+        self.notes += [event.note.said for event in events if isinstance(event, ev.JobNoted)]  # type: ignore[attr-defined]
 
 
 def test_a_gang_whose_end_is_confirmed_late_is_kept() -> None:
@@ -91,3 +108,54 @@ def test_a_gang_that_did_not_end_well_is_removed_at_once() -> None:
         return scene.done
 
     assert asyncio.run(run())[0] == "removed"
+
+
+async def _hang() -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def _recurse() -> str:
+    raise RecursionError("maximum recursion depth exceeded")
+
+
+@pytest.mark.parametrize(
+    ("finish", "said"),
+    [
+        (_recurse, "logs and outputs could not be copied (RecursionError: maximum recursion depth exceeded)"),
+        (_hang, "copying logs and outputs took more than 0 minutes"),
+    ],
+)
+def test_whatever_goes_wrong_with_the_outputs_is_a_note_and_the_gang_is_released(
+    finish: Callable[[], Awaitable[str]], said: str
+) -> None:
+    async def run() -> Scene:
+        scene = Scene(RUNNING, finish, collect_seconds=0.01)
+        await scene.ender.release(RUNNING)
+        assert not scene.ender.end_collection(RUNNING.id)
+        return scene
+
+    scene = asyncio.run(run())
+    assert scene.done[-2:] == ["job_noted", "gang_released"]
+    assert scene.notes[0].startswith(said)
+
+
+def test_a_cancel_ends_the_copying_of_outputs() -> None:
+    async def run() -> Scene:
+        begun = asyncio.Event()
+
+        async def hang() -> str:
+            begun.set()
+            return await _hang()
+
+        scene = Scene(RUNNING, hang)
+        assert not scene.ender.end_collection(RUNNING.id)
+        release = asyncio.create_task(scene.ender.release(RUNNING))
+        await begun.wait()
+        assert scene.ender.end_collection(RUNNING.id)
+        await release
+        return scene
+
+    scene = asyncio.run(run())
+    assert scene.done[-2:] == ["job_noted", "gang_released"]
+    assert scene.notes[0].startswith("copying logs and outputs was ended by orch cancel")

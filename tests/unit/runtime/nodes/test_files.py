@@ -28,6 +28,7 @@ from orchestrator.runtime.pools import Pool
 from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.ranks.output.log_reading import LogReader
 from orchestrator.spec.paths import Paths
+from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import changed, make_spec, pending, running
 
 LIMITS = LogLimits(max_bytes=400, keep_files=2)
@@ -59,6 +60,20 @@ def write(directory: Path, **files: str) -> Path:
 def test_outputs_are_what_a_pattern_names(tmp_path: Path, patterns: list[str], expected: list[str]) -> None:
     work = write(tmp_path / "work", out__a="1", out__deep__b="22", log="3", other__log="4")
     assert [found.path for found in find_outputs(work, patterns, 100).files] == expected
+
+
+def test_only_directories_that_a_pattern_can_match_in_are_searched(tmp_path: Path, make_deep: MakeDeep) -> None:
+    work = tmp_path / "work"
+    make_deep(work / "data", 150)
+    make_deep(work / "out", 150)
+    (work / "out" / "a.pt").touch()
+    (work / "b.pt").touch()
+
+    found = find_outputs(work, ["out/**", "out/sub/*.pt", "none/*.pt"], 100)
+    assert [each.path for each in found.files] == ["out/a.pt"]
+    assert [each.path.split("/")[0] for each in found.unread.first] == ["out"]
+    assert [each.path for each in find_outputs(work, ["b.pt", "out/*.pt"], 100).files] == ["b.pt", "out/a.pt"]
+    assert find_outputs(work, ["*.pt"], 100).unread.count == 2
 
 
 def test_links_are_neither_followed_nor_brought(tmp_path: Path) -> None:

@@ -138,7 +138,6 @@ def link(path: str, target: str) -> dict[str, object]:
         [link("a", "../etc"), file("a/new")],
         [file("b/x"), link("a", "b"), file("a/new")],
         [link("a", "../etc/passwd")],
-        [link("a", "/etc/passwd")],
         [link("here", "."), link("a", "here/..")],
         [file("."), file("a")],
     ],
