@@ -109,7 +109,7 @@ class Cluster:
         except token_file.TokenFileError as error:
             raise ClusterError(f"{error.message}; {error.remedy}" if error.remedy else error.message) from error
         hint = f"; its logs are below {self.site.paths.ray}" if self.site.embedded else ""
-        await self.ray.enter(address, hint=hint)
+        await self.ray.enter(address, hint=hint, proven=self._head is not None and self._head.is_proven)
         await self.refresh()
         self.ray.opened()
         await self.warm()
