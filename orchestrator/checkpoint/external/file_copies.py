@@ -51,9 +51,7 @@ def _copy(source: str, target: Path, most_bytes: int | None = None) -> None:
         handle = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, mode or 0o600)
         try:
             if not _clone(readable.fileno(), handle):
-                if most_bytes is not None and facts.st_size > most_bytes:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), source)
-                _check_room(target, facts.st_size)
+                _check_room(target, facts.st_size, most_bytes)
                 _copy_bytes(readable.fileno(), handle, facts.st_size)
             os.fsync(handle)
         except BaseException:
@@ -63,7 +61,9 @@ def _copy(source: str, target: Path, most_bytes: int | None = None) -> None:
             os.close(handle)
 
 
-def _check_room(target: Path, size: int) -> None:
+def _check_room(target: Path, size: int, most_bytes: int | None) -> None:
+    if most_bytes is not None and size > most_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(target))
     free = os.statvfs(target.parent)
     if free.f_bavail * free.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))

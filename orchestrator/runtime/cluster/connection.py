@@ -111,14 +111,14 @@ class RayConnection:
                 seconds = start_seconds()
                 try:
                     await output_of(self._try_first(address, self.namespace, seconds), environ, seconds)
-                    await importing
-                    return
                 except TimeoutError:
                     reason = f"it did not register a driver within {seconds:.0f} s"
                     self.problem = f"cannot connect to Ray at {address}: {reason}{hint}"
                     log.warning("ray.connect_failed", reason=reason, tried=number, of=tries)
                 except ClusterError as error:
                     raise ClusterError(f"cannot connect to Ray at {address}: {error}{hint}") from error
+                else:
+                    return await importing
             raise ClusterError(self.problem)
         finally:
             importing.cancel()
