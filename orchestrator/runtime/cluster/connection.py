@@ -118,7 +118,8 @@ class RayConnection:
                 except ClusterError as error:
                     raise ClusterError(f"cannot connect to Ray at {address}: {error}{hint}") from error
                 else:
-                    return await importing
+                    await importing
+                    return
             raise ClusterError(self.problem)
         finally:
             importing.cancel()

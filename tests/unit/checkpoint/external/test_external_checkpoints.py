@@ -550,10 +550,9 @@ for step in itertools.count(1):
     finally:
         writer.kill()
         writer.wait()
-    gone = time.time()
     assert watcher.status.persisted >= 3
     tear(path)
-    watcher.ended(gone, well=False)
+    watcher.ended(well=False)
     watcher.look()
     watcher.close()
     files = watch(job, pattern="out/ckpt.pt")
