@@ -176,6 +176,7 @@ async def _own_handlers(frozen_seconds: float) -> AsyncIterator[None]:
     lock is not released for ``frozen_seconds`` writes its threads' stacks to stderr and ends with 1: a thread without
     Python waits for that, and what supervises the daemon starts the next one. Jobs keep running.
     """
+    _end_if_frozen(frozen_seconds)  # before a thread can take the lock
     keeper = asyncio.create_task(_keep_handlers(frozen_seconds))
     try:
         yield
@@ -186,10 +187,15 @@ async def _own_handlers(frozen_seconds: float) -> AsyncIterator[None]:
 
 
 async def _keep_handlers(frozen_seconds: float) -> None:
-    now, armed_at = asyncio.get_running_loop().time, float("-inf")
+    now = asyncio.get_running_loop().time
+    armed_at = now()
     while True:
         restore_handlers()
         if now() - armed_at >= REARM_SECONDS:
             armed_at = now()
-            faulthandler.dump_traceback_later(frozen_seconds, exit=True, file=STDERR)
+            _end_if_frozen(frozen_seconds)
         await asyncio.sleep(HANDLER_SECONDS)
+
+
+def _end_if_frozen(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)

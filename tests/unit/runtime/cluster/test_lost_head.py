@@ -37,6 +37,11 @@ def standing_head(home: Path, port: int) -> None:
     write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session_dir="/nowhere", pids=pids))
 
 
+def well(_address: str, _space: str, _seconds: float) -> list[str]:
+    """Return the command line of a trial that succeeds."""
+    return ["echo", "connected"]
+
+
 def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None = None) -> str | None:
     """Return the reconnection time in the environment of Ray when a cluster refuses the connection."""
     seen: list[str | None] = []
@@ -53,7 +58,7 @@ def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None
         if made._head is not None:
             made._head.unwatch()
 
-    monkeypatch.setattr(module, "RayConnection", lambda space: RayConnection(space, connect=connect))
+    monkeypatch.setattr(module, "RayConnection", lambda space: RayConnection(space, connect=connect, try_first=well))
     asyncio.run(start())
     return seen[0]
 
