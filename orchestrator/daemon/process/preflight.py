@@ -72,9 +72,9 @@ def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: flo
 def check_limits() -> None:
     """Raise the soft limits of this process, which its children inherit. Raises RefusedError where a hard limit is too low."""
     raise_file_limit()
-    found = [(resource.RLIMIT_NOFILE, LEAST_FILES, "open files", "-n", "nofile")]
+    found = [(resource.RLIMIT_NOFILE, LEAST_FILES, "open files", "n", "nofile")]
     if os.geteuid() != 0:  # the kernel does not limit root's processes
-        found.append((resource.RLIMIT_NPROC, LEAST_PROCESSES, "processes and threads", "-u", "nproc"))
+        found.append((resource.RLIMIT_NPROC, LEAST_PROCESSES, "processes and threads", "u", "nproc"))
     for limit, least, what, option, name in found:
         soft, hard = resource.getrlimit(limit)
         if limit == resource.RLIMIT_NPROC and soft != hard:
