@@ -102,6 +102,31 @@ def test_an_embedded_head_whose_node_is_dead_is_lost_though_its_processes_live(
     assert lost == ["lost"], "once"
 
 
+def test_a_node_whose_agent_starts_late_is_waited_for_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's first workers may take minutes on a busy machine."""
+    problems: list[str] = []
+
+    def late() -> dict[str, RayNode]:
+        problems.append(made.ray.problem)
+        if len(problems) < 3:
+            raise TimeoutError
+        return {}
+
+    def ray(space: str) -> RayConnection:
+        return RayConnection(space, connect=lambda _address, _space: None, try_first=well)
+
+    monkeypatch.setattr(module, "RayConnection", ray)
+    monkeypatch.setattr(module, "list_nodes", late)
+    paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
+    made = Cluster(paths, ClusterOptions(address="127.0.0.1:1", warm_workers=0), on_lost=lambda: None)
+    asyncio.run(made.start())
+    assert problems[0] == ""
+    assert all("the node's agent has not answered yet" in problem for problem in problems[1:])
+    assert (len(problems), made.ray.problem, made.connected) == (3, "", True)
+
+
 def test_calls_to_a_head_that_has_died_fail_and_do_not_hold_up_the_next_ones() -> None:
     never = threading.Event()
 
