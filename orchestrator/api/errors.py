@@ -192,6 +192,11 @@ class DeadlineError(OrchError):
     default_hint = "look with `orch status`; `orch doctor` says what slows the daemon down"
 
 
+def kill_hint(pid: int) -> str:
+    """Return the last remedy for a daemon that neither answers nor ends."""
+    return f"`kill -KILL {pid}`, then `orch up` (jobs keep running)"
+
+
 class DaemonFrozenError(DeadlineError):
     """The daemon's process exists but is stopped, by SIGSTOP or a frozen cgroup. Continue it, or kill it and start another."""
 
@@ -202,7 +207,7 @@ class DaemonFrozenError(DeadlineError):
         """Return the error about process ``pid``, the daemon at ``label``."""
         return cls(
             f"the daemon at {label} is stopped (process {pid}): it answers nothing until it is continued",
-            hint=f"`kill -CONT {pid}` continues it; or `kill -KILL {pid}`, then `orch up` (jobs keep running)",
+            hint=f"`kill -CONT {pid}` continues it; or {kill_hint(pid)}",
         )
 
 

@@ -8,7 +8,7 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import DaemonFrozenError, DaemonUnreachableError, DeadlineError
+from orchestrator.api.errors import DaemonFrozenError, DaemonUnreachableError, DeadlineError, kill_hint
 from orchestrator.api.transport import serving_lock, wire
 from orchestrator.api.transport.peer import credentials, is_stopped
 
@@ -67,7 +67,8 @@ class DaemonProcess:
                 raise DeadlineError(
                     f"the daemon has not ended {seconds:.0f} s after the request to stop"
                     + (f" (process {self.pid})" if self.pid else ""),
-                    hint="look at the end of its log; `orch doctor` says where it is",
+                    hint="look at the end of its log; `orch doctor` says where it is"
+                    + (f"; to end it now: {kill_hint(self.pid)}" if self.pid else ""),
                 )
 
     def _has_ended(self, seconds: float) -> bool:

@@ -33,6 +33,12 @@ class Notice:
     body: str
     made_at: float
 
+    @property
+    def receiver(self) -> str:
+        """Return the part of the address that names the server: its notices wait in one queue."""
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
+
 
 def notices_of(before: Job | None, after: Job, at: float) -> list[Notice]:
     """Return the notices of a transition at wall time ``at``; ``before`` is None at the submission."""

@@ -294,6 +294,7 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         ready=ground.ready,
         endpoints=ground.endpoints,
         ray_address=lambda: runtime.cluster.address,
+        ray_problem=lambda: runtime.cluster.ray.problem,
         simulated_gpus=queries.simulated_gpus,
     )
     view_source = MetricsViewSource(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
+from orchestrator.api.server.gate import user_name
 from orchestrator.core.scheduler.placement import left_on
-from orchestrator.daemon.submitting.checking import owner_name
 from orchestrator.runtime.forkserver.cgroups import memory_group
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class DaemonHealth:
         ready: asyncio.Event,
         endpoints: Endpoints,
         ray_address: Callable[[], str],
+        ray_problem: Callable[[], str],
         simulated_gpus: Callable[[], int],
     ) -> None:
         self._loop = loop
@@ -57,12 +58,15 @@ class DaemonHealth:
         self._ready = ready
         self._endpoints = endpoints
         self._ray_address = ray_address
+        self._ray_problem = ray_problem
         self._simulated_gpus = simulated_gpus
         self._memory_limits = memory_group()
 
     def problems(self) -> list[str]:
         """Return what is wrong with the daemon, for users."""
         found = list(self._known.values())
+        if problem := self._ray_problem():
+            found.append(problem)
         if self._loop.blocked_by_disk:
             found.append(f"decisions cannot be written: {self._loop.blocked_by_disk}")
         return found + self._pools.problems()
@@ -88,7 +92,7 @@ class DaemonHealth:
             version=__version__,
             protocol=PROTOCOL_VERSION,
             pid=os.getpid(),
-            owner=owner_name(),
+            owner=user_name(os.getuid()),
             started_at=places.started_at,
             home=places.home,
             ray_address=self._ray_address(),

@@ -136,7 +136,8 @@ class Settings:
                 problems.append(f"{variable}={_shown(text)}: {error}")
         if problems:
             raise SettingsError("\n".join(problems))
-        values.setdefault("home", _user_home(environ) / ".orch")
+        if "home" not in values:
+            values["home"] = _user_home(environ) / ".orch"
         return cls(**values)
 
     @property
@@ -169,7 +170,12 @@ def _shown(text: str) -> str:
 
 def _user_home(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME", "")
-    return Path(os.path.realpath(home)) if home.startswith("/") else Path.home()
+    if home.startswith("/"):
+        return Path(os.path.realpath(home))
+    try:
+        return Path.home()
+    except RuntimeError as error:  # as in a container that runs with a number for a user
+        raise SettingsError("neither ORCH_HOME nor HOME is set, and this user has no account") from error
 
 
 def _directory(text: str, environ: Mapping[str, str]) -> Path:

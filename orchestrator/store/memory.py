@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from orchestrator.core.lifecycle.fold import submitted
@@ -174,11 +174,17 @@ class MemoryStore(MemoryMatrices):
             self._last_notice += 1
             self._notices[self._last_notice] = (StoredNotice(self._last_notice, notice, 0), 0.0)
 
-    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+    async def due_notices(self, now: float, each: int) -> tuple[list[StoredNotice], float | None]:
         """Return the notices due by ``now``; see ``port.Store.due_notices``."""
         self._check_open()
         waiting = sorted(self._notices.values(), key=lambda item: (item[1], item[0].number))
-        return [n for n, next_at in waiting if next_at <= now][:limit], waiting[0][1] if waiting else None
+        queues: defaultdict[str, list[StoredNotice]] = defaultdict(list)
+        due = [found for found, next_at in waiting if next_at <= now]
+        for found in due:
+            queues[found.notice.receiver].append(found)
+        first = {found.number for queue in queues.values() for found in queue[:each]}
+        later = min((next_at for _, next_at in waiting if next_at > now), default=None)
+        return [found for found in due if found.number in first], later
 
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
         """Remove a delivered or abandoned notice, or schedule its next try."""

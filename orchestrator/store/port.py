@@ -187,8 +187,8 @@ class Store(Protocol):
         """Return the counts of jobs that ended since the store was created; pruning does not lower them."""
         ...
 
-    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
-        """Return at most ``limit`` notices due by ``now`` (wall time), and the due time of the first waiting one.
+    async def due_notices(self, now: float, each: int) -> tuple[list[StoredNotice], float | None]:
+        """Return the notices due by ``now`` (wall time), at most ``each`` of a receiver, and when the next becomes due.
 
         ``submit`` and ``append`` write notices together with their transitions.
         """

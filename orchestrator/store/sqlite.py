@@ -151,9 +151,9 @@ class SqliteStore(MatrixReads):
         """Return the counts of jobs that ended since the store was created; pruning does not lower them."""
         return await self._read(self._reader.finished_counts)
 
-    async def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
+    async def due_notices(self, now: float, each: int) -> tuple[list[StoredNotice], float | None]:
         """Return the notices due by ``now``; see ``port.Store.due_notices``."""
-        return await self._read(lambda: self._reader.due_notices(now, limit))
+        return await self._read(lambda: self._reader.due_notices(now, each))
 
     async def settle_notice(self, number: int, *, again_at: float | None) -> None:
         """Remove a delivered or abandoned notice, or schedule its next try."""

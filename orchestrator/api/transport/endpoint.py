@@ -59,7 +59,13 @@ def orch_home(environ: Mapping[str, str]) -> str:
 
 def _user_home(environ: Mapping[str, str]) -> str:
     home = environ.get("HOME", "")
-    return os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")
+    found = os.path.realpath(home) if home.startswith("/") else os.path.expanduser("~")
+    if not found.startswith("/"):  # as in a container that runs with a number for a user
+        raise BadRequestError(
+            "neither ORCH_HOME nor HOME is set, and this user has no account",
+            hint="set ORCH_HOME to a directory of your own",
+        )
+    return found
 
 
 def control_socket(environ: Mapping[str, str], uid: int, *, shared: str = SHARED_DIRECTORY) -> str:

@@ -1,15 +1,17 @@
 """Whether a checkpoint that a script writes by itself is complete, although nothing marks its end.
 
-Owns the evidence: what the files' formats prove, how long nothing has changed, which files the previous one had.
+Owns the evidence: what the files' formats prove, for how long this process has seen them unchanged, which files the
+previous one had. A file's time is no evidence: it may be of a server whose clock is ahead of this node's, or behind it.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.external import file_facts, file_formats
-from orchestrator.checkpoint.external.file_facts import changed_at, member
+from orchestrator.checkpoint.external.file_facts import facts_of, member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,25 +21,38 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 2.0  # without a change before something counts as written
 QUIET_SECONDS = 0.02  # without a change before a copy begins: two ticks of the file systems' clock
 _FEWER_FILES_SECONDS = 20.0  # without a change until a checkpoint with fewer files than the previous one counts
+_LONGEST_STEP_SECONDS = (
+    1.0  # counted between two looks: this process may have been stopped, and the writer killed meanwhile
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterEnd:
-    """End of the process that writes the files: time (seconds since the epoch), None while it runs; whether it finished."""
+class Writer:
+    """The process that writes the files: whether it has ended, and whether it had finished."""
 
-    at: float | None = None
+    ended: bool = False
     well: bool = False
 
 
-class CompletenessCheck:
-    """Remembers the facts of each unfinished checkpoint from one scan to the next."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the last look at a checkpoint found, when (by the check's clock), and for how long it has been so."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    facts: Facts
+    at: float
+    quiet_seconds: float = 0.0
+
+
+class CompletenessCheck:
+    """Remembers each unfinished checkpoint from one scan to the next. ``clock`` gives monotonic seconds, ``pause`` waits some."""
+
+    def __init__(self, clock: Callable[[], float], pause: Callable[[float], None] = time.sleep) -> None:
         self._clock = clock
-        self._seen: dict[str, tuple[Facts, float]] = {}
+        self._pause = pause
+        self._seen: dict[str, _Seen] = {}
 
     def is_complete(
-        self, path: str, facts: Facts, *, writer: WriterEnd, is_copied: bool, previous: Callable[[], Iterable[str]]
+        self, path: str, facts: Facts, *, writer: Writer, is_copied: bool, previous: Callable[[], Iterable[str]]
     ) -> bool:
         """Whether the files in ``facts`` are a complete checkpoint.
 
@@ -45,30 +60,30 @@ class CompletenessCheck:
         Raises CorruptCheckpointError where a format proves a file torn, OSError where a file cannot be read.
         """
         proofs = [file_formats.check(member(path, name)) for name in facts]
-        if writer.well:
-            return True
-        # A single file that its format proves complete counts at once.
-        if not self._is_settled(path, facts, writer, quick=proofs == [True] and "" in facts, copied=is_copied):
-            return False
-        return not self._may_grow(path, facts, previous)
+        is_proven = proofs == [True] and "" in facts  # a single file that its format proves complete
+        if writer.ended:
+            return writer.well or is_proven  # anything else may have been cut short, however old it looks
+        seen = self._look(path, facts)
+        if is_proven and is_copied:
+            return seen.quiet_seconds > 0 or self._is_quiet(path, facts)
+        return seen.quiet_seconds >= SETTLE_SECONDS and not self._may_grow(seen, previous)
 
-    def _is_settled(self, path: str, facts: Facts, writer: WriterEnd, *, quick: bool, copied: bool) -> bool:
-        at = changed_at(path, facts)
-        if writer.at is not None:
-            return quick or at <= writer.at - SETTLE_SECONDS
-        now = self._clock()
-        before, since = self._seen.get(path, (None, now))
-        if before != facts:
-            since = now
-        self._seen[path] = facts, since
-        if quick and copied:
-            return before == facts or now - at >= QUIET_SECONDS
-        # The file's time may be from a file server, whose clock may be ahead of this node's.
-        return before == facts and now - min(at, since) >= SETTLE_SECONDS
+    def _look(self, path: str, facts: Facts) -> _Seen:
+        now, before = self._clock(), self._seen.get(path)
+        seen = _Seen(facts, now)
+        if before is not None and before.facts == facts:
+            step = min(now - before.at, _LONGEST_STEP_SECONDS)
+            seen = _Seen(facts, now, before.quiet_seconds + step)
+        self._seen[path] = seen
+        return seen
 
-    def _may_grow(self, path: str, facts: Facts, previous: Callable[[], Iterable[str]]) -> bool:
+    def _is_quiet(self, path: str, facts: Facts) -> bool:
+        self._pause(QUIET_SECONDS)
+        return facts_of(path) == facts
+
+    def _may_grow(self, seen: _Seen, previous: Callable[[], Iterable[str]]) -> bool:
         """Whether files are missing that the previous one has, and that may still be written."""
-        if self._clock() - changed_at(path, facts) >= _FEWER_FILES_SECONDS:
+        if seen.quiet_seconds >= _FEWER_FILES_SECONDS:
             return False
-        kinds = {file_facts.kind(name) for name in facts}
+        kinds = {file_facts.kind(name) for name in seen.facts}
         return any(file_facts.kind(name) not in kinds for name in previous())

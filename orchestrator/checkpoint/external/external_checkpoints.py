@@ -8,8 +8,9 @@ unchanged?* Sizes and SHA-256 of every file are recorded at registration, and ch
 (resume_choice.py).
 
 A file with a fixed name is overwritten by the next save, often in place. A copy of each complete one is kept beside the
-registry (file_copies.py), and restored where a killed writer has left a torn file. Otherwise the script's files are
-never renamed or marked: the facts about them are in the job's registry.
+registry (file_copies.py), and restored where a killed writer has left a torn file. The copy of the one before stays, as
+``older`` in the registry, until the newer one has a copy; and every attempt begins with a copy. Otherwise the script's
+files are never renamed or marked: the facts about them are in the job's registry.
 
 Links are neither followed nor counted, and only retention deletes files (file_retention.py).
 """
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.external import file_facts
-from orchestrator.checkpoint.external.completeness import CompletenessCheck, WriterEnd
+from orchestrator.checkpoint.external.completeness import CompletenessCheck, Writer
 from orchestrator.checkpoint.external.file_facts import changed_at, damage, digests, facts_of
 from orchestrator.checkpoint.external.file_retention import FileRetention
 from orchestrator.checkpoint.external.overwritten_files import OverwrittenFiles
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.external.watched_glob import WatchSettings
     from orchestrator.checkpoint.storage.info import CheckpointInfo
 
+LARGE_BYTES = 1 << 30
+"""A file of this size that has an older copy is copied while the next attempt runs, which would wait some seconds for it."""
+
 StepAt = Callable[[float], "int | None"]
 """The step that the script had reported at a time (seconds since the epoch); None where it reports none."""
 
@@ -54,7 +58,7 @@ class _Scan:
     """The parameters of one scan."""
 
     attempt: int
-    writer: WriterEnd
+    writer: Writer
     step_at: StepAt | None
 
     def step_of(self, path: str, facts: Facts, *, has_fixed_name: bool) -> int:
@@ -69,7 +73,7 @@ class _Scan:
 class ExternalCheckpoints:
     """The checkpoints under one glob. Blocking; several processes may each have an instance, and a lock serialises them."""
 
-    def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: WatchSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._glob = WatchedGlob(settings)
         self._registry = RegistryFile(settings.registry)
         self._copies = OverwrittenFiles(self._registry.storage)
@@ -103,16 +107,16 @@ class ExternalCheckpoints:
         self,
         *,
         attempt: int,
-        writer_gone_at: float | None = None,
+        writer_ended: bool = False,
         ended_well: bool = False,
         step_at: StepAt | None = None,
     ) -> list[CheckpointInfo]:
         """Register the checkpoints that have become complete; return the new ones, oldest first.
 
-        ``writer_gone_at`` (seconds since the epoch): when the writer ended; ``ended_well``: it finished. ``step_at``
-        gives the step of a file whose name does not contain it.
+        ``writer_ended``: the script does not run any more; ``ended_well``: it finished. ``step_at`` gives the step of a
+        file whose name does not contain it.
         """
-        writer = WriterEnd(at=writer_gone_at, well=ended_well)
+        writer = Writer(ended=writer_ended, well=ended_well)
         look = _Scan(attempt=attempt, writer=writer, step_at=step_at)
         with self._registry.lock():
             registry = self._registry.read()
@@ -131,11 +135,11 @@ class ExternalCheckpoints:
             if entry is not None:
                 registry["known"][path] = entry
                 fresh.append(info_of(path, entry))
-            elif look.writer.at is not None:  # it stays incomplete, and must not look settled to the next attempt
+            elif look.writer.ended:  # it stays incomplete, and must not look settled to the next attempt
                 registry["foreign"][path] = file_facts.text(facts)
             else:
                 self.is_waiting = self.is_waiting or self._is_overwritten(path, facts, registry)
-        if look.writer.at is None:
+        if not look.writer.ended:
             self._copy_what_has_none(registry)
         return fresh
 
@@ -143,6 +147,7 @@ class ExternalCheckpoints:
         """Return the path of the newest unchanged checkpoint, the same in every call of one attempt; None without any.
 
         Each changed one is marked in the registry, with a note in ``problems``. Where only a copy is left, it is restored.
+        What the attempt may overwrite has a copy on return: its own, or that of the one before.
         """
         with self._registry.lock():
             registry = self._registry.read()
@@ -154,7 +159,9 @@ class ExternalCheckpoints:
                     choice.note_unused(self._glob.matches())
                 self.problems += choice.problems
                 self.notes += choice.notes
+                self._copy_what_has_none(registry, large=False)
                 self._registry.write(registry)
+                self._copies.clear(registry)
             return chosen[str(attempt)]
 
     def newest_info(self) -> CheckpointInfo | None:
@@ -200,6 +207,8 @@ class ExternalCheckpoints:
                     registry["rewritten"][path] = True
                     if not entry.get("copy"):
                         del registry["known"][path]
+                    if entry.get("older"):
+                        registry["known"][path] = entry["older"]
                 yield path
 
     def _is_overwritten(self, path: str, facts: Facts, registry: Mapping[str, Any]) -> bool:
@@ -222,7 +231,8 @@ class ExternalCheckpoints:
                 previous=lambda: self._files_of_newest(registry),
             ):
                 return None
-            copy = self._copies.take(path, facts, registry) if overwritten and look.writer.at is None else ""
+            # Of a writer that has ended, only what another attempt may overwrite needs a copy: see newest_good.
+            copy = self._copies.take(path, facts, registry) if overwritten and not look.writer.ended else ""
             if copy is None:
                 return None
             files = digests(str(self._registry.storage.root / copy), facts) if copy else digests(path, facts)
@@ -230,6 +240,8 @@ class ExternalCheckpoints:
             return None  # checked again later; while it stays so, it does not count
         if not copy and facts_of(path) != facts:
             return None
+        before = registry["known"].get(path, {})
+        older = before if before.get("copy") else before.get("older")
         return {
             "facts": file_facts.text(facts),
             "files": files,
@@ -238,6 +250,7 @@ class ExternalCheckpoints:
             "step": look.step_of(path, facts, has_fixed_name=overwritten or self.has_fixed_name),
             "why": "",
             "copy": copy,
+            "older": None if copy else older,
         }
 
     def _files_of_newest(self, registry: Mapping[str, Any]) -> Iterable[str]:
@@ -246,12 +259,14 @@ class ExternalCheckpoints:
 
     # -- copies of files that are overwritten
 
-    def _copy_what_has_none(self, registry: dict[str, Any]) -> None:
-        """Copy files that were registered after their writer's death, when there was no time for a copy."""
+    def _copy_what_has_none(self, registry: dict[str, Any], *, large: bool = True) -> None:
+        """Copy files that were registered after their writer's end; not ``large`` ones, if an older copy protects them."""
         for path, entry in registry["known"].items():
             facts = facts_of(path)
             if entry.get("copy") or entry["why"] or file_facts.text(facts) != entry["facts"]:
                 continue
             if self._is_overwritten(path, facts, registry):
+                most = None if large or not entry.get("older") else LARGE_BYTES
                 with contextlib.suppress(OSError, CorruptCheckpointError):
-                    entry["copy"] = self._copies.take(path, facts, registry) or ""
+                    entry["copy"] = self._copies.take(path, facts, registry, most_bytes=most) or ""
+                    entry["older"] = None if entry["copy"] else entry.get("older")

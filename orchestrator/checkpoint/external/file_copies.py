@@ -20,15 +20,18 @@ _PIECE = 16 * 1024 * 1024
 _NO_RANGES = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
-def take(source: str, target: Path, *, link: bool) -> None:
-    """Copy the present content of ``source`` to ``target``, durably; by a hard link if allowed. Raises OSError."""
+def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
+    """Copy the present content of ``source`` to ``target``, durably; by a hard link if allowed. Raises OSError.
+
+    A file of more than ``most_bytes`` is only linked or cloned.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)
     if link:
         with contextlib.suppress(OSError):  # another file system, or one without links
             os.link(source, target, follow_symlinks=False)
             return
-    _copy(source, target)
+    _copy(source, target, most_bytes)
 
 
 def put_back(copy: Path, path: str) -> None:
@@ -41,14 +44,14 @@ def put_back(copy: Path, path: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _copy(source: str, target: Path) -> None:
+def _copy(source: str, target: Path, most_bytes: int | None = None) -> None:
     with open_regular(source) as readable:
         facts = os.fstat(readable.fileno())
         mode = facts.st_mode & 0o700
         handle = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, mode or 0o600)
         try:
             if not _clone(readable.fileno(), handle):
-                _check_room(target, facts.st_size)
+                _check_room(target, facts.st_size, most_bytes)
                 _copy_bytes(readable.fileno(), handle, facts.st_size)
             os.fsync(handle)
         except BaseException:
@@ -58,7 +61,9 @@ def _copy(source: str, target: Path) -> None:
             os.close(handle)
 
 
-def _check_room(target: Path, size: int) -> None:
+def _check_room(target: Path, size: int, most_bytes: int | None) -> None:
+    if most_bytes is not None and size > most_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(target))
     free = os.statvfs(target.parent)
     if free.f_bavail * free.f_frsize < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))

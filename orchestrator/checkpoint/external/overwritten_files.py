@@ -31,23 +31,26 @@ class OverwrittenFiles:
         self.failure = ""
         """Reason why the newest complete file has no copy; empty when it has one, or needs none."""
 
-    def take(self, path: str, facts: Facts, registry: dict[str, Any]) -> str | None:
-        """Copy the file; return the copy's name below the registry, empty if copying fails, None if the file changed."""
+    def take(self, path: str, facts: Facts, registry: dict[str, Any], *, most_bytes: int | None = None) -> str | None:
+        """Copy the file; return the copy's name below the registry, empty if copying fails, None if the file changed.
+
+        A file of more than ``most_bytes`` is copied only where the file system can share its blocks.
+        """
         inode = os.lstat(path).st_ino
         known, replaced = registry["inodes"].get(path, (inode, 0))
         replaced = replaced + 1 if inode != known else 0
-        registry["inodes"][path] = [inode, replaced]
         folder = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
         name = f"{_FOLDER}/{folder}-{facts[''][1]}/{Path(path).name}"
         target = self._storage.root / name
         try:
             for directory in (target.parents[1], target.parent):  # the rank actor has the job's umask
                 make_private(directory)
-            file_copies.take(path, target, link=replaced >= _SURE_REPLACEMENTS)
+            file_copies.take(path, target, link=replaced >= _SURE_REPLACEMENTS, most_bytes=most_bytes)
         except OSError as error:
             self.failure = f"{path} has no copy while it is overwritten: {error.strerror or error}"
             return ""
         self.failure = ""
+        registry["inodes"][path] = [inode, replaced]
         if facts_of(path) == facts:
             file_formats.check(str(target))
             return name
@@ -78,7 +81,8 @@ class OverwrittenFiles:
 
     def clear(self, registry: Mapping[str, Any]) -> None:
         """Remove the copies that no entry names. A later call retries failed removals."""
-        named = {entry.get("copy", "").rpartition("/")[0] for entry in registry["known"].values()}
+        kept = [older for entry in registry["known"].values() for older in (entry, entry.get("older") or {})]
+        named = {entry.get("copy", "").rpartition("/")[0] for entry in kept}
         for name in self._storage.names(_FOLDER):
             if f"{_FOLDER}/{name}" not in named:
                 with contextlib.suppress(OSError):

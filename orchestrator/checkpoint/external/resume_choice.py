@@ -69,6 +69,9 @@ class ResumeChoice:
                 return info.path
             if self._copies.is_good(entry):
                 return self._restored(info.path, why)
+            if entry.get("older"):  # it was overwritten before it had a copy
+                self._registry["known"][info.path] = entry["older"]
+                return self._newest_unchanged()
             entry["why"] = why
             self.problems.append(f"{info.path}: {why}")
         return None

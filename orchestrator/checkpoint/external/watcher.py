@@ -37,22 +37,27 @@ class FileWatcher:
     ``reported`` gives the step of a file whose name does not contain one.
     """
 
-    def __init__(self, settings: WatchSettings, *, reported: ReportedStep = lambda: None) -> None:
-        self._files = ExternalCheckpoints(settings)
+    def __init__(
+        self,
+        settings: WatchSettings,
+        *,
+        reported: ReportedStep = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = ExternalCheckpoints(settings, clock=clock)
         self._reported = reported
         self._samples: deque[tuple[float, int]] = deque(maxlen=MOST_SAMPLES)
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._attempt = 0
-        self._gone_at: float | None = None
-        self._well = False
+        self._ended = self._well = False
         self.status = PersisterStatus()
 
     def start(self, attempt: int) -> None:
         """Scan every second until ``close``; files registered from now on belong to ``attempt``."""
         with self._lock:
-            self._attempt, self._gone_at, self._well = attempt, None, False
+            self._attempt, self._ended, self._well = attempt, False, False
             self._samples.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="file-watcher", daemon=True)
@@ -65,9 +70,9 @@ class FileWatcher:
             self._thread.join()
             self._thread = None
 
-    def ended(self, at: float, *, well: bool) -> None:
-        """Record the writer's end at ``at`` (seconds since the epoch): only files complete by now count."""
-        self._gone_at, self._well = at, well
+    def ended(self, *, well: bool) -> None:
+        """Record the writer's end: of what is not registered by now, only what a format proves complete counts."""
+        self._ended, self._well = True, well
 
     def look(self) -> None:
         """Register newly complete checkpoints, and apply retention. Storage errors appear in ``status``."""
@@ -75,7 +80,7 @@ class FileWatcher:
             try:
                 self._sample()
                 fresh = self._files.scan(
-                    attempt=self._attempt, writer_gone_at=self._gone_at, ended_well=self._well, step_at=self._step_at
+                    attempt=self._attempt, writer_ended=self._ended, ended_well=self._well, step_at=self._step_at
                 )
                 if fresh:
                     self._publish(fresh[-1], len(fresh))

@@ -15,6 +15,7 @@ from orchestrator.api.errors import (
     BadRequestError,
     RefusedError,
 )
+from orchestrator.cli.choosing import ME, user_name
 from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.kinds import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
@@ -147,7 +148,7 @@ def _campaign(
     from orchestrator.cli.drills.campaign import Campaign
 
     client = session.client()
-    jobs = _targets(client, job)
+    jobs = _targets(session, job)
     if not yes:
         ask(session, _warning(client, jobs, kinds, seconds))
     planned = Campaign(
@@ -192,14 +193,13 @@ def _kinds(text: str | None) -> list[Kind]:
     return [Kind(name) for name in names]
 
 
-def _targets(client: Client, job: str | None) -> list[JobView]:
+def _targets(session: Session, job: str | None) -> list[JobView]:
     """Return the named job, or all running jobs of the caller."""
+    client = session.client()
     if job is not None:
         found = [client.job(job)]
     else:
-        import getpass
-
-        found = list(client.jobs(user=getpass.getuser(), states=("RUNNING",), limit=MOST_JOBS).jobs)
+        found = list(client.jobs(user=user_name(session, ME), states=("RUNNING",), limit=MOST_JOBS).jobs)
     running = [each for each in found if each.state == "RUNNING"]
     if not running:
         what = f"{found[0].id} is {found[0].state}" if found else "no job of yours is running"

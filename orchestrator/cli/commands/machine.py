@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError
+from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError, kill_hint
 from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
@@ -203,7 +203,13 @@ def _shut_down(session: Session, *, stop_jobs: bool, seconds: float) -> Shutdown
     try:
         daemon = DaemonProcess.listening(session.endpoint)
         with contextlib.closing(daemon):
-            reply = session.client().shutdown(stop_jobs=stop_jobs)
+            try:
+                reply = session.client().shutdown(stop_jobs=stop_jobs)
+            except DeadlineError as error:
+                if daemon.pid and type(error) is DeadlineError:
+                    hint = f"try again in a moment; to end it now: {kill_hint(daemon.pid)}"
+                    raise DeadlineError(f"{error.message} (process {daemon.pid})", hint=hint) from error
+                raise
             daemon.wait_until_gone(seconds)
             return reply
     except DaemonUnreachableError as error:

@@ -24,6 +24,7 @@ from orchestrator.core.states import JobState
 from orchestrator.runtime.beats import until_beat
 from orchestrator.spec.model import JobSpec
 from orchestrator.telemetry.annotations import mark_of
+from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS
 from orchestrator.telemetry.histogram import Histogram
 from orchestrator.telemetry.metrics_view import DaemonFacts, Disk, JobSeries, Snapshot
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from orchestrator.store.port import FinishedCount
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
-REMEMBERED_ENDED: Final = 2000
 LAG_SECONDS: Final = 1.0
 LAGS_KEPT: Final = 15
 """The maximum of this many is shown, so that Prometheus, which scrapes every 15 seconds, does not miss it."""
@@ -72,10 +72,17 @@ class Metering:
             wait.observe(max(0.0, event.at - job.submission.submitted_at))
         if job.state.is_terminal:
             self._ended[job.id] = _without_files(job)
-            for job_id in list(self._ended)[:-REMEMBERED_ENDED]:
-                del self._ended[job_id]
-                self._events.pop(job_id, None)
-                self._ledger.forget(job_id)
+        self._forget(event.at - LINGER_SECONDS)
+
+    def _forget(self, before: float) -> None:
+        """Drop the jobs that ended before, and all but the newest MAX_JOBS: they have no series any more."""
+        while self._ended:
+            job_id, job = next(iter(self._ended.items()))
+            if len(self._ended) <= MAX_JOBS and (job.ended_at or 0.0) >= before:
+                break
+            del self._ended[job_id]
+            self._events.pop(job_id, None)
+            self._ledger.forget(job_id)
 
     def progress(self, job: Job, attempt: int, rank: int, snapshot: ProgressSnapshot) -> None:
         """Count a rank's report."""

@@ -1,12 +1,13 @@
 """Delivers notices to web hooks: takes due ones from the store, sends them, and reschedules failed ones.
 
-Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, has refused it for good, or
+Each receiver has its own queue: one that does not answer holds up its own notices only. Each notice is sent at least once: it leaves the store only when the hook has answered 2xx, has refused it for good, or
 after MOST_TRIES tries. The decision loop never waits for any of this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import zlib
@@ -28,7 +29,8 @@ FIRST_DELAY_SECONDS: Final = 2.0
 LONGEST_DELAY_SECONDS: Final = 3600.0
 MOST_TRIES: Final = 35
 """With these delays the last one is about a day after the first."""
-AT_ONCE: Final = 8
+EACH_AT_ONCE: Final = 2  # to one receiver
+ALL_AT_ONCE: Final = 64
 STORE_RETRY_SECONDS: Final = 5.0
 
 
@@ -56,35 +58,52 @@ class Notifier:
         self._first_delay = first_delay
         self._docs_url = docs_url
         self._wake = asyncio.Event()
+        self._sending: dict[int, tuple[str, asyncio.Task[None]]] = {}  # receiver and task by the notice's number
 
     def wake(self) -> None:
         """Look for new notices."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Send due notices, then sleep until the next is due, or until woken."""
-        while True:
-            self._wake.clear()
-            try:
-                wait = await self.send_due()
-            except Exception:
-                self._log.exception("notify.store_failed")
-                wait = STORE_RETRY_SECONDS
-            if wait == 0:
-                continue
-            try:
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+        """Begin to send due notices, then sleep until the next is due, one is sent, or until woken."""
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    wait = await self._begin_due()
+                except Exception:
+                    self._log.exception("notify.store_failed")
+                    wait = STORE_RETRY_SECONDS
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._wake.wait()
+        finally:
+            tasks = [task for _, task in self._sending.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def send_due(self) -> float | None:
-        """Send due notices; return the seconds until the next one, or None when none waits."""
-        due, next_at = await self._store.due_notices(clock.now(), AT_ONCE)
-        if due:
-            await asyncio.gather(*(self._send(notice) for notice in due))
-            return 0.0
+    async def _begin_due(self) -> float | None:
+        """Begin to send due notices; return the seconds until the next one becomes due, or None when none does."""
+        due, next_at = await self._store.due_notices(clock.now(), EACH_AT_ONCE)
+        for notice in due:
+            receiver, number = notice.notice.receiver, notice.number
+            busy = sum(receiver == other for other, _ in self._sending.values())
+            if number in self._sending or busy >= EACH_AT_ONCE or len(self._sending) >= ALL_AT_ONCE:
+                continue
+            task = asyncio.create_task(self._send_one(notice), name=f"notice-{number}")
+            self._sending[number] = receiver, task
         return None if next_at is None else max(0.05, next_at - clock.now())
+
+    async def _send_one(self, notice: StoredNotice) -> None:
+        try:
+            await self._send(notice)
+        except Exception:
+            self._log.exception("notify.store_failed")
+            await asyncio.sleep(STORE_RETRY_SECONDS)  # it would be sent again at once
+        finally:
+            del self._sending[notice.number]
+            self._wake.set()
 
     async def _send(self, notice: StoredNotice) -> None:
         body = with_links(notice.notice.body, self._docs_url).encode()

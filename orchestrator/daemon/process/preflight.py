@@ -1,4 +1,4 @@
-"""Checks the options of a daemon before it starts: addresses, tokens, ports, and the Ray cluster that it is to use.
+"""Checks a daemon's options and surroundings before it starts: addresses, tokens, ports, limits, GPUs, and the Ray cluster that it is to use.
 
 `orch up` makes these checks before it starts a process, so that the cause of a failure is its first line.
 """
@@ -6,18 +6,24 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import socket
 import time
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from orchestrator.api.errors import BadRequestError, RefusedError
-from orchestrator.api.server.listeners import bind_tcp
+from orchestrator.api.server.listeners import bind_tcp, raise_file_limit
 from orchestrator.api.server.read_app import read_policy
+from orchestrator.gpu.drivers.inventory import discover
 from orchestrator.gpu.exporter.http import is_loopback
+from orchestrator.runtime.cluster.head.embedded import VISIBLE_GPUS
 from orchestrator.web.serving import page_place, page_tls
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from orchestrator.api.launch import ServeOptions
     from orchestrator.spec.settings import Settings
 
@@ -25,11 +31,18 @@ RAY_SECONDS: Final = 5.0
 """Time that a Ray cluster that starts at the same time may take until it accepts connections."""
 
 POLL_SECONDS: Final = 0.2
+LEAST_FILES: Final = 1024
+"""Descriptors that one process needs: the daemon, Ray's, and each rank actor's. The default of most systems."""
+
+LEAST_PROCESSES: Final = 1024
+"""Processes and threads of the user: Ray alone has some 300."""
+
 _FOUND_BY_RAY: Final = frozenset({"auto", "local"})
 
 
 def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: float = RAY_SECONDS) -> None:
     """Raise an error for wrong addresses and tokens, and where no Ray cluster is at the given address."""
+    check_limits()
     token = options.read_token()
     if options.group and settings.uid == 0:
         raise RefusedError(
@@ -52,6 +65,39 @@ def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: flo
         page_tls(options)
     if options.ray_address:
         check_ray(options.ray_address, seconds=ray_seconds)
+    elif not options.simulate_gpus:
+        check_visible_gpus(os.environ)
+
+
+def check_limits() -> None:
+    """Raise the soft limits of this process, which its children inherit. Raises RefusedError where a hard limit is too low."""
+    raise_file_limit()
+    found = [(resource.RLIMIT_NOFILE, LEAST_FILES, "open files", "n", "nofile")]
+    if os.geteuid() != 0:  # the kernel does not limit root's processes
+        found.append((resource.RLIMIT_NPROC, LEAST_PROCESSES, "processes and threads", "u", "nproc"))
+    for limit, least, what, option, name in found:
+        soft, hard = resource.getrlimit(limit)
+        if limit == resource.RLIMIT_NPROC and soft != hard:
+            resource.setrlimit(limit, (hard, hard))
+        if hard != resource.RLIM_INFINITY and hard < least:
+            raise RefusedError(
+                f"the limit of {what} is {hard}; orch and Ray need at least {least}",
+                hint=f"raise it in the shell that runs `orch up` (`ulimit -H{option} {least}`, as root), or for good:"
+                f" {name} in /etc/security/limits.conf, Limit{name.upper()}= in a systemd unit",
+            )
+
+
+def check_visible_gpus(environ: Mapping[str, str], count: Callable[[], int] = lambda: len(discover())) -> None:
+    """Raise RefusedError where a variable hides GPUs of this machine: orch would use them all."""
+    for name in VISIBLE_GPUS:
+        if name not in environ:
+            continue
+        shown = {entry.strip() for entry in environ[name].split(",") if entry.strip()}
+        if len(shown) < (gpus := count()):
+            raise RefusedError(
+                f"{name}={environ[name]!r} shows {len(shown)} of this machine's {gpus} GPUs; orch uses all of them",
+                hint=f"start it without the variable: `env -u {name} orch up`",
+            )
 
 
 def check_ports(options: ServeOptions) -> None:

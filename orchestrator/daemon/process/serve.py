@@ -22,7 +22,6 @@ from orchestrator.api.server.listeners import (
     address_of,
     bind_tcp,
     connection_cap,
-    raise_file_limit,
 )
 from orchestrator.api.server.read_app import create_read_app, read_policy
 from orchestrator.api.transport.peer import is_stopped
@@ -77,7 +76,6 @@ def serve(settings: Settings, options: ServeOptions) -> int:
 
 def _run(settings: Settings, options: ServeOptions) -> None:
     check_options(settings, options)
-    raise_file_limit()
     prepare_home(settings, traversable=bool(options.group))
     environ = dict(os.environ)
     rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks get the umask of this start

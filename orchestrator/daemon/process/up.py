@@ -18,6 +18,7 @@ from orchestrator.api.errors import (
     InternalError,
     OrchError,
     RefusedError,
+    kill_hint,
 )
 from orchestrator.api.launch import UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import Endpoint
@@ -75,10 +76,12 @@ class _Start:
                 if health is None:
                     self._start_or_wait()
                 if time.monotonic() - began > self._seconds:
+                    pid = self._pid(health)
+                    silent = health is None and isinstance(pid, int) and self._process is None
                     raise RefusedError(
                         f"the daemon is not ready after {self._seconds:.0f} s"
-                        f" (process {self._pid(health)}): {_reason(health)}\n{self._log_tail()}",
-                        hint="`orch doctor` looks for the reason",
+                        f" (process {pid}): {_reason(health)}\n{self._log_tail()}",
+                        hint=kill_hint(int(pid)) if silent else "`orch doctor` looks for the reason",
                     )
                 time.sleep(POLL_SECONDS)
         except OrchError:

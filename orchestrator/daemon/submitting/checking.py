@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import secrets as random
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.trackers.names import TRACKERS
 from orchestrator.api.errors import InvalidSpecError, Problem, WorkdirNeededError, invalid_spec
+from orchestrator.api.server.gate import user_name
 from orchestrator.api.transport.submission import find_python
 from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
@@ -184,7 +184,7 @@ def _file_problem(path: Path) -> str | None:
     except NotPlainFileError:
         return "is not a regular file"
     except PermissionError:
-        return f"cannot be read by the daemon, which runs as {owner_name()}"
+        return f"cannot be read by the daemon, which runs as {user_name(os.getuid())}"
     except (OSError, ValueError) as error:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
     return None
@@ -200,7 +200,7 @@ def _is_directory(request: SubmitRequest, directory: Path) -> bool:
     except OSError:  # for example, a name that is too long
         found, readable = False, True
     if not readable:
-        reason = f"{directory} cannot be read by the daemon, which runs as {owner_name()}"
+        reason = f"{directory} cannot be read by the daemon, which runs as {user_name(os.getuid())}"
         raise _one(request, "working_dir", reason, "let that user read it, and pass through the directories above it")
     return found
 
@@ -254,8 +254,3 @@ def check_trackers(request: SubmitRequest, spec: JobSpec, known: Mapping[str, Tr
 def _one(request: SubmitRequest, path: str, message: str, hint: str) -> InvalidSpecError:
     problem = Problem(message=message, path=path, hint=hint, source=request.source)
     return InvalidSpecError(f"{request.source} has one error", problems=[problem])
-
-
-def owner_name() -> str:
-    """Return the name of the daemon's user."""
-    return getpass.getuser()

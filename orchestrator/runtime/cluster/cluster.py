@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import structlog
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.cluster.agents import AgentMaker, remove_services
@@ -18,7 +21,7 @@ from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
 from orchestrator.runtime.cluster.driver_environment import outlive_raylets
 from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
 from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
-from orchestrator.runtime.cluster.head.start import ClusterError
+from orchestrator.runtime.cluster.head.start import START_TRIES, ClusterError, start_seconds
 from orchestrator.runtime.cluster.last_seen import LastSeen
 from orchestrator.runtime.cluster.prestart import prestart, prestart_as_guest
 from orchestrator.runtime.cluster.registry import NodeRegistry
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.runtime.nodes.control_plane import RayNode
     from orchestrator.spec.paths import Paths
+
+log = structlog.get_logger("orch.ray")
 
 LEAVE_SOON_SECONDS: Final = 5.0
 LIST_SECONDS: Final = 5.0
@@ -109,10 +114,25 @@ class Cluster:
         except token_file.TokenFileError as error:
             raise ClusterError(f"{error.message}; {error.remedy}" if error.remedy else error.message) from error
         hint = f"; its logs are below {self.site.paths.ray}" if self.site.embedded else ""
-        await self.ray.enter(address, hint=hint)
-        await self.refresh()
+        await self.ray.enter(address, hint=hint, proven=self._head is not None and self._head.is_proven)
+        await self._meet_nodes(hint)
         self.ray.opened()
         await self.warm()
+
+    async def _meet_nodes(self, hint: str) -> None:
+        """Read the nodes for the first time. Ray ends a worker that does not start in a minute, and starts another."""
+        epoch, seconds = self.ray.epoch, START_TRIES * start_seconds()
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                await self.refresh()
+            except TimeoutError as error:
+                self.ray.problem = f"the node's agent has not answered yet: Ray is slow to start its process{hint}"
+                if self.ray.epoch != epoch or time.monotonic() > deadline:
+                    raise ClusterError(f"the node's agent did not answer within {seconds:.0f} s{hint}") from error
+                log.warning("ray.agent_late", seconds_left=round(deadline - time.monotonic()))
+            else:
+                return
 
     async def _find_address(self) -> str:
         if self._head is None:

@@ -1,29 +1,55 @@
-"""The daemon's connection to Ray. Every blocking call of Ray runs in its own thread, with a deadline."""
+"""The daemon's connection to Ray. Every blocking call of Ray runs in its own thread, with a deadline.
+
+``ray.init`` holds the interpreter's lock, so a thread cannot bound it: another process connects first (``trial.py``), and
+a timer of the C library ends this one if it is frozen nevertheless.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.runtime.cluster.head.start import ClusterError, start_seconds
-from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
+import structlog
+
+from orchestrator.runtime.cluster import trial
+from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER
+from orchestrator.runtime.cluster.head.start import (
+    START_TRIES,
+    ClusterError,
+    output_of,
+    scaled_to_load,
+    start_seconds,
+)
 from orchestrator.runtime.cluster.signal_handlers import claim_handlers, restore_handlers
 from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.own_thread import in_own_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 CALL_SECONDS: Final = 30.0
 CALLS_AT_ONCE: Final = 8
 HANDLER_SECONDS: Final = 0.005
+FROZEN_SECONDS: Final = 30.0  # at a load of one process per CPU
+REARM_SECONDS: Final = 1.0
+STDERR: Final = 2
 LEAVE_SECONDS: Final = 120.0  # usually 2 s; up to 23 s with calls to a dead head in progress
 
 
+log = structlog.get_logger("orch.ray")
+
+
 class RayConnection:
-    """Connects to Ray. ``namespace`` is that of the daemon's actors; ``connect`` and ``disconnect`` default to Ray's own."""
+    """Connects to Ray. ``namespace`` is that of the daemon's actors; ``connect`` and ``disconnect`` default to Ray's own.
+
+    ``try_first`` returns the command line of a program that connects to an address within a number of seconds.
+    ``frozen_seconds`` returns after how many seconds without a turn of the event loop, while Ray connects or
+    disconnects, this process ends.
+    """
 
     def __init__(
         self,
@@ -31,10 +57,16 @@ class RayConnection:
         *,
         connect: Callable[[str, str], None] | None = None,
         disconnect: Callable[[], None] | None = None,
+        try_first: Callable[[str, str, float], Sequence[str]] = trial.command,
+        frozen_seconds: Callable[[], float] = lambda: scaled_to_load(FROZEN_SECONDS),
     ) -> None:
         self.namespace = namespace
-        self._connect = connect or _connect
-        self._disconnect = disconnect or _disconnect
+        self._connect = connect or trial.connect
+        self._disconnect = disconnect or trial.disconnect
+        self._try_first = try_first
+        self._frozen_seconds = frozen_seconds
+        self.problem = ""
+        """Reason why Ray has not accepted the connection so far; empty if there is none."""
         self._turns = asyncio.Semaphore(CALLS_AT_ONCE)
         self._open = asyncio.Event()
         self._dead = asyncio.Event()  # set once the head that calls go to has died
@@ -53,8 +85,13 @@ class RayConnection:
         except OvertakenError as error:
             raise TimeoutError("Ray's head died before it answered") from error
 
-    async def enter(self, address: str, *, hint: str = "") -> None:
-        """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``."""
+    async def enter(self, address: str, *, hint: str = "", proven: bool = False) -> None:
+        """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``.
+
+        ``proven``: another process has just connected to it.
+        """
+        if not proven:
+            await self._prove(address, hint)
         seconds = start_seconds()
         self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
@@ -65,10 +102,32 @@ class RayConnection:
             reason = f"no answer within {seconds:.0f} s" if isinstance(error, TimeoutError) else str(error)
             raise ClusterError(f"cannot connect to Ray at {address}: {reason}{hint}") from error
 
+    async def _prove(self, address: str, hint: str, tries: int = START_TRIES) -> None:
+        """Have another process connect. Raises ClusterError after ``tries`` tries; ``problem`` has the reason meanwhile."""
+        environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
+        importing = asyncio.create_task(in_own_thread(lambda: importlib.import_module("ray")))  # takes a second
+        try:
+            for number in range(1, tries + 1):
+                seconds = start_seconds()
+                try:
+                    await output_of(self._try_first(address, self.namespace, seconds), environ, seconds)
+                except TimeoutError:
+                    reason = f"it did not register a driver within {seconds:.0f} s"
+                    self.problem = f"cannot connect to Ray at {address}: {reason}{hint}"
+                    log.warning("ray.connect_failed", reason=reason, tried=number, of=tries)
+                except ClusterError as error:
+                    raise ClusterError(f"cannot connect to Ray at {address}: {error}{hint}") from error
+                else:
+                    await importing
+                    return
+            raise ClusterError(self.problem)
+        finally:
+            importing.cancel()
+
     async def _enter(self, address: str) -> None:
         await in_own_thread(lambda: importlib.import_module("ray"))
         claim_handlers()
-        async with _own_handlers():
+        async with _own_handlers(self._frozen_seconds()):
             await in_own_thread(lambda: self._connect(address, self.namespace))
 
     async def end_entering(self) -> None:
@@ -80,11 +139,12 @@ class RayConnection:
     async def leave(self, seconds: float = LEAVE_SECONDS) -> None:
         """Disconnect without waiting for a free call slot: calls to a dead or hung head may occupy them all."""
         with contextlib.suppress(Exception):
-            async with _own_handlers():
+            async with _own_handlers(self._frozen_seconds()):
                 await within(seconds, in_own_thread(self._disconnect))
 
     def opened(self) -> None:
         """Allow gangs to be placed from now on."""
+        self.problem = ""
         self._open.set()
 
     def closed(self) -> None:
@@ -109,39 +169,33 @@ class RayConnection:
 
 
 @contextlib.asynccontextmanager
-async def _own_handlers() -> AsyncIterator[None]:
+async def _own_handlers(frozen_seconds: float) -> AsyncIterator[None]:
     """Keep Python's signal handlers: a new Ray may install its own while it connects, and it resets SIGTERM when it disconnects.
 
-    The sooner Python's handlers are restored, the fewer signals abort or end this process.
+    The sooner Python's handlers are restored, the fewer signals abort or end this process. A process whose interpreter's
+    lock is not released for ``frozen_seconds`` writes its threads' stacks to stderr and ends with 1: a thread without
+    Python waits for that, and what supervises the daemon starts the next one. Jobs keep running.
     """
-    keeper = asyncio.create_task(_keep_handlers())
+    _end_if_frozen(frozen_seconds)  # before a thread can take the lock
+    keeper = asyncio.create_task(_keep_handlers(frozen_seconds))
     try:
         yield
     finally:
         keeper.cancel()
+        faulthandler.cancel_dump_traceback_later()
         restore_handlers()
 
 
-async def _keep_handlers() -> None:
+async def _keep_handlers(frozen_seconds: float) -> None:
+    now = asyncio.get_running_loop().time
+    armed_at = now()
     while True:
         restore_handlers()
+        if now() - armed_at >= REARM_SECONDS:
+            armed_at = now()
+            _end_if_frozen(frozen_seconds)
         await asyncio.sleep(HANDLER_SECONDS)
 
 
-def _connect(address: str, space: str) -> None:
-    import ray
-
-    skip_foreign_serializers()
-    ray.init(
-        address=address,
-        namespace=space,
-        log_to_driver=False,
-        configure_logging=False,
-        ignore_reinit_error=False,
-    )
-
-
-def _disconnect() -> None:
-    import ray
-
-    ray.shutdown()
+def _end_if_frozen(seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from orchestrator.runtime.cluster.head.processes import of_session
+from orchestrator.runtime.nodes.control_plane import DIRECTLY
 from orchestrator.runtime.nodes.ray_nodes import list_nodes
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def prestart_workers(
         )
         metadata: list[tuple[str, str]] = [("authorization", f"Bearer {token}")] if token else []
         channel: Any
-        with grpc.insecure_channel(f"{address}:{port}") as channel:
+        with grpc.insecure_channel(f"{address}:{port}", DIRECTLY) as channel:
             stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
             stub.PrestartWorkers(request, metadata=metadata, timeout=_DEADLINE_SECONDS)
     except Exception as error:

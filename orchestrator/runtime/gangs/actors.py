@@ -8,6 +8,7 @@ does not depend on what a rank does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -180,10 +181,7 @@ class RayRankActors:
         return self._actors(origin, job) if origin is not None and known else [None] * job.num_workers
 
     def _create(self, job: Job, found: list[Any]) -> list[Any]:
-        import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from orchestrator.runtime.ranks.rank_actor import RankActor
 
         bundle, epoch = _bundle(job), self._ray.epoch
         self._parked.created(job)
@@ -193,7 +191,7 @@ class RayRankActors:
         # Ray queues actors that are requested before their bundles are reserved, and retries them late.
         if not group.wait(timeout_seconds=PLACEMENT_SECONDS if self._site.embedded else SHARED_PLACEMENT_SECONDS):
             self._refuse_on_shared()
-        actor_class = ray.remote(RankActor)
+        actor_class = _actor_class()
         runtime_env = for_ray(job.spec.runtime_env, self._site.paths.modules(job.id))
         actors = []
         for rank, node_id in enumerate(job.nodes):
@@ -231,6 +229,16 @@ class RayRankActors:
         """Reject a gang that does not fit an existing cluster any more: the job returns to the queue and may go elsewhere."""
         if not self._site.embedded:
             raise GangLostError(ResourcesTaken())
+
+
+@functools.cache
+def _actor_class() -> Any:
+    """Return Ray's class of rank actors: the only one, as Ray keeps a copy of each for the daemon's life."""
+    import ray
+
+    from orchestrator.runtime.ranks.rank_actor import RankActor
+
+    return ray.remote(RankActor)
 
 
 def _may_exist(job: Job) -> bool:

@@ -6,7 +6,6 @@ for entry points that take a path. Blocking: it reads and verifies files.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckp
 from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
-from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 from orchestrator.spec.entrypoint import CHECKPOINT
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reache
     """
     settings = watch_settings(job, paths)
     if settings is not None:
-        return _from_watched(job, paths, ExternalCheckpoints(settings), reached)
+        return _from_watched(job, ExternalCheckpoints(settings), reached)
     if CHECKPOINT in job.spec.entrypoint and job.attempt_number > 1:
         store = CheckpointRepository(
             checkpoint_dir(job, paths), attempt=job.attempt_number, environ=store_environ(job, secrets)
@@ -71,12 +69,12 @@ def newest_checkpoint(job: Job, paths: Paths, secrets: Mapping[str, str], reache
     return Resumption(path=job.submission.resume_from)
 
 
-def _from_watched(job: Job, paths: Paths, files: ExternalCheckpoints, reached: int) -> Resumption:
+def _from_watched(job: Job, files: ExternalCheckpoints, reached: int) -> Resumption:
     attempt = job.attempt_number
     if attempt == 1:
         files.adopt_none()
         return Resumption(path=job.submission.resume_from)
-    files.scan(attempt=attempt - 1, writer_gone_at=_writers_gone_at(job, paths), step_at=lambda _: reached or None)
+    files.scan(attempt=attempt - 1, writer_ended=True, step_at=lambda _: reached or None)
     good = files.newest_good(attempt=attempt)
     return Resumption(
         path=good or job.submission.resume_from,
@@ -84,14 +82,3 @@ def _from_watched(job: Job, paths: Paths, files: ExternalCheckpoints, reached: i
         notes=tuple(files.notes),
         found=files.newest_info() if good else None,
     )
-
-
-def _writers_gone_at(job: Job, paths: Paths) -> float:
-    """Return when the first rank of the previous attempt ended: files written later may be torn."""
-    before = job.attempts[-2]
-    times = []
-    for rank in range(job.num_workers):
-        with contextlib.suppress(ForkServerError):  # an invalid record counts as absent: the attempt's own end is used
-            record = read_exit_record(paths.exit_record(job.id, before.number, rank))
-            times += [record.ended_at] if record is not None else []
-    return min(times, default=before.ended_at or before.started_at)

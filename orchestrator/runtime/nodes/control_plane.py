@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANSWER_SECONDS: Final = 20.0
+DIRECTLY: Final = (("grpc.enable_http_proxy", 0),)
+"""Options of every gRPC channel: as in Ray's own, a shell's http_proxy does not apply between the nodes of a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,4 +143,4 @@ def _channel(address: str) -> Any:
     """
     from ray._private.grpc_utils import init_grpc_channel
 
-    return init_grpc_channel(address)
+    return init_grpc_channel(address, DIRECTLY)

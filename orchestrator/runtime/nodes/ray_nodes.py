@@ -102,7 +102,7 @@ def answers(node: RayNode, token: str | None) -> bool:
     metadata = [("authorization", f"Bearer {token}")] if token else []
     for _ in range(_HEALTH_TRIES):
         try:
-            with grpc.insecure_channel(f"{node.address}:{node.port}") as channel:
+            with grpc.insecure_channel(f"{node.address}:{node.port}", control_plane.DIRECTLY) as channel:
                 check = channel.unary_unary(_HEALTH_METHOD)
                 if check(b"", timeout=HEALTH_SECONDS, metadata=metadata) == _SERVING:
                     return True

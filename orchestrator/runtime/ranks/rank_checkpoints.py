@@ -94,12 +94,12 @@ class RankCheckpoints:
         await asyncio.to_thread(persister.flush, seconds)
         return masked_status(persister.status, masker)
 
-    async def ended(self, at: float, *, well: bool) -> None:
+    async def ended(self, *, well: bool) -> None:
         """Count the checkpoints that the script wrote before its end: progress decides about the next attempt."""
         files = self._files
         if files is None:
             return
-        files.ended(at, well=well)
+        files.ended(well=well)
         with contextlib.suppress(TimeoutError):  # the look continues; its result is reported later
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))

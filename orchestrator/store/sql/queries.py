@@ -121,11 +121,11 @@ class Reader:
         rows = self._connection.execute(STATEMENTS["all_queue_changes"])
         return [StoredQueueChange(name=name, body=json.loads(body), by=by, at=at) for name, body, by, at in rows]
 
-    def due_notices(self, now: float, limit: int) -> tuple[list[StoredNotice], float | None]:
-        """Return the notices due by ``now``, and the due time of the first waiting one."""
-        due = [notice_of(row) for row in self._connection.execute(STATEMENTS["due_notices"], (now, limit))]
-        (first,) = self._connection.execute(STATEMENTS["next_notice"]).fetchone()
-        return due, first
+    def due_notices(self, now: float, each: int) -> tuple[list[StoredNotice], float | None]:
+        """Return the notices due by ``now``, and when the next one becomes due."""
+        due = [notice_of(row) for row in self._connection.execute(STATEMENTS["due_notices"], (now, each))]
+        (later,) = self._connection.execute(STATEMENTS["next_notice"], (now,)).fetchone()
+        return due, later
 
     def finished_counts(self) -> list[FinishedCount]:
         """Return the counts of jobs that ended since the store was created."""

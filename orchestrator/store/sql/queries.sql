@@ -137,12 +137,16 @@ FROM jobs WHERE sequence > ? ORDER BY sequence LIMIT ?;
 INSERT INTO notices (job, url, body, made_at, next_at) VALUES (?, ?, ?, ?, ?);
 
 -- name: due_notices
--- What is to be told by now, the longest waiting first.
-SELECT number, job, url, body, made_at, attempts FROM notices WHERE next_at <= ? ORDER BY next_at, number LIMIT ?;
+-- What is to be told by now, the longest waiting first: so many of each receiver, the URL up to its path.
+SELECT number, job, url, body, made_at, attempts FROM (
+    SELECT *, row_number() OVER (
+        PARTITION BY substr(url, 1, instr(substr(url || '/', 9), '/') + 7) ORDER BY next_at, number
+    ) AS place FROM notices WHERE next_at <= ?
+) WHERE place <= ? ORDER BY next_at, number;
 
 -- name: next_notice
--- When the next one is due.
-SELECT min(next_at) FROM notices;
+-- When the next one becomes due.
+SELECT min(next_at) FROM notices WHERE next_at > ?;
 
 -- name: delete_notice
 -- It was told, or given up.

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.api.errors import BadRequestError
+from orchestrator.api.transport.endpoint import control_socket
 from orchestrator.spec.settings import MAX_SOCKET_BYTES, Settings, SettingsError
 
 
@@ -202,3 +204,26 @@ def test_what_the_command_line_imports_is_light(module: str) -> None:
     loaded = set(json.loads(result.stdout))
     heavy = {"yaml", "pydantic", "ray", "torch", "numpy", "asyncio", "hashlib", "difflib", "decimal", "urllib.request"}
     assert loaded & heavy == set()
+
+
+def without_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a user that no account has, as in a container that runs with a number for a user."""
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+
+
+def test_a_user_without_account_and_home_is_told_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_account(monkeypatch)
+    with pytest.raises(SettingsError, match="neither ORCH_HOME nor HOME is set"):
+        Settings.from_environ({})
+    with pytest.raises(BadRequestError, match="neither ORCH_HOME nor HOME is set") as caught:
+        control_socket({}, 12345)
+    assert "ORCH_HOME" in caught.value.hint
+    for name in ("ORCH_HOME", "HOME"):
+        assert Settings.from_environ({name: str(tmp_path)}).home.is_relative_to(tmp_path)

@@ -523,7 +523,7 @@ class TestNotices:
         run(store.submit(submission(make_spec(notify=hooks))))
         due, first = run(store.due_notices(T0, 10))
         assert [(n.notice.url, json.loads(n.notice.body)["state"]) for n in due] == [("http://a/x", "PENDING")]
-        assert first == 0.0
+        assert first is None, "none becomes due later"
         run(write(store, [finished(run(store.job(ID)), JobState.CANCELLED)]))
         assert len(run(store.due_notices(T0, 10))[0]) == 1, "nobody asked for CANCELLED"
 
@@ -550,6 +550,14 @@ class TestNotices:
         run(store.settle_notice(found.number, again_at=None))
         assert run(store.due_notices(T0 + 60, 10)) == ([], None)
         run(store.settle_notice(found.number, again_at=None))
+
+    def test_each_receiver_has_its_own_queue(self, store: Store, run: Run) -> None:
+        urls = ["http://a/1", "http://a/2", "http://a/3", "https://a/4", "http://a:8080/5", "http://b"]
+        for number, url in enumerate(urls):
+            spec = make_spec(notify=(NotifySpec(url=url, on=("PENDING",)),))
+            run(store.submit(submission(spec, job_id=f"a-{number}")))
+        due, _ = run(store.due_notices(T0, 2))
+        assert [found.notice.url for found in due] == [urls[0], urls[1], *urls[3:]]
 
 
 class TestPlaces:

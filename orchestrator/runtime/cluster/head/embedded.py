@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB; orch sends nothing large
 LOOPBACK: Final = "127.0.0.1"
 CONNECT_SECONDS: Final = 1.0
+VISIBLE_GPUS: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables with which a shell restricts a program to some GPUs. Ray does not start with more GPUs than they show."""
 
 
 class EmbeddedHead:
@@ -44,12 +46,18 @@ class EmbeddedHead:
         self._head: Head | None = None
         self._began = False  # this process started the head; a failed start ends it
         self._handles: list[int] = []
+        self._proven = ""  # address of the head whose starter has connected to it
         self.token = ""  # authenticates calls to the head
 
     @property
     def address(self) -> str:
         """Address of the head; empty while there is none."""
         return self._head.gcs_address if self._head else ""
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a process has connected to this head since this daemon started it."""
+        return bool(self.address) and self.address == self._proven
 
     @property
     def _token_path(self) -> Path:
@@ -116,9 +124,11 @@ class EmbeddedHead:
             "temp_dir": str(directory),
             "system_config": SYSTEM_CONFIG,
         }
-        environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
+        dropped = {*OF_THE_DRIVER, *VISIBLE_GPUS}  # each rank is told which GPUs it sees
+        environ = {name: value for name, value in os.environ.items() if name not in dropped}
         head = await launch_head(options, directory, environ)
         write_head(self._site.head_file, head)
+        self._proven = head.gcs_address
         return head
 
     def _count_gpus(self) -> int:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.runtime.cluster import trial
 from orchestrator.runtime.cluster.head import late_agent, worker_setup, worker_template
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ RUNTIME_ENV_AGENT: Final = "--runtime_env_agent_command="
 
 
 def start_head(options: dict[str, Any]) -> dict[str, Any]:
-    """Start the head; return its GCS address, its session directory, and its process ids by name."""
+    """Start the head, and connect to it once; return its GCS address, its session directory, and its process ids by name."""
     from ray._private import services
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -78,6 +79,8 @@ def start_head(options: dict[str, Any]) -> dict[str, Any]:
         _system_config=options["system_config"],
     )
     node = SmallNode(params, head=True, shutdown_at_exit=False, spawn_reaper=False)
+    trial.connect(node.gcs_address, None)
+    trial.disconnect()
     return {
         "gcs_address": node.gcs_address,
         "node_id": node.node_id,

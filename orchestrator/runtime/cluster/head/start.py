@@ -35,6 +35,8 @@ STARTER: Final = (sys.executable, "-m", "orchestrator.runtime.cluster.head.launc
 log = structlog.get_logger("orch.ray")
 
 SYSTEM_CONFIG: Final = {
+    # Ray would answer the first driver only once as many workers as CPUs have registered, and never if one of them is slow.
+    "prestart_worker_first_driver": False,
     # Idle workers import what a rank actor needs, and no more, before they get work.
     "preload_python_modules": ["orchestrator.runtime.cluster.worker_preload"],
     # Rank actors watch ranks; on a busy machine they must not wait for the processes that they watch.
@@ -62,7 +64,12 @@ class ClusterError(Exception):
 
 def start_seconds() -> float:
     """Return how long a start of Ray may take, in seconds, at the machine's present load."""
-    return scaled(HEAD_SECONDS, os.getloadavg()[0], os.cpu_count() or 1)
+    return scaled_to_load(HEAD_SECONDS)
+
+
+def scaled_to_load(seconds: float) -> float:
+    """Return ``seconds``, scaled to the machine's present load."""
+    return scaled(seconds, os.getloadavg()[0], os.cpu_count() or 1)
 
 
 def scaled(seconds: float, load: float, cpus: int) -> float:
@@ -98,14 +105,28 @@ async def launch_head(
 
 
 async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, str], seconds: float) -> Head:
+    try:
+        # The head mostly waits for its own processes; this process imports Ray meanwhile, which takes a second.
+        lines, _ = await asyncio.gather(
+            output_of(command, environ, seconds), asyncio.to_thread(importlib.import_module, "ray")
+        )
+    except TimeoutError as error:
+        raise ClusterError(f"Ray's head did not start within {seconds:.0f} s; see {temp_dir}") from error
+    except ClusterError as error:
+        raise ClusterError(f"Ray's head did not start: {error}") from error
+    return _head(json.loads(lines[-1]))
+
+
+async def output_of(command: Sequence[str], environ: Mapping[str, str], seconds: float) -> list[str]:
+    """Run a program that uses Ray, and return the lines of its output. Raises TimeoutError; ClusterError with its last lines.
+
+    Ray can block a process in a way that no Python code of it ends: the program is killed after ``seconds``.
+    """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = _begin(command, environ, stdout, stderr)
         try:
             async with asyncio.timeout(seconds):
-                # The head mostly waits for its own processes; this process imports Ray meanwhile, which takes a second.
-                await asyncio.gather(_ended(process), asyncio.to_thread(importlib.import_module, "ray"))
-        except TimeoutError as error:
-            raise ClusterError(f"Ray's head did not start within {seconds:.0f} s; see {temp_dir}") from error
+                await _ended(process)
         finally:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -114,8 +135,8 @@ async def _launch(command: Sequence[str], temp_dir: Path, environ: Mapping[str, 
         lines = _lines(stdout)
         if process.returncode != 0 or not lines:
             stderr_lines = _lines(stderr)[-STDERR_LINES:] or [f"it ended with {process.returncode}"]
-            raise ClusterError(f"Ray's head did not start: {' | '.join(stderr_lines)}")
-    return _head(json.loads(lines[-1]))
+            raise ClusterError(" | ".join(stderr_lines))
+    return lines
 
 
 def _begin(

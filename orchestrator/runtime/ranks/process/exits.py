@@ -45,7 +45,7 @@ class ExitTeller:
 
     async def report(self, event: Exited) -> None:
         """Report the exit."""
-        await self._checkpoints.ended(event.at, well=event.exit_code == 0)
+        await self._checkpoints.ended(well=event.exit_code == 0)
         try:
             self._output.drain()
         except Exception as error:

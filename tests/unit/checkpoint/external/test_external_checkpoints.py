@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import glob
+import itertools
 import json
 import os
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ from tests.support import warm
 from tests.support.deep_trees import MakeDeep
 
 NOW = time.time()
-"""The time from which the ages of files are counted, and which scans take as the current time."""
+"""The time from which the ages of files are counted."""
 
 
 @pytest.fixture
@@ -35,11 +38,19 @@ def job(tmp_path: Path) -> Path:
     return work
 
 
-def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3, *, later: float = 0.0) -> ExternalCheckpoints:
-    """Return ExternalCheckpoints that scan the files ``later`` seconds from now."""
-    registry = str(job.parent / "registry")
-    settings = WatchSettings(pattern=pattern, directory=str(job), registry=registry, keep=keep)
-    return ExternalCheckpoints(settings, clock=lambda: NOW + later)
+def watch(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> ExternalCheckpoints:
+    """Return ExternalCheckpoints for which a second passes between two scans."""
+    return ExternalCheckpoints(settings_of(job, pattern, keep), clock=seconds())
+
+
+def settings_of(job: Path, pattern: str = "out/ckpt-*", keep: int | None = 3) -> WatchSettings:
+    return WatchSettings(pattern=pattern, directory=str(job), registry=str(job.parent / "registry"), keep=keep)
+
+
+def seconds() -> Callable[[], float]:
+    """Return a clock that is a second later at each reading."""
+    count = itertools.count()
+    return lambda: float(next(count))
 
 
 def write(job: Path, step: int, *, age: float = 100.0, names: tuple[str, ...] = ("a.pt", "state.json")) -> Path:
@@ -63,9 +74,11 @@ def touch(folder: Path, age: float) -> None:
         os.utime(path, (then, then), follow_symlinks=False)
 
 
-def registered(files: ExternalCheckpoints, **how: object) -> list[int]:
-    files.scan(attempt=1)
-    return [info.step for info in files.scan(attempt=1)]
+def registered(files: ExternalCheckpoints, *, attempt: int = 1) -> list[int]:
+    """Scan for as long as a checkpoint takes to settle; return the steps that the last scan registered."""
+    found = [files.scan(attempt=attempt) for _ in range(1 + round(SETTLE_SECONDS))]
+    assert not any(found[:-1])
+    return [info.step for info in found[-1]]
 
 
 @pytest.mark.parametrize(
@@ -102,10 +115,10 @@ def test_a_watched_glob_is_searched_in_a_tree_of_any_depth(job: Path, make_deep:
 
 
 def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_not(job: Path) -> None:
-    write(job, 1, age=10)
-    write(job, 2, age=0)
+    write(job, 1)
     files = watch(job)
-    assert files.scan(attempt=1) == []  # never in the first scan
+    assert files.scan(attempt=1) == files.scan(attempt=1) == []
+    write(job, 2)
     (info,) = files.scan(attempt=1)
     assert (info.step, info.attempt, info.status) == (1, 1, CheckpointStatus.COMPLETE)
     assert info.bytes > 0
@@ -114,9 +127,10 @@ def test_what_has_been_quiet_for_a_while_counts_and_what_was_just_written_does_n
 
 def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Path) -> None:
     write(job, 1, age=100)
-    write(job, 2, age=0.5)
     files = watch(job)
-    assert [info.step for info in files.scan(attempt=1, writer_gone_at=NOW)] == [1]
+    assert registered(files) == [1]
+    write(job, 2, age=1e6)
+    assert files.scan(attempt=1, writer_ended=True) == [], "though its server's clock is days behind"
     touch(job / "out" / "ckpt-2", 0.5)
     later = watch(job)  # the next attempt finds it unchanged, and still does not use it
     shutil.copystat(job / "out" / "ckpt-2", job / "out" / "ckpt-2")
@@ -125,15 +139,15 @@ def test_what_was_being_written_when_its_writer_was_killed_never_counts(job: Pat
 
 def test_what_a_killed_writer_left_is_not_taken_up_by_the_next_attempt(job: Path) -> None:
     write(job, 2, age=0.5)
-    assert watch(job).scan(attempt=1, writer_gone_at=NOW - 0.4) == []
-    assert registered(watch(job, later=SETTLE_SECONDS)) == [], "though it has been quiet since"
+    assert watch(job).scan(attempt=1, writer_ended=True) == []
+    assert registered(watch(job)) == [], "though it has been quiet since"
     write(job, 2, age=10, names=("b.pt",))  # written again: a different checkpoint
     assert registered(watch(job)) == [2]
 
 
 def test_a_writer_that_ended_well_has_finished_what_it_wrote(job: Path) -> None:
     write(job, 3, age=0)
-    assert [i.step for i in watch(job).scan(attempt=1, writer_gone_at=NOW, ended_well=True)] == [3]
+    assert [i.step for i in watch(job).scan(attempt=1, writer_ended=True, ended_well=True)] == [3]
 
 
 @pytest.mark.parametrize("name", ["a.pt", "state.json", "w.safetensors"])
@@ -188,29 +202,12 @@ def test_the_choice_of_an_attempt_stays(job: Path) -> None:
     assert watch(job).newest_good(attempt=3) == str(job / "out" / "ckpt-2")
 
 
-def test_files_whose_times_are_ahead_of_this_nodes_clock_are_written_once_they_stay_the_same(job: Path) -> None:
-    now = [NOW]
-    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=3)
-    files = ExternalCheckpoints(settings, clock=lambda: now[0])
-    write(job, 1, age=-300)
-    assert files.scan(attempt=1) == []
-    now[0] += SETTLE_SECONDS / 2
-    assert files.scan(attempt=1) == [], "it may still be written"
-    write(job, 1, age=-299)
-    now[0] += SETTLE_SECONDS
-    assert files.scan(attempt=1) == [], "it was changed"
-    now[0] += SETTLE_SECONDS
-    assert [info.step for info in files.scan(attempt=1)] == [1]
-
-
 def test_what_a_newer_attempt_wrote_is_newer_by_whatever_clock(job: Path) -> None:
-    files = watch(job, keep=1, later=1000)
+    files = watch(job, keep=1)
     write(job, 100, age=-300)  # according to the clock of a node that is ahead
-    files.scan(attempt=1)
-    files.scan(attempt=1)
+    registered(files)
     write(job, 110, age=100)
-    files.scan(attempt=2)
-    files.scan(attempt=2)
+    registered(files, attempt=2)
     assert [info.step for info in files.infos()] == [110, 100]
     assert files.newest_good(attempt=3) == str(job / "out" / "ckpt-110")
     assert files.retain() == [str(job / "out" / "ckpt-100")]
@@ -293,21 +290,20 @@ def test_a_single_file_is_a_checkpoint_too(job: Path) -> None:
 
 
 def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
-    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
-    watcher = FileWatcher(settings)
+    watcher = FileWatcher(settings_of(job, keep=1), clock=seconds())
     for step in (1, 2):
         write(job, step, age=100 - step)
-    watcher.look()
-    watcher.look()
+    for _ in range(3):
+        watcher.look()
     assert (watcher.status.step, watcher.status.persisted, watcher.status.watched) == (2, 2, True)
     assert watcher.status.path == str(job / "out" / "ckpt-2")
     assert [path.name for path in (job / "out").iterdir()] == ["ckpt-2"]
     write(job, 3, age=0)
-    watcher.ended(NOW, well=False)
+    watcher.ended(well=False)
     watcher.look()
     assert watcher.status.step == 2
     write(job, 4, age=0)
-    watcher.ended(NOW, well=True)
+    watcher.ended(well=True)
     watcher.look()
     assert watcher.status.step == 4
     watcher.close()
@@ -315,10 +311,9 @@ def test_the_watcher_registers_retains_and_tells(job: Path) -> None:
 
 def test_a_registry_that_cannot_be_written_is_told_and_deletes_nothing(job: Path) -> None:
     (job.parent / "registry").write_text("a file, where a directory should be")
-    settings = WatchSettings(pattern="out/ckpt-*", directory=str(job), registry=str(job.parent / "registry"), keep=1)
     for step in (1, 2):
         write(job, step, age=100 - step)
-    watcher = FileWatcher(settings)
+    watcher = FileWatcher(settings_of(job, keep=1))
     watcher.look()
     watcher.look()
     assert watcher.status.failures
@@ -356,7 +351,7 @@ def step_in(path: str | Path | None) -> int:
 def test_a_whole_file_of_a_dead_writer_counts_at_once(job: Path, name: str) -> None:
     overwrite(job / "out" / name, 7, age=0.5)
     files = watch(job, pattern=f"out/{name}")
-    (info,) = files.scan(attempt=1, writer_gone_at=NOW, step_at=lambda at: 7)
+    (info,) = files.scan(attempt=1, writer_ended=True, step_at=lambda at: 7)
     assert (info.step, files.newest_good(attempt=2), files.notes) == (7, str(job / "out" / name), [])
 
 
@@ -371,7 +366,7 @@ def test_a_torn_file_of_a_dead_writer_gives_way_to_the_copy_of_the_one_before(jo
     assert files.scan(attempt=1) == []
     assert files.is_waiting
     later = watch(job, pattern="out/ckpt.pt")
-    assert later.scan(attempt=1, writer_gone_at=NOW) == []
+    assert later.scan(attempt=1, writer_ended=True) == []
     assert later.newest_good(attempt=2) == str(path)
     assert step_in(path) == 2
     assert [note.code for note in later.notes] == ["checkpoint_restored"]
@@ -419,7 +414,7 @@ def test_a_file_that_was_put_back_says_nothing_of_how_the_script_writes(job: Pat
         (copy,) = (job.parent / "registry" / "copies").rglob("ckpt.pt")
         assert copy.stat().st_ino != path.stat().st_ino
         tear(path)
-        files.scan(attempt=step, writer_gone_at=NOW)
+        files.scan(attempt=step, writer_ended=True)
         assert files.newest_good(attempt=step + 1) == str(path)
         assert step_in(path) == step
 
@@ -432,14 +427,87 @@ def test_the_old_copy_stays_until_the_next_is_whole(job: Path, monkeypatch: pyte
     overwrite(path, 2)
     real = file_copies.take
 
-    def take(source: str, target: Path, *, link: bool) -> None:
-        real(source, target, link=link)
+    def take(source: str, target: Path, **how: Any) -> None:
+        real(source, target, **how)
         tear(path)  # the script saves again while the copy is made
 
     monkeypatch.setattr(file_copies, "take", take)
     assert files.scan(attempt=1) == []
     assert files.newest_good(attempt=2) == str(path)
     assert step_in(path) == 1
+
+
+def killed_twice(job: Path, *, before: Sequence[int]) -> ExternalCheckpoints:
+    """Have a script save ``before`` and 9, be killed at once, and be killed in the first save of its next attempt."""
+    path = job / "out" / "ckpt.pt"
+    files = watch(job, pattern="out/ckpt.pt")
+    for step in before:
+        overwrite(path, step)
+        assert files.scan(attempt=1)
+    overwrite(path, 9)
+    assert files.scan(attempt=1, writer_ended=True)
+    daemon = watch(job, pattern="out/ckpt.pt")
+    daemon.scan(attempt=1, writer_ended=True)
+    assert daemon.newest_good(attempt=2) == str(path)
+    assert step_in(path) == 9
+    tear(path)
+    assert watch(job, pattern="out/ckpt.pt").scan(attempt=2, writer_ended=True) == []
+    return watch(job, pattern="out/ckpt.pt")
+
+
+@pytest.mark.parametrize("before", [(), (1,), (1, 2, 3)])
+def test_a_file_registered_after_its_writers_end_has_a_copy_before_the_next_attempt(
+    job: Path, before: tuple[int, ...]
+) -> None:
+    files = killed_twice(job, before=before)
+    assert files.newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
+    assert step_in(job / "out" / "ckpt.pt") == 9
+    assert len(list((job.parent / "registry" / "copies").iterdir())) == 1
+
+
+def test_a_large_one_is_copied_later_and_the_older_copy_stays_until_then(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = file_copies.take
+
+    def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
+        real(source, target, link=link, most_bytes=most_bytes and 100)
+
+    monkeypatch.setattr(file_copies, "take", take)
+    monkeypatch.setattr(file_copies, "_clone", lambda _source, _target: False)
+    files = killed_twice(job, before=(1, 2))
+    assert files.newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
+    assert step_in(job / "out" / "ckpt.pt") == 2
+    assert [note.code for note in files.notes] == ["checkpoint_restored"]
+
+
+def test_a_large_one_without_an_older_copy_is_copied_at_once(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = file_copies.take
+
+    def take(source: str, target: Path, *, link: bool, most_bytes: int | None = None) -> None:
+        real(source, target, link=link, most_bytes=most_bytes and 100)
+
+    monkeypatch.setattr(file_copies, "take", take)
+    monkeypatch.setattr(file_copies, "_clone", lambda _source, _target: False)
+    assert killed_twice(job, before=()).newest_good(attempt=3) == str(job / "out" / "ckpt.pt")
+    assert step_in(job / "out" / "ckpt.pt") == 9
+
+
+def test_the_watcher_of_the_next_attempt_copies_a_large_one_and_the_older_copy_goes(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copies = job / "out" / "ckpt.pt", job.parent / "registry" / "copies"
+    files = watch(job, pattern="out/ckpt.pt")
+    overwrite(path, 1)
+    files.scan(attempt=1)
+    overwrite(path, 2)
+    files.scan(attempt=1, writer_ended=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(file_copies, "take", lambda *_, **how: os.stat("/no/room"))
+        files.newest_good(attempt=2)
+    assert [step_in(copy) for copy in copies.rglob("ckpt.pt")] == [1]
+    files.scan(attempt=2)
+    assert [step_in(copy) for copy in copies.rglob("ckpt.pt")] == [2]
 
 
 def test_a_file_that_cannot_tell_is_not_replaced_by_its_copy(job: Path) -> None:
@@ -449,7 +517,7 @@ def test_a_file_that_cannot_tell_is_not_replaced_by_its_copy(job: Path) -> None:
     files = watch(job, pattern="out/state.dat")
     assert registered(files) == [0]
     path.write_bytes(b"two, perhaps whole")
-    files.scan(attempt=1, writer_gone_at=NOW)
+    files.scan(attempt=1, writer_ended=True)
     found = files.newest_good(attempt=2)
     assert found is not None
     assert found != str(path)
@@ -466,7 +534,7 @@ def test_that_no_own_file_is_used_is_told(job: Path) -> None:
     assert files.newest_good(attempt=2) is None
     assert files.notes == [], "it was there before the job"
     tear(path)
-    files.scan(attempt=2, writer_gone_at=NOW)
+    files.scan(attempt=2, writer_ended=True)
     assert files.newest_good(attempt=3) is None
     (note,) = files.notes
     assert note.code == "checkpoint_unused"
@@ -476,13 +544,12 @@ def test_that_no_own_file_is_used_is_told(job: Path) -> None:
 def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(source: str, target: Path, *, link: bool) -> None:
+    def full(source: str, target: Path, **how: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(file_copies, "take", full)
     overwrite(job / "out" / "ckpt.pt", 1)
-    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
-    watcher = FileWatcher(settings)
+    watcher = FileWatcher(settings_of(job, "out/ckpt.pt"))
     watcher.look()
     assert "No space left" in watcher.status.failure
     assert watcher.status.digest
@@ -492,8 +559,7 @@ def test_a_full_disk_leaves_the_file_itself_and_says_that_it_has_no_copy(
 def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: Path) -> None:
     path = job / "out" / "ckpt.pt"
     reported = iter([(NOW - 20, 100), (NOW - 10, 200), (NOW - 1, 290)])
-    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
-    watcher = FileWatcher(settings, reported=lambda: next(reported))
+    watcher = FileWatcher(settings_of(job, "out/ckpt.pt"), reported=lambda: next(reported))
     watcher.look()
     watcher.look()
     overwrite(path, 1, age=15)
@@ -504,8 +570,7 @@ def test_the_step_of_a_file_is_the_one_that_was_reported_when_it_was_saved(job: 
 
 def test_a_file_that_is_overwritten_many_times_a_second_always_has_a_good_one(job: Path) -> None:
     path = job / "out" / "ckpt.pt"
-    settings = WatchSettings(pattern="out/ckpt.pt", directory=str(job), registry=str(job.parent / "registry"))
-    watcher = FileWatcher(settings)
+    watcher = FileWatcher(settings_of(job, "out/ckpt.pt"))
     watcher.start(1)
     script = f"""
 import itertools, os, time, torch
@@ -521,10 +586,9 @@ for step in itertools.count(1):
     finally:
         writer.kill()
         writer.wait()
-    gone = time.time()
     assert watcher.status.persisted >= 3
     tear(path)
-    watcher.ended(gone, well=False)
+    watcher.ended(well=False)
     watcher.look()
     watcher.close()
     files = watch(job, pattern="out/ckpt.pt")
@@ -545,7 +609,7 @@ def test_what_is_no_regular_file_never_holds_anything_up(job: Path, kind: str) -
     else:
         path.symlink_to(job.parent / "elsewhere")
     files.scan(attempt=1)
-    assert files.scan(attempt=1, writer_gone_at=NOW) == []
+    assert files.scan(attempt=1, writer_ended=True) == []
     assert step_in(files.newest_good(attempt=2)) == 1
 
 

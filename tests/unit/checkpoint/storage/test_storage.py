@@ -166,13 +166,6 @@ def test_a_replacement_that_was_cut_short_leaves_no_second_name_of_a_file_in_use
     assert not (storage.root / ".spares" / "0").exists()
 
 
-def test_the_room_of_an_earlier_version_is_made_anew(storage):
-    storage.write(".spare", [bytes(64 * 1024)])
-    storage.keep_spare()
-    assert not (storage.root / ".spare").exists()
-    assert [path.stat().st_size for path in (storage.root / ".spares").iterdir()] == [16 * 1024] * 4
-
-
 def test_room_comes_back_when_there_is_some(tmp_path):
     with small_disk(tmp_path, 8) as disk:
         storage = LocalStorage(disk / "root")

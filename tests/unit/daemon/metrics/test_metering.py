@@ -14,14 +14,15 @@ import pytest
 from orchestrator.core.cluster import Node
 from orchestrator.core.events import Seat
 from orchestrator.core.job.record import Job
-from orchestrator.core.states import StopPurpose
+from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.metrics.metering import LAGS_KEPT, Metering
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
+from orchestrator.telemetry.collectors import LINGER_SECONDS
 from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
-from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
+from tests.unit.core.builders import T0, after, changed, finished, make_spec, pending, started, stop, up
 
 
 @pytest.fixture
@@ -141,3 +142,14 @@ def test_a_blocked_loop_shows_as_lag_for_a_while(metering: Metering) -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(metering.watch_lag(clock=lambda: now, sleep=sleep))
     assert shown == [None, *[pytest.approx(0.25)] * LAGS_KEPT, 0.0]
+
+
+def test_an_ended_job_is_dropped_once_it_has_no_series_any_more(metering: Metering) -> None:
+    for number in range(3):
+        job = pending(job_id=f"job-{number}", at=T0)
+        end = finished(job, JobState.CANCELLED, at=T0 + number)
+        metering.observe(after(job, end), end)
+    assert [one.job_id for one in picture(metering).series] == ["job-0", "job-1", "job-2"]
+    other = pending(job_id="other", at=T0)
+    metering.observe(other, started(other, at=T0 + LINGER_SECONDS + 1.5))
+    assert [one.job_id for one in picture(metering).series] == ["job-2"]

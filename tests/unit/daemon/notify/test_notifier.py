@@ -19,12 +19,15 @@ from orchestrator.clock import ClockReading
 from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.states import JobState
-from orchestrator.daemon.notify.notifier import LONGEST_DELAY_SECONDS, MOST_TRIES, Notifier, delay_seconds
+from orchestrator.daemon.notify.notifier import EACH_AT_ONCE, LONGEST_DELAY_SECONDS, MOST_TRIES, Notifier, delay_seconds
 from orchestrator.daemon.notify.webhook import HookError, post, signing_key
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import ID, T0, finished, make_spec, submission
 from tests.unit.store.lives import write
+
+FOR_EVER = 1e12
+"""A time by which every notice is due."""
 
 
 class Hook(ThreadingHTTPServer):
@@ -88,15 +91,19 @@ def run(path: Path, case: Callable[[SqliteStore, Notifier], Awaitable[None]]) ->
     asyncio.run(life())
 
 
-async def submit_and_end(store: SqliteStore, url: str) -> None:
+async def submit_and_end(store: SqliteStore, url: str, job_id: str = ID) -> None:
     spec = make_spec(notify=(NotifySpec(url=url, on=("FAILED", "CANCELLED")),))
-    job, _ = await store.submit(submission(spec, at=time.time()))
+    job, _ = await store.submit(submission(spec, job_id=job_id, at=time.time()))
     await write(store, [finished(job, JobState.CANCELLED, at=time.time(), reason=Cancelled(by=ByUser(name="ada")))])
 
 
-async def until_told(notifier: Notifier) -> None:
-    while (wait := await notifier.send_due()) is not None:  # noqa: ASYNC110 - it says how long
-        await asyncio.sleep(wait)
+async def until_told(store: SqliteStore, notifier: Notifier) -> None:
+    """Run the notifier until no notice waits."""
+    running = asyncio.create_task(notifier.run())
+    while await store.due_notices(FOR_EVER, 1) != ([], None):  # noqa: ASYNC110 - another task empties it
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_it_is_signed_and_sent_again_until_the_hook_takes_it(tmp_path: Path, hook: Hook) -> None:
@@ -105,7 +112,7 @@ def test_it_is_signed_and_sent_again_until_the_hook_takes_it(tmp_path: Path, hoo
 
     async def case(store: SqliteStore, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
-        await until_told(notifier)
+        await until_told(store, notifier)
 
     run(tmp_path, case)
     assert len(hook.came) == 3
@@ -125,10 +132,14 @@ def test_the_next_daemon_sends_what_the_last_could_not(tmp_path: Path, hook: Hoo
     async def first(store: SqliteStore, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
         hook.script = [503]
-        await notifier.send_due()
+        running = asyncio.create_task(notifier.run())
+        while not (await store.due_notices(FOR_EVER, 1))[0][0].attempts:  # noqa: ASYNC110 - another task counts
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
-    async def second(_store: SqliteStore, notifier: Notifier) -> None:
-        await until_told(notifier)
+    async def second(store: SqliteStore, notifier: Notifier) -> None:
+        await until_told(store, notifier)
 
     run(tmp_path, first)
     run(tmp_path, second)
@@ -141,8 +152,8 @@ def test_a_redirect_or_a_refusal_is_final(tmp_path: Path, hook: Hook, status: in
 
     async def case(store: SqliteStore, notifier: Notifier) -> None:
         await submit_and_end(store, hook.url)
-        await until_told(notifier)
-        assert await store.due_notices(time.time() + 1e9, 10) == ([], None)
+        await until_told(store, notifier)
+        assert await store.due_notices(FOR_EVER, 10) == ([], None)
 
     run(tmp_path, case)
     assert len(hook.came) == 1
@@ -160,6 +171,32 @@ def test_it_runs_until_cancelled_and_wakes_for_what_is_new(tmp_path: Path, hook:
         await asyncio.gather(running, return_exceptions=True)
 
     run(tmp_path, case)
+
+
+def test_a_hook_that_does_not_answer_holds_up_no_other(tmp_path: Path, hook: Hook) -> None:
+    hanging = Hook()
+    hanging.script = [0] * 1000
+    thread = threading.Thread(target=hanging.serve_forever, args=(0.05,))
+    thread.start()
+
+    async def case(store: SqliteStore, notifier: Notifier) -> None:
+        for number in range(60):
+            await submit_and_end(store, hanging.url, job_id=f"stuck-{number:06}")
+        await submit_and_end(store, hook.url, job_id="well-aaaaaa")
+        running = asyncio.create_task(notifier.run())
+        while not hook.came:
+            assert len(hanging.came) <= EACH_AT_ONCE, "it waits for the first ones"
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    try:
+        run(tmp_path, case)
+    finally:
+        hanging.hold.set()
+        hanging.shutdown()
+        thread.join()
+        hanging.server_close()
 
 
 def test_a_hook_that_does_not_answer_is_left_at_the_deadline(hook: Hook) -> None:
@@ -199,12 +236,13 @@ def test_it_gives_up_after_a_number_of_tries_whatever_the_clock_shows(tmp_path: 
         await submit_and_end(store, hook.url)
         hook.script = [503] * MOST_TRIES
         for left in range(MOST_TRIES, 0, -1):
-            ((found,), _) = await store.due_notices(time.time() + 1e9, 10)
+            ((found,), _) = await store.due_notices(FOR_EVER, 10)
             assert found.attempts == MOST_TRIES - left
             reading = ClockReading("boot", 1.0, T0)
             await store.append((), clock=reading, moved=-1e9)  # due now, as after a step of the clock by decades
-            await notifier.send_due()
-        assert await store.due_notices(time.time() + 1e9, 10) == ([], None)
+            await notifier._begin_due()
+            await asyncio.gather(*(task for _, task in notifier._sending.values()))
+        assert await store.due_notices(FOR_EVER, 10) == ([], None)
 
     run(tmp_path, case)
     assert len(hook.came) == MOST_TRIES

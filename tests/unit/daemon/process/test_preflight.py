@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -11,7 +14,14 @@ import pytest
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.launch import ServeOptions
 from orchestrator.api.server.listeners import address_of, bind_tcp
-from orchestrator.daemon.process.preflight import bind_read, check_options, check_ports, check_ray
+from orchestrator.daemon.process.preflight import (
+    LEAST_FILES,
+    bind_read,
+    check_options,
+    check_ports,
+    check_ray,
+    check_visible_gpus,
+)
 from orchestrator.spec.settings import Settings
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -103,3 +113,47 @@ def test_a_cluster_that_starts_at_the_same_time_is_waited_for() -> None:
         waiter.join(timeout=PATIENCE_SECONDS)
     assert not waiter.is_alive()
     assert errors == []
+
+
+LIMITED = """
+import resource, sys
+from orchestrator.api.errors import RefusedError
+from orchestrator.daemon.process.preflight import check_limits
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
+try:
+    check_limits()
+except RefusedError as error:
+    print(error.message, error.hint, sep="\\n")
+else:
+    print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_too_few_open_files_are_refused_and_a_soft_limit_is_raised() -> None:
+    def checked(soft: int, hard: int) -> list[str]:
+        command = [sys.executable, "-c", LIMITED, str(soft), str(hard)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] > LEAST_FILES, "or the rest says nothing"
+    assert checked(64, LEAST_FILES) == [f"{LEAST_FILES} {LEAST_FILES}"]
+    message, hint = checked(64, 64)
+    assert message == f"the limit of open files is 64; orch and Ray need at least {LEAST_FILES}"
+    assert f"`ulimit -Hn {LEAST_FILES}`" in hint
+    assert "LimitNOFILE=" in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"), [("CUDA_VISIBLE_DEVICES", "0,1", 2), ("HIP_VISIBLE_DEVICES", "", 0)]
+)
+def test_a_variable_that_hides_gpus_is_refused_with_the_command_that_starts_without_it(
+    name: str, value: str, shown: int
+) -> None:
+    with pytest.raises(RefusedError, match=f"shows {shown} of this machine's 4 GPUs") as caught:
+        check_visible_gpus({name: value}, lambda: 4)
+    assert caught.value.hint == f"start it without the variable: `env -u {name} orch up`"
+
+
+@pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "3,2,1,0"}])
+def test_one_that_hides_none_is_accepted(environ: dict[str, str]) -> None:
+    check_visible_gpus(environ, lambda: 4)
+    check_visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, lambda: 0)

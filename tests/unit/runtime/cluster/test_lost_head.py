@@ -37,6 +37,11 @@ def standing_head(home: Path, port: int) -> None:
     write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session_dir="/nowhere", pids=pids))
 
 
+def well(_address: str, _space: str, _seconds: float) -> list[str]:
+    """Return the command line of a trial that succeeds."""
+    return ["echo", "connected"]
+
+
 def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None = None) -> str | None:
     """Return the reconnection time in the environment of Ray when a cluster refuses the connection."""
     seen: list[str | None] = []
@@ -53,7 +58,7 @@ def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None
         if made._head is not None:
             made._head.unwatch()
 
-    monkeypatch.setattr(module, "RayConnection", lambda space: RayConnection(space, connect=connect))
+    monkeypatch.setattr(module, "RayConnection", lambda space: RayConnection(space, connect=connect, try_first=well))
     asyncio.run(start())
     return seen[0]
 
@@ -95,6 +100,31 @@ def test_an_embedded_head_whose_node_is_dead_is_lost_though_its_processes_live(
 
     asyncio.run(look())
     assert lost == ["lost"], "once"
+
+
+def test_a_node_whose_agent_starts_late_is_waited_for_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's first workers may take minutes on a busy machine."""
+    problems: list[str] = []
+
+    def late() -> dict[str, RayNode]:
+        problems.append(made.ray.problem)
+        if len(problems) < 3:
+            raise TimeoutError
+        return {}
+
+    def ray(space: str) -> RayConnection:
+        return RayConnection(space, connect=lambda _address, _space: None, try_first=well)
+
+    monkeypatch.setattr(module, "RayConnection", ray)
+    monkeypatch.setattr(module, "list_nodes", late)
+    paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
+    made = Cluster(paths, ClusterOptions(address="127.0.0.1:1", warm_workers=0), on_lost=lambda: None)
+    asyncio.run(made.start())
+    assert problems[0] == ""
+    assert all("the node's agent has not answered yet" in problem for problem in problems[1:])
+    assert (len(problems), made.ray.problem, made.connected) == (3, "", True)
 
 
 def test_calls_to_a_head_that_has_died_fail_and_do_not_hold_up_the_next_ones() -> None:
