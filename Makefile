@@ -76,7 +76,7 @@ lint: $(STAMP)
 
 # The documents as a site, in out/site.
 docs: $(STAMP)
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -77,11 +77,12 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Change the links that lead out of docs/."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Change the links that lead out of docs/, or to a folder. The others are left, so that mkdocs refuses those that lead nowhere."""
     import tomllib
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     folder = str(PurePosixPath("docs") / PurePosixPath(page.file.src_uri).parent)
-    docs = {f"docs/{file.src_uri}" for file in files}
-    return with_absolute_links(markdown, folder, version, docs.__contains__)
+    return with_absolute_links(
+        markdown, folder, version, lambda path: path.startswith("docs/") and not (ROOT / path).is_dir()
+    )

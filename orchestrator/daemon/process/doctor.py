@@ -15,7 +15,7 @@ from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
-from orchestrator.parts import install_line, missing_modules, unmet
+from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
@@ -37,9 +37,18 @@ LOG_LINES: Final = 5
 def examine(settings: Settings) -> list[Finding]:
     """Return every finding, good ones included, in the order of dependency."""
     findings: list[Finding] = []
-    checks: tuple[Callable[[Settings], list[Finding]], ...] = (_python, _packages)
-    if not missing_modules("daemon"):
-        checks += (_gpus, _home, _privacy, _shared_memory, _limits, _memory_limits, _stacks, _daemon)
+    checks: tuple[Callable[[Settings], list[Finding]], ...] = (
+        _python,
+        _packages,
+        _gpus,
+        _home,
+        _privacy,
+        _shared_memory,
+        _limits,
+        _memory_limits,
+        _stacks,
+        _daemon,
+    )
     for check in checks:
         try:
             findings.extend(check(settings))
@@ -65,9 +74,6 @@ def _python(_: Settings) -> list[Finding]:
 
 
 def _packages(_: Settings) -> list[Finding]:
-    if missing := missing_modules("daemon"):
-        what = f"this installation is a client: no daemon can run here (no {', '.join(missing)})"
-        return [Finding(level=Level.ERROR, what=what, remedy=f"to run one: {install_line('daemon')}")]
     from importlib.metadata import PackageNotFoundError, version
 
     findings = [
