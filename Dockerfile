@@ -19,12 +19,20 @@ RUN python3 -m venv /opt/orch
 COPY constraints.txt ./
 COPY deploy/wheels/ /wheels/
 # torch is first, in a layer of its own: it is the largest part of the image, and changes least.
-RUN wanted="$(sed -n 's/^\(torch==.*\)$/\1/p' constraints.txt)" \
-    && if [ "${VARIANT}" = cuda ]; then wanted="${wanted%%+*}"; fi \
-    && sed -i "s/^torch==.*/${wanted}/" constraints.txt \
+# A CPU build has the local version +cpu: it is asked for by that name, so that neither variant gets the other's build.
+RUN pinned="$(sed -n 's/^torch==//p' constraints.txt)" \
+    && case "${VARIANT}" in \
+        cpu) wanted="torch==${pinned}+cpu" ;; \
+        cuda) wanted="torch==${pinned},!=${pinned}+cpu" ;; \
+        *) echo "VARIANT=${VARIANT} is neither cpu nor cuda" >&2; exit 1 ;; \
+    esac \
+    && if [ "${VARIANT}" = cpu ] && [ -z "${TORCH_INDEX_URL}" ] && ! ls /wheels/torch-*.whl >/dev/null 2>&1; then \
+        echo "VARIANT=cpu needs TORCH_INDEX_URL, an index with torch's CPU builds, or a wheel of one in deploy/wheels" >&2; exit 1; \
+    fi \
     && /opt/orch/bin/pip install --no-cache-dir --find-links /wheels --constraint constraints.txt \
-        ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} torch
+        ${TORCH_INDEX_URL:+--extra-index-url "${TORCH_INDEX_URL}"} "${wanted}"
 COPY pyproject.toml README.md LICENSE ./
+COPY deploy/published.py deploy/
 COPY orchestrator/ orchestrator/
 # Files for administrators that the wheel includes.
 COPY docs/operations.md docs/

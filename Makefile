@@ -1,27 +1,41 @@
-# Each target sets up what it needs. `make demo` and `make test` work on a fresh machine with Python 3.11, pip and make.
-PYTHON ?= python3.11
+# Each target sets up what it needs. `make demo` and `make test` work on a fresh machine with Python 3.11 to 3.14, pip and make.
+#
+#   make setup                                    the first good Python on the PATH, and PyPI's torch, which has CUDA
+#   make setup PYTHON=python3.12                  another Python: a command, a path or a version
+#   make setup TORCH=cpu TORCH_INDEX_URL=URL      torch without CUDA, several GB less, from an index that has it
+PYTHON ?=
+TORCH ?=
+TORCH_INDEX_URL ?=
+export PYTHON TORCH TORCH_INDEX_URL
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := all,huggingface,lightning,bench,dev
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Container images set this variable: every process would then compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Parts joined by + run at the same time: the others use the processors while the integration tests wait.
-PARTS := lint tools types+layers+unit+integration
+PARTS := lint tools docs+types+layers+unit+integration
+# What `make nightly` runs beside the other Pythons: targets of this file.
+NIGHTLY := bounds reference
+UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
-.PHONY: setup demo test check tools lint types layers unit integration faults gpu reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean
+.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration faults gpu reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean again
 
 setup: $(STAMP)
+	@case "$$SHELL" in \
+		*/fish) use="source $(BIN)/activate.fish" ;; \
+		*/csh | */tcsh) use="source $(BIN)/activate.csh" ;; \
+		*) use=". $(BIN)/activate" ;; \
+	esac; echo "orch is in $(VENV): type \`$$use\` once in each shell, then \`orch\`; or $(CURDIR)/$(BIN)/orch in any"
 
-$(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11, or name another: make PYTHON=python3"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch
-	if $(BIN)/python -m pip --disable-pip-version-check show --quiet orch 2>/dev/null; then $(BIN)/python -m pip uninstall --quiet --yes orch; fi  # the distribution's old name
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
-		--editable '.[all,huggingface,lightning,bench,dev]'
+# A choice on make's own line is carried out also where the environment is up to date.
+$(STAMP): pyproject.toml constraints.txt $(if $(findstring command line,$(origin PYTHON) $(origin TORCH)),again)
+	.ci/environment $(VENV) $(EXTRAS)
 	touch $(STAMP)
+
+again:
 
 demo: $(STAMP)
 	@$(BIN)/orch demo
@@ -35,12 +49,34 @@ test: $(STAMP)
 
 check: test
 
+# The same on every other Python from 3.11 to 3.14 that is found, on the lower bounds of pyproject.toml, and what takes too long for each change.
+nightly: $(STAMP)
+	@MAKE='$(MAKE)' .ci/parts $(addprefix python-,$(shell .ci/python --versions)) $(NIGHTLY)
+
+# In an environment of its own, which is several GB with CUDA and is removed.
+python-%:
+	rm -rf .venv-$*
+	PYTHON=$* .ci/environment .venv-$* $(EXTRAS) && export PATH="$(CURDIR)/.venv-$*/bin:$$PATH" \
+		&& orch demo && python -m pytest -q -n 2 $(XDIST) $(UNIT); status=$$?; rm -rf .venv-$*; exit $$status
+
+# Runs the demo on the oldest version of each package that pyproject.toml allows, with the torch that pip finds of that version.
+bounds: $(STAMP)
+	rm -rf .venv-bounds
+	"$$(.ci/python)" -m venv .venv-bounds
+	.venv-bounds/bin/python -m pip install --quiet "torch==$$(sed -n 's/.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)" \
+		&& uv pip install --python .venv-bounds/bin/python --resolution lowest-direct --editable '.[all]' \
+		&& .venv-bounds/bin/orch demo; status=$$?; rm -rf .venv-bounds; exit $$status
+
 tools: $(STAMP)
 	.ci/install-test-tools
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+# The documents as a site, in out/site.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -51,7 +87,7 @@ layers: $(STAMP)
 # Each test process imports all tested modules: no more processes than processors.
 unit: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 2 $(XDIST) tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) $(UNIT)
 
 integration: $(STAMP)
 	.ci/install-test-tools
@@ -119,9 +155,7 @@ tensorflow: $(STAMP) $(if $(ORCH_TEST_TENSORFLOW),,.venv-tensorflow)
 		$(BIN)/python -m pytest -q tests/integration/test_trainer_examples.py -k tensorflow
 
 .venv-tensorflow: constraints.txt
-	$(PYTHON) -m venv $@
-	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt torch --editable '.[train]' || { rm -rf $@; exit 1; }
-	$@/bin/python -m pip install --quiet --no-compile --disable-pip-version-check 'tensorflow-cpu>=2.21' || { rm -rf $@; exit 1; }
+	.ci/environment $@ train && $@/bin/python -m pip install --quiet --no-compile 'tensorflow-cpu>=2.21' || { rm -rf $@; exit 1; }
 
 dashboards: $(STAMP)
 	$(BIN)/python -m dashboards.build
@@ -135,4 +169,4 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

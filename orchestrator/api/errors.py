@@ -57,6 +57,8 @@ class OrchError(Exception):
     http_status: ClassVar[int] = 500
     exit_code: ClassVar[int] = EXIT_INTERNAL
     default_hint: ClassVar[str] = ""
+    client_hint: ClassVar[str] = ""
+    """What to do, instead of ``default_hint``, where no daemon can be started: an installation without the part `daemon`."""
 
     def __init__(self, message: str, *, hint: str = "", problems: Iterable[Problem] = ()) -> None:
         super().__init__(message)
@@ -174,13 +176,17 @@ class DaemonUnreachableError(OrchError):
     http_status = 503
     exit_code = EXIT_UNREACHABLE
     default_hint = "start it with `orch up`; `orch doctor` reports what prevents its start"
+    client_hint = (
+        "`orch login http://HOST:PORT` selects a daemon on another machine (a tunnel to it must be open); this installation"
+        " is a client and has none"
+    )
 
 
 class DaemonStoppingError(DaemonUnreachableError):
-    """The daemon is shutting down and accepts no new requests. Jobs are safe; try again after `orch up`."""
+    """The daemon is shutting down and accepts no new requests. Jobs are safe; try again when a daemon runs."""
 
     code = "daemon_stopping"
-    default_hint = "try again after `orch up`; accepted jobs are safe"
+    default_hint = client_hint = "try again when a daemon runs again; accepted jobs are safe"
 
 
 class DeadlineError(OrchError):
@@ -226,6 +232,9 @@ class ProtocolMismatchError(OrchError):
     http_status = 426
     exit_code = EXIT_UNREACHABLE
     default_hint = "restart the daemon with the installed version: `orch down && orch up` (jobs keep running)"
+    client_hint = (
+        "install the daemon's version of orch here, or have the daemon restarted with this one (jobs keep running)"
+    )
 
 
 class UnauthenticatedError(OrchError):

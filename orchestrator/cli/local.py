@@ -57,7 +57,14 @@ def serve(session: Session, options: ServeOptions) -> int:
 
 
 def examine(session: Session) -> Sequence[Finding]:
-    """Return the findings about this machine."""
+    """Return the findings about this machine; of a client, that it is one."""
+    from orchestrator import parts
+
+    if missing := parts.missing_modules("daemon"):
+        from orchestrator.api.launch import Finding, Level
+
+        what = f"this installation is a client: no daemon can run here (no {', '.join(missing)})"
+        return [Finding(level=Level.ERROR, what=what, remedy=f"to run one: {parts.install_line('daemon')}")]
     from orchestrator.daemon.process.doctor import examine as look
 
     return look(_settings(session))

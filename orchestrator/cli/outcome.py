@@ -79,6 +79,11 @@ def _abandon_output() -> None:
 
 def report_error(error: OrchError, console: Console, *, as_json: bool) -> None:
     """Print the error for users, with every problem on its own line and the next step last; or as JSON."""
+    if error.client_hint and error.hint == error.default_hint:
+        from orchestrator import parts
+
+        if parts.missing_modules("daemon"):
+            error.hint = error.client_hint
     if as_json:
         import json
 

@@ -118,8 +118,7 @@ class BrokenChainError(StoreError):
     def __init__(self, job_id: str, version: int) -> None:
         self.job_id, self.version = job_id, version
         super().__init__(
-            f"a change of job {job_id} does not follow from version {version}: restart the daemon (`orch down`, `orch up`), "
-            "and report it"
+            f"a change of job {job_id} does not follow from version {version}: restart the daemon, and report it"
         )
 
 

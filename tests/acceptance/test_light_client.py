@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tomllib
 from importlib.metadata import packages_distributions
@@ -38,11 +39,11 @@ def served(tmp_path: Path) -> Iterator[ServedFake]:
         yield fake
 
 
-def _orch(program: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _orch(program: Path, cwd: Path, *arguments: str, address: str = "") -> subprocess.CompletedProcess[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("ORCH_", "RAY_", "PYTHON"))}
     return subprocess.run(
         [str(program), *arguments],
-        env={**environ, "ORCH_HOME": str(cwd / "home")},
+        env={**environ, "ORCH_HOME": str(cwd / "home"), **({"ORCH_ADDRESS": address} if address else {})},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -98,6 +99,19 @@ def test_a_job_is_submitted_and_looked_at(program: Path, tmp_path: Path) -> None
         assert answer.returncode == expected, (line, answer.stdout, answer.stderr)
 
 
+def test_a_client_is_never_told_to_start_a_daemon(program: Path, tmp_path: Path) -> None:
+    for line in (("status",), ("logs", "digits"), ("doctor",), ("report", "digits"), ("restore", "nothing"), ("down",)):
+        done = _orch(program, tmp_path, *line)
+        assert "orch up" not in done.stdout + done.stderr, line
+    alone = _orch(program, tmp_path, "status")
+    assert alone.returncode == 4
+    assert "next: `orch login http://HOST:PORT`" in alone.stderr
+    assert "client" in _orch(program, tmp_path, "doctor").stdout
+    elsewhere = _orch(program, tmp_path, "status", address="http://127.0.0.1:1")
+    assert "`orch login` shows and changes the address" in elsewhere.stderr
+    assert "orch up" not in elsewhere.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "part"),
     [
@@ -119,7 +133,7 @@ def test_a_missing_part_is_one_error_with_the_line_to_type(program: Path, tmp_pa
     told, hint = done.stderr.splitlines()
     assert f"needs the part '{part}'" in told
     assert hint.strip().startswith("next: ")
-    assert f"'orchd[{part}]'" in hint
+    assert re.search(rf"'orchd\[{part}\] @ file:///\S+\.whl'", hint), "the wheel that it was installed from"
     assert str(program.parent / "python") in hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml"]
 

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -85,6 +86,44 @@ def test_boards_and_rules_come_with_it(installed: Path, tmp_path: Path) -> None:
     done = _run(installed, "-m", "orchestrator.cli.main", "dashboards", "export", str(tmp_path / "out"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {p.suffix for p in (tmp_path / "out").rglob("*") if p.is_file()} >= {".json", ".yml"}
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def page_of(metadata: str) -> tuple[list[str], list[str]]:
+    """Return the project's addresses and the links of the package's page."""
+    head, _, text = metadata.partition("\n\n")
+    return re.findall(r"^Project-URL: (.+)$", head, re.MULTILINE), LINK.findall(text)
+
+
+def test_the_package_page_names_nothing_that_is_not_known(installed: Path) -> None:
+    """Without the repository's address there are no addresses, and a link to a file is its text."""
+    (metadata,) = installed.glob("orchd-*.dist-info/METADATA")
+    addresses, links = page_of(metadata.read_text())
+    assert addresses == []
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_links_of_the_package_page_lead_to_files_of_that_version(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    environ = {**os.environ, "ORCH_REPOSITORY_URL": "https://git.example.org/me/orch/"}
+    done = subprocess.run(build, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,) = tmp_path.glob("orchd-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        member = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert member is not None
+        addresses, links = page_of(member.read().decode())
+    assert {"LICENSE", "README.md", "Makefile", ".ci/python", "deploy/published.py", "docs/install.md"} <= names
+    version = sdist.name.removeprefix("orchd-").removesuffix(".tar.gz")
+    assert "Source, https://git.example.org/me/orch" in addresses
+    prefix = f"https://git.example.org/me/orch/blob/v{version}/"
+    files = [link.removeprefix(prefix).partition("#")[0] for link in links if link.startswith(prefix)]
+    assert {"docs/install.md", "LICENSE"} <= set(files)
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
 def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:

@@ -103,9 +103,71 @@ def test_the_image_runs_as_nobody_special_under_an_init() -> None:
     assert {"BASE", "VARIANT", "TORCH_INDEX_URL"} <= {rest.split("=")[0] for name, rest in found if name == "ARG"}
 
 
+def built_with(folder: Path, variant: str, *wheels: str, index: str = "") -> tuple[int, list[str]]:
+    """Run the instruction that installs torch, with a pip that writes down its arguments; return its code and those."""
+    (step,) = [rest for name, rest in instructions() if name == "RUN" and "pinned=" in rest]
+    (folder / "wheels").mkdir(exist_ok=True)
+    for wheel in wheels:
+        (folder / "wheels" / wheel).touch()
+    (folder / "bin").mkdir(exist_ok=True)
+    pip = folder / "bin" / "pip"
+    pip.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {folder}/asked\n")
+    pip.chmod(0o755)
+    shutil.copy(ROOT / "constraints.txt", folder)
+    step = step.replace("/opt/orch/bin", str(folder / "bin")).replace("/wheels", str(folder / "wheels"))
+    done = run(
+        "bash",
+        "-o",
+        "pipefail",
+        "-c",
+        step,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "VARIANT": variant, "TORCH_INDEX_URL": index},
+    )
+    asked = folder / "asked"
+    return done.returncode, asked.read_text().split() if asked.exists() else done.stderr.split()
+
+
+def test_each_variant_asks_for_its_own_build_of_the_torch_that_is_pinned(tmp_path: Path) -> None:
+    (pinned,) = re.findall(r"^torch==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    code, asked = built_with(tmp_path, "cuda")
+    assert (code, asked[-1]) == (0, f"torch=={pinned},!={pinned}+cpu")
+    code, asked = built_with(tmp_path, "cpu", index="http://127.0.0.1/cpu")
+    assert (code, asked[-3:]) == (0, ["--extra-index-url", "http://127.0.0.1/cpu", f"torch=={pinned}+cpu"])
+    code, asked = built_with(tmp_path, "cpu", f"torch-{pinned}+cpu-cp311-cp311-linux_x86_64.whl")
+    assert (code, asked[-1]) == (0, f"torch=={pinned}+cpu")
+
+
+@pytest.mark.parametrize(("variant", "word"), [("cpu", "TORCH_INDEX_URL,"), ("gpu", "VARIANT=gpu")])
+def test_a_variant_that_cannot_be_built_is_refused_before_anything_is_downloaded(
+    tmp_path: Path, variant: str, word: str
+) -> None:
+    code, told = built_with(tmp_path, variant)
+    assert code == 1
+    assert word in told
+
+
+def test_the_release_workflow_is_one() -> None:
+    done = run(
+        tool("check-jsonschema"),
+        "--builtin-schema",
+        "vendor.github-workflows",
+        str(ROOT / ".github/workflows/release.yml"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    jobs = load(ROOT / ".github/workflows/release.yml")["jobs"]
+    declared = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert jobs["test"]["strategy"]["matrix"]["python"] == declared
+    (publish,) = [step for step in jobs["publish"]["steps"] if "pypi-publish" in step.get("uses", "")]
+    assert "with" not in publish, "trusted publishing needs no token"
+    assert jobs["publish"]["permissions"]["id-token"] == "write"
+
+
 def test_shell_scripts_parse() -> None:
     assert run("sh", "-n", str(DEPLOY / "entrypoint.sh")).returncode == 0
     assert run("bash", "-n", str(DEPLOY / "build-without-engine.sh")).returncode == 0
+    for name in ("python", "environment"):
+        assert run("sh", "-n", str(ROOT / ".ci" / name)).returncode == 0
 
 
 FAKE_ORCH = """\

@@ -95,7 +95,7 @@ def test_the_light_client_works_and_a_part_comes_by_the_line_that_an_error_names
     assert (alone.returncode, alone.stdout) == (4, "")
     said, hint = alone.stderr.splitlines()
     assert said.startswith("orch: no daemon answers at ")
-    assert "`orch up`" in hint
+    assert "`orch login http://HOST:PORT`" in hint
 
     lacking = tool.run("orch top")
     assert lacking.returncode == 5

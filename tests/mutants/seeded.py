@@ -206,9 +206,9 @@ MUTANTS: Final = (
     Mutant(
         "effects are ordered before they are written",
         LOOP,
-        "        wake_at = self._decide(batch)\n        if batch:",
+        "        wake_at = self._decide(batch)\n        if batch or",
         "        wake_at = self._decide(batch)\n        runtime = self._runtime()\n"
-        "        for job in self.decided.active.values():\n            runtime and runtime.apply(job, desired_effect(job))\n        if batch:",
+        "        for job in self.decided.active.values():\n            runtime and runtime.apply(job, desired_effect(job))\n        if batch or",
     ),
     Mutant("what a full disk did not take is forgotten", LOOP, "await self._pause(WRITE_RETRY_SECONDS)", "return"),
     Mutant("jobs that have ended stay", LOOP, "del self.jobs[job_id], self.decided[job_id]", "del self.jobs[job_id]"),
@@ -263,7 +263,7 @@ MUTANTS: Final = (
     ),
     Mutant("an attempt is gone with its first rank", GANGS, "if len(gang.gone) == len(gang.actors):", "if gang.gone:"),
     Mutant("an earlier gang is taken for the job's", GANGS, "if gang is None or gang.number != job.gang:", "if gang is None:"),
-    Mutant("the last words of ranks are lost", GANGS, "self._post([*self._last_words(job_id, attempt, ranks), event])", "self._post([event])"),
+    Mutant("the last words of ranks are lost", GANGS, "self._post([*([] if restored else self._last_words(job_id, attempt, ranks)), event])", "self._post([event])"),
     # -- the scheduler
     Mutant(
         "the GPUs of a starting gang are free",
@@ -294,7 +294,7 @@ MUTANTS: Final = (
     ),
     Mutant("a back-off is not waited for", SCHEDULER, "if job.not_before > now:\n        commands.ask_again(job.not_before)", "if job.not_before > now + 1e9:\n        commands.ask_again(job.not_before)"),
     Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, round_.free, nodes)", "full = job is None"),
-    Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.gang + 1, nodes=larger", "gang=job.gang, nodes=larger"),
+    Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.next_gang, nodes=larger", "gang=job.gang, nodes=larger"),
     Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due())", "jobs.next_due()"),
     # -- labels, reservations, idle GPUs, consolidation
     Mutant("labels of nodes are not asked for", PLACEMENT, "for key, value in shape.labels):", "for key, value in shape.labels[1:]):"),

@@ -416,6 +416,6 @@ def _add_page_routes(app: FastAPI, links: PageLinks | None) -> None:
         if links is None:
             raise RefusedError(
                 "this daemon serves no page",
-                hint="`orch down`, then `orch up` without --page-listen '' (jobs keep running)",
+                hint="restart it without --page-listen '' (jobs keep running)",
             )
         return answer(links.link(caller))

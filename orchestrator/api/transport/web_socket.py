@@ -195,9 +195,7 @@ def _refusal(body: bytes, label: str) -> OrchError:
         answer = None
     if isinstance(answer, dict):
         return error_from_json(answer)
-    return ProtocolMismatchError(
-        f"the daemon at {label} opens no sessions", hint="it is of an earlier version: `orch down`, `orch up`"
-    )
+    return ProtocolMismatchError(f"the daemon at {label} is of an earlier version, which opens no sessions")
 
 
 def _headers(pairs: Any) -> dict[str, str]:

@@ -156,10 +156,16 @@ def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
     except PermissionError as error:
         raise NotPermittedError(
             f"{endpoint.label} may not be opened by this user",
-            hint="the daemon belongs to another user: ask its owner for a group socket, or start your own with `orch up`",
+            hint="the daemon belongs to another user: ask its owner for a group socket, or use a daemon of your own with ORCH_HOME=DIRECTORY",
         ) from error
     except OSError as error:
-        raise DaemonUnreachableError(f"no daemon answers at {endpoint.label} ({error.strerror or error})") from error
+        elsewhere = (
+            "check that it runs there and that a tunnel to it is open; `orch login` shows and changes the address"
+        )
+        raise DaemonUnreachableError(
+            f"no daemon answers at {endpoint.label} ({error.strerror or error})",
+            hint="" if endpoint.socket_path else elsewhere,
+        ) from error
     return sock
 
 

@@ -194,7 +194,9 @@ def down(
     if reply.stopped:
         session.console.note(f"back in the queue: {', '.join(reply.stopped)}")
     if reply.running:
-        session.console.note(f"still running without it: {', '.join(reply.running)}; `orch up` supervises them again")
+        session.console.note(
+            f"still running without it: {', '.join(reply.running)}; the next daemon supervises them again"
+        )
     return EXIT_OK
 
 

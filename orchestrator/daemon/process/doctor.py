@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -14,7 +15,7 @@ from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
-from orchestrator.parts import install_line, part_of
+from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from orchestrator.spec.settings import Settings
 
+PYTHONS: Final = ((3, 11), (3, 12), (3, 13), (3, 14))
 LOW_DISK_BYTES: Final = 1_000_000_000
 LOW_SHARED_MEMORY_BYTES: Final = 200_000_000
 LOW_FILES: Final = 4096
@@ -50,10 +52,6 @@ def examine(settings: Settings) -> list[Finding]:
     for check in checks:
         try:
             findings.extend(check(settings))
-        except ModuleNotFoundError as error:
-            if part_of(error.name or "") is None:
-                raise
-            continue  # the check of packages names it
         except Exception as error:
             name = check.__name__.removeprefix("_")
             findings.append(
@@ -67,18 +65,24 @@ def _ok(what: str) -> Finding:
 
 
 def _python(_: Settings) -> list[Finding]:
-    return [_ok(f"Python {sys.version.split()[0]} ({sys.executable})")]
+    what = f"Python {sys.version.split()[0]} ({sys.executable})"
+    if sys.version_info[:2] in PYTHONS:
+        return [_ok(what)]
+    oldest, newest = (f"{major}.{minor}" for major, minor in (PYTHONS[0], PYTHONS[-1]))
+    remedy = f"install orch with Python {oldest} to {newest}: other versions were not tried"
+    return [Finding(level=Level.WARNING, what=what, remedy=remedy)]
 
 
 def _packages(_: Settings) -> list[Finding]:
     from importlib.metadata import PackageNotFoundError, version
 
-    findings = []
+    findings = [
+        Finding(level=Level.ERROR, what=f"orch needs {requirement}", remedy=install_line("daemon"))
+        for requirement in unmet("daemon")
+    ]
     for name in ("ray", "torch", "safetensors"):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             findings.append(_ok(f"{name} {version(name)}"))
-        except PackageNotFoundError:
-            findings.append(Finding(level=Level.ERROR, what=f"{name} is not installed", remedy=install_line("daemon")))
     return findings
 
 

@@ -18,6 +18,7 @@ from orchestrator.api.server.listeners import bind_tcp, raise_file_limit
 from orchestrator.api.server.read_app import read_policy
 from orchestrator.gpu.drivers.inventory import discover
 from orchestrator.gpu.exporter.http import is_loopback
+from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.cluster.head.embedded import VISIBLE_GPUS
 from orchestrator.web.serving import page_place, page_tls
 
@@ -41,7 +42,9 @@ _FOUND_BY_RAY: Final = frozenset({"auto", "local"})
 
 
 def check_options(settings: Settings, options: ServeOptions, *, ray_seconds: float = RAY_SECONDS) -> None:
-    """Raise an error for wrong addresses and tokens, and where no Ray cluster is at the given address."""
+    """Raise an error for packages that are too old, wrong addresses and tokens, and no Ray cluster at the given address."""
+    if too_old := unmet("daemon"):
+        raise RefusedError(f"the daemon needs {', '.join(too_old)}", hint=install_line("daemon"))
     check_limits()
     token = options.read_token()
     if options.group and settings.uid == 0:

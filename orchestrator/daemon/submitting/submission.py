@@ -47,8 +47,8 @@ def check_fits(checked: Checked, nodes: Mapping[str, Node]) -> None:
     if worker.gpu and not any(n.gpus for n in nodes.values()):
         raise RefusedError(
             f"the job asks for {worker.gpu:g} GPU per rank, and this cluster has none",
-            hint="set resources_per_worker: {gpu: 0} to train on CPUs, or try things out with `orch down` and"
-            " `orch up --simulate-gpus 2`",
+            hint="set resources_per_worker: {gpu: 0} to train on CPUs; a daemon with --simulate-gpus 2 simulates GPUs, to try"
+            " things out",
         )
     if nodes and not could_ever_fit(probe(checked), nodes):
         _refuse_unshared(checked, present)

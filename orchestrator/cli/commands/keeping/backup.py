@@ -86,7 +86,7 @@ def restore(
     if json:
         print_json(session, {"backup": str(path), "restored": str(store)})
     else:
-        session.console.print(f"restored {store}; `orch up` uses it")
+        session.console.print(f"restored {store}; the next daemon uses it")
     return EXIT_OK
 
 

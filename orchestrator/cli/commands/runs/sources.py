@@ -75,5 +75,5 @@ def _in_home(session: Session, ref: str) -> Path:
         )
     raise NotFoundError(
         f"there is no file {ref}, and no running daemon has a job {ref}",
-        hint="`orch up` starts one; or name a file",
+        hint="name a file or a directory, or a job of a daemon that runs",
     )
