@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("orch.ray")
 
 LEAVE_SOON_SECONDS: Final = 5.0
+AGAIN_SECONDS: Final = 0.5
 LIST_SECONDS: Final = 5.0
 
 
@@ -131,6 +132,7 @@ class Cluster:
                 if self.ray.epoch != epoch or time.monotonic() > deadline:
                     raise ClusterError(f"the node's agent did not answer within {seconds:.0f} s{hint}") from error
                 log.warning("ray.agent_late", seconds_left=round(deadline - time.monotonic()))
+                await asyncio.sleep(AGAIN_SECONDS)
             else:
                 return
 

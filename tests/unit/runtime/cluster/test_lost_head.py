@@ -108,17 +108,16 @@ def test_a_node_whose_agent_starts_late_is_waited_for_with_a_reason(
     """Ray's first workers may take minutes on a busy machine."""
     problems: list[str] = []
 
-    def late() -> dict[str, RayNode]:
-        problems.append(made.ray.problem)
+    async def late(cluster: Cluster) -> None:
+        problems.append(cluster.ray.problem)
         if len(problems) < 3:
             raise TimeoutError
-        return {}
 
     def ray(space: str) -> RayConnection:
         return RayConnection(space, connect=lambda _address, _space: None, try_first=well)
 
     monkeypatch.setattr(module, "RayConnection", ray)
-    monkeypatch.setattr(module, "list_nodes", late)
+    monkeypatch.setattr(Cluster, "refresh", late)
     paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths
     made = Cluster(paths, ClusterOptions(address="127.0.0.1:1", warm_workers=0), on_lost=lambda: None)
     asyncio.run(made.start())
