@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,3 +64,14 @@ def free_bytes(directory: Path) -> int:
     """Return the free space of a file system, in bytes."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
+
+
+def failing_fsync(folder: Path, suffix: str, times: int) -> dict[str, str]:
+    """Return the environment of a process in which ``times`` fsyncs of files with that end of their path fail. Needs gcc."""
+    library, count = folder / "failing_disk.so", folder / "failures"
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing")
+    source = Path(__file__).with_name("failing_disk.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    count.write_text(f"{times:<6}")
+    return {"LD_PRELOAD": str(library), "FAILING_SUFFIX": suffix, "FAILING_COUNT": str(count)}

@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import RefusedError
+from orchestrator.durable_files import sync_directory
 from orchestrator.private_files import NotPrivateError, make_private
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
         _make_home(home, traversable=traversable)
         for directory in (settings.paths.run, settings.paths.ray, settings.paths.jobs, settings.paths.blobs):
             make_private(directory, traversable=traversable and directory == settings.paths.run)
+        sync_directory(home)
+        with contextlib.suppress(PermissionError):  # another user's directory, such as /var/lib
+            sync_directory(home.parent)
     except OSError as error:
         raise RefusedError(
             f"{home} is not private: {error}" if isinstance(error, NotPrivateError) else f"{home}: {error}",
