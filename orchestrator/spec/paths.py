@@ -5,6 +5,7 @@
     home/page.signed-out        how often each user has signed out of the page
     home/audit.jsonl            requests that changed something, or were to; audit.jsonl.1 and so on are older ones
     home/reserve                space reserved for the records of running jobs when the disk is full
+    home/reserve-start/         space and inodes reserved for the start of a daemon and of its Ray when the disk is full
     home/blobs/sha256/ab/abcd…  working directory archives, by digest
     home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
     home/searches/ID/           plan.json study.json secrets of a search (daemon/search/book.py has its names)
@@ -76,6 +77,11 @@ class Paths:
     def audit(self) -> Path:
         """The audit log; its older files are beside it."""
         return self.home / "audit.jsonl"
+
+    @property
+    def start_reserve(self) -> Path:
+        """The directory that is removed when a daemon starts on a full disk: its files take space and inodes."""
+        return self.home / "reserve-start"
 
     @property
     def blobs(self) -> Path:

@@ -60,8 +60,8 @@ class Disk:
             trouble = DiskTrouble.NO_INODES
         return DiskStatus(free_bytes=free, reserve_present=present, trouble=trouble)
 
-    def trouble(self) -> DiskTrouble:
-        """Find out why a write failed, by another one. FULL where that succeeds: another process freed space meanwhile."""
+    def trouble(self) -> DiskTrouble | None:
+        """Find out why a write failed, by another one; None where that succeeds."""
         try:
             with tempfile.TemporaryFile(dir=self._path.parent, prefix=".probe-") as probe:
                 probe.write(bytes(_PAGE_BYTES))
@@ -69,7 +69,7 @@ class Disk:
                 os.fsync(probe.fileno())
         except OSError as error:
             return trouble_of(error, self._path.parent) or DiskTrouble.FAILING
-        return DiskTrouble.FULL
+        return None
 
     def restore(self) -> bool:
         """Create the reserve if it is missing and space is ample; return whether it exists (or none is configured)."""

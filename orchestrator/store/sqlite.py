@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from orchestrator.store import backup, verification
 from orchestrator.store.batch import by_job
-from orchestrator.store.disk import MIN_FREE_BYTES, RESERVE_BYTES, Disk, trouble_of
+from orchestrator.store.disk import MIN_FREE_BYTES, RESERVE_BYTES, Disk
 from orchestrator.store.errors import (
     DiskFullError,
     StoreClosedError,
@@ -23,6 +23,7 @@ from orchestrator.store.errors import (
     refused_by_disk,
 )
 from orchestrator.store.lock import StoreLock
+from orchestrator.store.port import DiskTrouble
 from orchestrator.store.sql.matrix_queries import MatrixReader
 from orchestrator.store.sql.matrix_reads import MatrixReads
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, prepare
@@ -272,11 +273,12 @@ def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.
             prepare(path, migrations)
             connection = _writing(path, disk.reserve_bytes)
         except (sqlite3.Error, OSError) as error:
+            trouble = disk.trouble()  # SQLite says of a disk without inodes only that it cannot open a file
             full = is_refused_by_disk(error) or disk.free_bytes() < disk.reserve_bytes
-            if full and disk.give_up_piece():
+            if full and trouble in (None, DiskTrouble.FULL) and disk.give_up_piece():
                 continue
-            if full or trouble_of(error, path.parent) is not None:
-                raise refused_by_disk(path, "so the store cannot be opened", disk.trouble()) from error
+            if full or trouble is not None:
+                raise refused_by_disk(path, "so the store cannot be opened", trouble or DiskTrouble.FULL) from error
             if isinstance(error, sqlite3.DatabaseError):
                 raise StoreUnreadableError(path, str(error)) from error
             raise

@@ -23,6 +23,7 @@ from orchestrator.store.errors import (
     StoreUnreadableError,
     refused_by_disk,
 )
+from orchestrator.store.port import DiskTrouble
 from orchestrator.store.sql.sqlite_errors import is_cut_short, is_damage, is_refused_by_disk
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class Writer:
         try:
             if self._committed(group):
                 return
-            trouble = self._disk.trouble()
+            trouble = self._disk.trouble() or DiskTrouble.FULL  # by a limit on the file, or until a moment ago
             essential = [r for r in group if r.work.essential]
             written = bool(essential) and (self._committed(essential) or self._make_room(essential))
             gone = written or not self._doubtful or self._wipe()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator import trees
 from orchestrator.api import views as v
 from orchestrator.core.ids import JobId
+from orchestrator.daemon.start_reserve import keep_start_reserve
 from orchestrator.daemon.submitting.under_way import REMOVED, remove_unaccepted
 from orchestrator.runtime.gangs.launch_spec import checkpoint_dir
 from orchestrator.store.errors import UnreadableRecordError
@@ -69,6 +70,7 @@ class Pruning:
             going = await self._store.prune(before, frozenset(set(going) - self._under_way.pruned | needed))
             self._under_way.forget_pruned()
             await self.sweep()
+            await self._pool.run(keep_start_reserve, self._paths)
         return v.PruneReply(
             removed=tuple(going),
             freed_bytes=freed,
@@ -82,6 +84,7 @@ class Pruning:
         known = await self._store.archives()
         await self._pool.run(remove_unaccepted, self._paths, {*known, *self._under_way.job_ids})
         await self.sweep()
+        await self._pool.run(keep_start_reserve, self._paths)
 
     async def sweep(self) -> None:
         """Remove the blobs of archives that no job names; none while a job's record is too damaged to name its own."""

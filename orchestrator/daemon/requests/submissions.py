@@ -159,7 +159,9 @@ class Submissions:
                     jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
                     return _reply(jobs, left_out_view(None), created=False)
                 try:
-                    if plan is not None:  # before its first trials are accepted; without them a daemon forgets it at its start
+                    if (
+                        plan is not None
+                    ):  # before its first trials are accepted; without them a daemon forgets it at its start
                         await self.pool.run(self._searches.keep, plan, request.secrets)
                     reply = await self.accept(events, under_way)
                 except (OrchError, OSError) as error:

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.store.disk import Disk, trouble_of
-from orchestrator.store.errors import disk_remedy, disk_sentence
+from orchestrator.store.errors import DiskFullError, disk_remedy, disk_sentence
 from orchestrator.store.port import DiskTrouble
+from orchestrator.store.sqlite import SqliteStore
 from tests.support import disks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from orchestrator.store.sqlite import SqliteStore
 
     Open = Callable[..., SqliteStore]
     Run = Callable[..., Any]
@@ -79,6 +78,7 @@ def test_each_trouble_of_a_disk_has_its_own_sentence(tmp_path: Path) -> None:
 
 def test_a_disk_without_inodes_or_read_only_is_told_from_a_full_one(tmp_path: Path) -> None:
     with disks.small_disk(tmp_path, 200) as where:
+        SqliteStore.open(where / "store", reserve=None).close()
         disk = Disk(where / "store", reserve=None, reserve_bytes=0, min_free_bytes=1)
         assert disk.status().trouble is None
         subprocess.run(["mount", "-o", "remount,nr_inodes=40", str(where)], check=True)
@@ -89,5 +89,7 @@ def test_a_disk_without_inodes_or_read_only_is_told_from_a_full_one(tmp_path: Pa
             except OSError:
                 break
         assert disk.trouble() is DiskTrouble.NO_INODES
+        with pytest.raises(DiskFullError, match="has no inodes left for new files"):
+            SqliteStore.open(where / "store", reserve=None)
         subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
         assert (disk.status().trouble, disk.trouble()) == (DiskTrouble.READ_ONLY, DiskTrouble.READ_ONLY)
