@@ -175,3 +175,11 @@ def test_a_start_on_a_full_disk_has_space_and_inodes_that_were_kept_for_it(tmp_p
         subprocess.run(["mount", "-o", f"remount,nr_inodes={kept.START_FILES + 10}", str(where)], check=True)
         kept.release_start_reserve(paths)
         assert not paths.start_reserve.exists()
+
+
+def test_a_home_that_is_read_only_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with disks.small_disk(tmp_path, 20) as where:
+        subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
+        with pytest.raises(RefusedError, match="is mounted read-only, so no daemon can start") as refused:
+            prepare_home(Settings.from_environ({"ORCH_HOME": str(where)}))
+        assert "mount it writable" in refused.value.hint
