@@ -88,6 +88,7 @@ class Place:
         self._jobs: dict[str, bool] = {}  # by id: whether it was acknowledged
         self._keys: set[str] = set()
         self.points: dict[str, Callable[[], None]] = {
+            "first": self._first,
             "submit": self._submit,
             "queued": self._queued,
             "start": self._start,
@@ -95,7 +96,6 @@ class Place:
             "restart": self._restart,
             "backup": self._backup,
             "up": self._up,
-            "first": self._first,
         }
         self._new_home()
 

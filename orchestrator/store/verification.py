@@ -7,7 +7,8 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.stored.job_record import job_to_dict
-from orchestrator.store.sql.rows import event_of, job_of, job_row, replay
+from orchestrator.spec.paths import is_job_id
+from orchestrator.store.sql.rows import event_of, job_row, replay
 from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
@@ -80,10 +81,11 @@ def _rows(connection: sqlite3.Connection, last: int) -> Iterator[dict[str, Any]]
 
 def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
     job_id: JobId = row["id"]
+    if not is_job_id(job_id):
+        return "this is no job's id"
     try:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
         expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))
-        job_of(row["record"], job_id)
         record = json.loads(row["record"])
     except Exception as error:  # the error of an unreadable event or record is the finding
         return f"its events or its record cannot be read: {error}"
