@@ -87,7 +87,7 @@ class SearchBook:
     def note(self, matrix_id: str, study: StudyRecord) -> None:
         """Write the results of its trials, and remove the secrets of a search that is over. Raises OSError."""
         folder = self._of(matrix_id)
-        replace_private(folder / STUDY, json.dumps(asdict(study)).encode())
+        write_whole(folder / STUDY, json.dumps(asdict(study)).encode())
         if study.over:
             (folder / SECRETS).unlink(missing_ok=True)
 

@@ -59,8 +59,8 @@ def test_it_is_read_from_its_events(path: Path, jobs: list[Job], open_store: Ope
     assert run(store.load_live()) == jobs[1:]
     assert run(store.jobs(JobFilter())) == jobs[::-1]
     for job in jobs[:2]:
-        assert run(store.job(job.id)) == run(store.find(job.name)).job == job
-        assert run(store.accepted(1000, job.submission.idempotency_key)) in (job, None)
+        assert run(store.job(job.id)) == run(store.find(job.name, 1000)).job == job
+        assert run(store.accepted(1000, job.submission.idempotency_key)) == job
     changed = [found for found in run(store.damaged()) if found.rebuilt]
     assert {found.job_id for found in changed} <= {job.id for job in jobs[:2]}
     assert jobs[1].id in {found.job_id for found in changed}
@@ -79,12 +79,10 @@ def test_it_is_set_aside_where_its_events_are_damaged_too(
     assert run(store.jobs(JobFilter())) == others[::-1]
     (found,) = run(store.damaged())
     assert (found.job_id, found.rebuilt) == (jobs[place].id, False)
-    for question in (store.job(jobs[place].id), store.find(jobs[place].name), store.events(jobs[place].id)):
+    for question in (store.job(jobs[place].id), store.find(jobs[place].name, 1000), store.events(jobs[place].id)):
         with pytest.raises(UnreadableRecordError, match=f"job {jobs[place].id} is damaged .* restore a backup"):
             run(question)
-    assert run(store.archives()) == {job.id: (None if job is jobs[place] else "sha256:1") for job in jobs} or (
-        jobs[place].id in run(store.archives())
-    )
+    assert run(store.archives()) == {job.id: "sha256:1" if job in others else None for job in jobs}
     run(cancel(store, others[-1]))
     store.close()
     with closing(connect(path)) as connection:
@@ -115,8 +113,7 @@ def test_a_backup_with_a_forged_job_id_is_not_intact(path: Path, jobs: list[Job]
         )
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     (problem,) = check_backup(path)
-    assert "'../../etc'" in problem or "../../etc" in problem
-    assert "no job's id" in problem
+    assert problem == "job ../../etc: this is no job's id"
     store = open_store()
     assert run(store.jobs(JobFilter())) == jobs[:0:-1]
     assert [found.job_id for found in run(store.damaged())] == ["../../etc"]
