@@ -179,7 +179,7 @@ async def archive(directory: Path | None, settings: Settings, files: Pool, under
     if directory is None:
         return Archive()
     try:
-        taken = await files.run(_take, directory, settings, under_way)
+        taken = await files.run(_archive, directory, settings, under_way)
     except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
     return Archive(digest=taken.digest, left_out=taken.left_out, size_bytes=taken.size_bytes)
@@ -245,6 +245,11 @@ def _key(request_key: str, cell: MatrixCell | None) -> str:
     return request_key if cell is None or not cell.index or not request_key else f"{request_key}/{cell.index}"
 
 
+def _archive(directory: Path, settings: Settings, under_way: UnderWay) -> snapshot.Snapshot:
+    with under_way.writing:
+        return _take(directory, settings, under_way)
+
+
 def _take(directory: Path, settings: Settings, under_way: UnderWay) -> snapshot.Snapshot:
     return snapshot.take(directory, under_way.blob, max_bytes=settings.snapshot_max_bytes)
 
@@ -259,12 +264,13 @@ def _lay_out_all(
     secrets: Mapping[str, str],
 ) -> str | None:
     """Put all files of the job on disk, in one turn of a thread; return where the checkpoint to start from is kept. Raises RefusedError."""
-    try:
-        _lay_out(digest, settings, new_id, under_way)
-        _take_modules(checked.modules, settings, new_id, under_way)
-    except snapshot.WorkdirError as error:
-        raise RefusedError(str(error)) from error
-    return _finish(settings.paths, new_id, resume_from, secrets)
+    with under_way.writing:
+        try:
+            _lay_out(digest, settings, new_id, under_way)
+            _take_modules(checked.modules, settings, new_id, under_way)
+        except snapshot.WorkdirError as error:
+            raise RefusedError(str(error)) from error
+        return _finish(settings.paths, new_id, resume_from, secrets)
 
 
 def _lay_out(digest: str, settings: Settings, new_id: str, under_way: UnderWay) -> None:
@@ -312,9 +318,10 @@ def _take_modules_again(job: Job, settings: Settings, new_id: str, under_way: Un
 def _lay_out_rerun(
     job: Job, settings: Settings, new_id: str, under_way: UnderWay, resume_from: str | None, secrets: Mapping[str, str]
 ) -> str | None:
-    _lay_out(job.submission.snapshot, settings, new_id, under_way)
-    _take_modules_again(job, settings, new_id, under_way)
-    return _finish(settings.paths, new_id, resume_from, secrets)
+    with under_way.writing:
+        _lay_out(job.submission.snapshot, settings, new_id, under_way)
+        _take_modules_again(job, settings, new_id, under_way)
+        return _finish(settings.paths, new_id, resume_from, secrets)
 
 
 def spec_of_rerun(job: Job, overrides: Sequence[str], nodes: Mapping[str, Node]) -> JobSpec:

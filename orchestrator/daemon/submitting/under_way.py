@@ -39,6 +39,8 @@ class UnderWay:
         self.job_ids: list[str] = []
         self.needed: set[JobId] = set()
         self.blobs: set[str] = set()
+        self.writing = threading.Lock()
+        """Held by the thread that writes files: one that a cancelled request has left ends before they are removed."""
 
     def blob(self, digest: str) -> Path:
         """Return the file of a blob that the submission uses: it stays until the submission ends."""
@@ -114,8 +116,9 @@ class SubmissionsUnderWay:
             return new
 
     def _discard(self, one: UnderWay) -> None:
-        for job_id in one.job_ids:
-            shutil.rmtree(self._paths.job(job_id), ignore_errors=True)
+        with one.writing:
+            for job_id in one.job_ids:
+                shutil.rmtree(self._paths.job(job_id), ignore_errors=True)
         for digest in self._end(one):
             with self._lock, contextlib.suppress(OSError):
                 if not self._users[digest]:

@@ -38,7 +38,7 @@ class Parsed:
         key = row[:2]
         job = self._jobs.get(key)
         if job is None and len(row[2]) > LONGEST_PARSED:
-            return job_of(row[2])
+            return job_of(row[2], row[0])
         if job is None:
             job = self._jobs[key] = job_of(row[2], row[0])
             if len(self._jobs) > PARSED_JOBS:
