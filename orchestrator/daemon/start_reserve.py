@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TYPE_CHECKING, Final
+
+from orchestrator import trees
 
 if TYPE_CHECKING:
     from orchestrator.spec.paths import Paths
@@ -32,4 +33,4 @@ def release_start_reserve(paths: Paths) -> None:
     """Give up the reserve where the disk has too little for the daemon's own files, and Ray's."""
     free = os.statvfs(paths.home)
     if free.f_bavail * free.f_frsize < START_BYTES or (free.f_files and free.f_favail < START_FILES):
-        shutil.rmtree(paths.start_reserve, ignore_errors=True)
+        trees.remove(paths.start_reserve)

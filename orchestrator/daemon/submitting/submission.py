@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import trees
 from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted

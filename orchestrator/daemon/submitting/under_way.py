@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from orchestrator import trees
 from orchestrator.api.errors import RefusedError
 from orchestrator.durable_files import boot_id
 
@@ -118,7 +118,7 @@ class SubmissionsUnderWay:
     def _discard(self, one: UnderWay) -> None:
         with one.writing:
             for job_id in one.job_ids:
-                shutil.rmtree(self._paths.job(job_id), ignore_errors=True)
+                trees.remove(self._paths.job(job_id))
         for digest in self._end(one):
             with self._lock, contextlib.suppress(OSError):
                 if not self._users[digest]:
@@ -168,6 +168,6 @@ def remove_unaccepted(paths: Paths, known: Collection[str]) -> list[str]:
     for path in paths.jobs.glob("*/"):
         doomed = path.name.startswith(REMOVED)
         if doomed or (path.name not in known and not paths.laid_out(path.name).exists()):
-            shutil.rmtree(path, ignore_errors=True)
+            trees.remove(path)
             removed.append(path.name)
     return removed

@@ -99,7 +99,7 @@ def renew(digest: str, blob: Callable[[str], Path], target: Path, boot: Path) ->
                     f"the archive of the working directory is damaged: {blob(needed)}; submit the job again"
                 )
     if not target.is_symlink():  # lay_out refuses one
-        shutil.rmtree(target, ignore_errors=True)
+        trees.remove(target)
     lay_out(digest, blob, target)
     write_whole(boot, boot_id().encode())
 
