@@ -21,7 +21,7 @@ PARTS := lint tools docs+types+layers+unit+integration
 NIGHTLY := bounds reference
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
-.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration faults gpu reference campaign fuzz mutants soak hosts tensorflow dashboards pictures format instructions clean again
+.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions clean again
 
 setup: $(STAMP)
 	@case "$$SHELL" in \
@@ -138,6 +138,12 @@ soak: $(STAMP)
 hosts: $(STAMP)
 	$(BIN)/python -m pytest -q tests/hosts
 	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json
+
+# Power cuts of the disk below a home, at every point of a job's life; needs root and loop devices: some minutes for ten cuts.
+# Shorter: make power-cuts CUTS=8, as make test does (tests/faults/test_power_cuts.py).
+CUTS ?= 200
+power-cuts: $(STAMP)
+	$(BIN)/python -m benchmarks.power_cuts --cuts $(CUTS) --json benchmarks/results/$$(date +%F)-power_cuts.json
 
 # Seeds bugs into the fold, the loop, the stores, the gangs and the scheduler, each in a copy, and reports the test that catches each: an hour.
 # Bugs in tests/mutants/caught.json are not tried again; python -m tests.mutants --again tries them too.

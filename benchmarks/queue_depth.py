@@ -35,6 +35,7 @@ from orchestrator.daemon.recovery import Recovery
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.stopping import StopRequest
+from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.pools import Pools
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
@@ -111,6 +112,7 @@ class Desk:
             blind_to=_none,
             resume_path=_none,
             pool=self._pools.submissions,
+            under_way=SubmissionsUnderWay(self.settings.paths, self._pools.submissions),
         )
 
     async def recover(self) -> None:

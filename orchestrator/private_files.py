@@ -90,21 +90,6 @@ def open_private(path: Path, flags: int, mode: int = 0o600) -> int:
         os.close(folder)
 
 
-def replace_private(path: Path, data: bytes) -> None:
-    """Replace the content of a file of this user, all or nothing; it is on disk once this returns. Raises NotPrivateError, OSError."""
-    draft = path.with_name(f"{path.name}.new")
-    with os.fdopen(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def open_own_file(name: str, flags: int, mode: int, *, dir_fd: int | None = None, shown: str = "") -> int:
     """Open a regular file that belongs to this user, following no link in place of the file itself."""
     shown = shown or name

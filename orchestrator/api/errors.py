@@ -289,12 +289,21 @@ class TooManyTriesError(OrchError):
 
 
 class DiskFullError(OrchError):
-    """The disk under ORCH_HOME is full, so no new job is accepted. Free space (`orch prune`); running jobs continue."""
+    """The disk under ORCH_HOME is full or has no inodes, so no new job is accepted. Free space (`orch prune`); running jobs continue."""
 
     code = "disk_full"
     http_status = 507
     exit_code = EXIT_REFUSED
     default_hint = "free space (`orch prune` removes old jobs), then submit again; running jobs continue"
+
+
+class DiskFailedError(OrchError):
+    """The disk under ORCH_HOME fails or is read-only, so nothing can be stored. Find the reason in the kernel's log, and repair it."""
+
+    code = "disk_failed"
+    http_status = 507
+    exit_code = EXIT_REFUSED
+    default_hint = "look into the kernel's log (`dmesg`), repair the disk or mount it writable, then submit again"
 
 
 class InternalError(OrchError):

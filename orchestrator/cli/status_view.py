@@ -208,6 +208,9 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
         print_json(session, _list_json(read()))
     else:
         _print(session, render(read()))
+    if not options.watch:  # damaged records, a full disk: what the list itself cannot show
+        for problem in client.health().problems:
+            session.console.note(f"note: {problem}")
     return EXIT_OK
 
 

@@ -57,7 +57,6 @@ from orchestrator.daemon.service import Service
 from orchestrator.daemon.sharing.book import ShareBook, sharing_of
 from orchestrator.daemon.stopping import Shutdown, StopRequest
 from orchestrator.daemon.trackers.job_trackers import JobTrackers
-from orchestrator.runtime.pools import Pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -70,11 +69,13 @@ if TYPE_CHECKING:
     from orchestrator.daemon.background import Background
     from orchestrator.daemon.changes import Changes
     from orchestrator.daemon.metrics.metering import Metering
+    from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gangs import Gangs
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
+    from orchestrator.runtime.pools import Pools
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -107,9 +108,10 @@ class Ground:
     endpoints: Endpoints
     stop: StopRequest
     changes: Changes
+    pools: Pools
+    under_way: SubmissionsUnderWay
     book: ProgressBook = field(default_factory=ProgressBook)
     quarantine: NodeQuarantine = field(default_factory=NodeQuarantine)
-    pools: Pools = field(default_factory=Pools)
     problems: dict[str, str] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -274,7 +276,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
         trackers=JobTrackers(ground.store, settings.paths, log),
-        searches=SearchDesk(loop, ground.store, settings, ground.pools.submissions, log),
+        searches=SearchDesk(loop, ground.store, settings, ground.pools.submissions, ground.under_way, log),
         watchers=(desk.observe, ground.metering.observe, nodes.health.observe, lambda _, e: nodes.gpus.observe(e)),
         spawn=spawn,
     )
@@ -308,10 +310,30 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
         exporters=runtime.exporters,
         quarantine=ground.quarantine,
     )
+    pruning = Pruning(
+        ground.store,
+        ground.settings.paths,
+        ground.pools.removals,
+        lambda: still_needed(loop.jobs.values()),
+        ground.under_way,
+    )
+
+    async def look_after_start() -> None:
+        """Find damaged records, and remove what an ended daemon left; nothing waits for this."""
+        try:
+            health.damaged = await ground.store.damaged()
+            for record in health.damaged:
+                ground.log.warning(
+                    "store.record_damaged", job=record.job_id, reason=record.reason, rebuilt=record.rebuilt
+                )
+            await pruning.at_start()
+        except Exception:
+            ground.log.exception("daemon.not_looked_after_start")
+
     readiness = readiness_of(health.not_ready, ground.store.answers, health.loop_turns)
     return Parts(
-        daemon=_daemon(ground, loop, runtime, nodes, jobs, shutdown),
-        service=_service(ground, loop, runtime, nodes, jobs, (queries, health, shutdown)),
+        daemon=_daemon(ground, loop, runtime, nodes, jobs, shutdown, look_after_start),
+        service=_service(ground, loop, runtime, nodes, jobs, (queries, health, shutdown, pruning)),
         reading=Reading(view_source, runtime.exporters, readiness),
         background=ground.background,
         endpoints=ground.endpoints,
@@ -322,7 +344,15 @@ def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Job
     )
 
 
-def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs, shutdown: Shutdown) -> Daemon:
+def _daemon(
+    ground: Ground,
+    loop: Loop,
+    runtime: Runtime,
+    nodes: Nodes,
+    jobs: Jobs,
+    shutdown: Shutdown,
+    look_after_start: Callable[[], Coroutine[Any, Any, None]],
+) -> Daemon:
     tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
         "loop": loop.run,
         "notify": jobs.notifier.run,
@@ -337,6 +367,7 @@ def _daemon(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jo
         "trackers": jobs.observers.trackers.run,
         "searches": jobs.observers.searches.run,
         "tidying": lambda: jobs.tidying.once(ground.ready),
+        "leftovers": look_after_start,
     }
 
     def close() -> None:
@@ -377,9 +408,9 @@ def _service(
     runtime: Runtime,
     nodes: Nodes,
     jobs: Jobs,
-    own: tuple[NodeQueries, DaemonHealth, Shutdown],
+    own: tuple[NodeQueries, DaemonHealth, Shutdown, Pruning],
 ) -> Service:
-    (queries, health, shutdown), known = own, nodes.known
+    (queries, health, shutdown, pruning), known = own, nodes.known
     settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
     reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live, docs_url=settings.docs_url)
@@ -393,6 +424,7 @@ def _service(
         blind_to=queries.blind_to,
         resume_path=reader.checkpoint_path,
         pool=ground.pools.submissions,
+        under_way=ground.under_way,
     )
     actions = JobActions(loop, reader, submissions, settings, end_collection=runtime.gangs.end_collection)
     return Service(
@@ -403,7 +435,7 @@ def _service(
         desks=desks_of(loop, store, settings, ground.pools, reader, actions, jobs.observers.searches),
         curves=CurveDesk(settings.paths, ground.pools.records),
         actions=actions,
-        pruning=Pruning(store, settings.paths, ground.pools.removals, lambda: still_needed(loop.jobs.values())),
+        pruning=pruning,
         nodes=queries,
         node_actions=NodeActions(loop, ground.quarantine, store, known, reserve=nodes.reserving.reserve, spawn=spawn),
         changes=ground.changes,

@@ -15,6 +15,7 @@ from orchestrator.daemon.health import Endpoints
 from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.stopping import StopRequest
+from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.exporters.actor import ExporterAccess
 from orchestrator.runtime.exporters.exporters import Exporters
@@ -24,6 +25,7 @@ from orchestrator.runtime.gangs.files.job_files import JobFiles
 from orchestrator.runtime.gangs.launching import LaunchSettings
 from orchestrator.runtime.names import placement_group_name
 from orchestrator.runtime.nodes.directories import page_directory
+from orchestrator.runtime.pools import Pools
 from orchestrator.runtime.ranks.logs import LogLimits
 from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.store.sqlite import SqliteStore
@@ -53,7 +55,7 @@ def _inherited(environ: Mapping[str, str], passed: Sequence[str], log: Filtering
 
 
 def _ground(settings: Settings) -> Ground:
-    log, stop, now = get_logger("orch.daemon"), StopRequest(), time.time()
+    log, stop, now, pools = get_logger("orch.daemon"), StopRequest(), time.time(), Pools()
     return Ground(
         settings=settings,
         log=log,
@@ -65,6 +67,8 @@ def _ground(settings: Settings) -> Ground:
         endpoints=Endpoints(home=str(settings.home), started_at=now),
         stop=stop,
         changes=Changes(int(now * 1000)),
+        pools=pools,
+        under_way=SubmissionsUnderWay(settings.paths, pools.submissions),
     )
 
 

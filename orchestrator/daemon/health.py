@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import __version__
@@ -12,6 +13,7 @@ from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.api.server.gate import user_name
 from orchestrator.core.scheduler.placement import left_on
 from orchestrator.runtime.forkserver.cgroups import memory_group
+from orchestrator.store.errors import damaged_sentence, disk_remedy, disk_sentence
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestrator.daemon.loop import Loop
     from orchestrator.runtime.pools import Pools
-    from orchestrator.store.port import Store
+    from orchestrator.store.port import DamagedRecord, Store
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class DaemonHealth:
         self._ray_problem = ray_problem
         self._simulated_gpus = simulated_gpus
         self._memory_limits = memory_group()
+        self.damaged: list[DamagedRecord] = []
 
     def problems(self) -> list[str]:
         """Return what is wrong with the daemon, for users."""
@@ -73,9 +76,15 @@ class DaemonHealth:
 
     def not_ready(self) -> list[str]:
         """Return known obstacles to jobs, without calling the parts."""
-        if self._ready.is_set():
-            return self.problems()
-        return [*self.problems(), "the daemon is still starting"]
+        starting = [] if self._ready.is_set() else ["the daemon is still starting"]
+        return [*self.problems(), *self._disk(), *starting]
+
+    def _disk(self) -> list[str]:
+        """Return why the disk takes no new job. The daemon starts, and running jobs continue."""
+        trouble, home = self._store.disk().trouble, Path(self._endpoints.home)
+        if trouble is None:
+            return []
+        return [f"{disk_sentence(trouble, home)}, so no new job is accepted: {disk_remedy(trouble, home)}"]
 
     async def loop_turns(self) -> None:
         """Wait until the loop that decides has completed a round."""
@@ -106,6 +115,6 @@ class DaemonHealth:
             nodes=sum(n.alive for n in nodes),
             gpus_total=sum(n.gpus for n in nodes if n.alive),
             gpus_free=sum(max(0.0, f.gpus) for f in left.values()),
-            problems=tuple(self.problems()),
+            problems=(*self.problems(), *self._disk(), *map(damaged_sentence, self.damaged)),
             memory_limits=self._memory_limits,
         )

@@ -5,12 +5,13 @@
     home/page.signed-out        how often each user has signed out of the page
     home/audit.jsonl            requests that changed something, or were to; audit.jsonl.1 and so on are older ones
     home/reserve                space reserved for the records of running jobs when the disk is full
+    home/reserve-start/         space and inodes reserved for the start of a daemon and of its Ray when the disk is full
     home/blobs/sha256/ab/abcd…  working directory archives, by digest
     home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
     home/searches/ID/           plan.json study.json secrets of a search (daemon/search/book.py has its names)
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
-    home/jobs/ID/               work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets
+    home/jobs/ID/               laid-out work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets
 
 Names only: nothing here creates, reads or removes a file. Standard library only: the command line imports it.
 """
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 _JOB_ID = re.compile(r"[a-z0-9][-a-z0-9]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{8,128}")
+
+
+def is_job_id(text: str) -> bool:
+    """Whether the text can be a job's id, and so the name of its directory."""
+    return _JOB_ID.fullmatch(text) is not None
 
 
 def exit_record_name(rank: int) -> str:
@@ -71,6 +77,11 @@ class Paths:
     def audit(self) -> Path:
         """The audit log; its older files are beside it."""
         return self.home / "audit.jsonl"
+
+    @property
+    def start_reserve(self) -> Path:
+        """The directory that is removed when a daemon starts on a full disk: its files take space and inodes."""
+        return self.home / "reserve-start"
 
     @property
     def blobs(self) -> Path:
@@ -135,13 +146,17 @@ class Paths:
             ValueError: not a job's id. Ids come over the network, and this one must not lead out of the home.
 
         """
-        if not _JOB_ID.fullmatch(job_id):
+        if not is_job_id(job_id):
             raise ValueError(f"not a job's id: {job_id!r}")
         return self.jobs / job_id
 
     def work(self, job_id: str) -> Path:
         """Return the directory of the job's writable copy of its working directory, shared by its attempts."""
         return self.job(job_id) / "work"
+
+    def laid_out(self, job_id: str) -> Path:
+        """Return the file that says in which boot of the machine the job's files were laid out; written when it was accepted."""
+        return self.job(job_id) / "laid-out"
 
     def modules(self, job_id: str) -> Path:
         """Return the directory of the job's copies of what `runtime_env.py_modules` names."""

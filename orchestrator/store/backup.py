@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 from typing import TYPE_CHECKING
 
+from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.store import verification
-from orchestrator.store.errors import BackupExistsError, DiskFullError, StoreError, StoreUnreadableError
+from orchestrator.store.disk import trouble_of
+from orchestrator.store.errors import BackupExistsError, StoreError, StoreUnreadableError, refused_by_disk
 from orchestrator.store.lock import StoreLock
-from orchestrator.store.sql.schema import check, connect, known_migrations, sync_directory
-from orchestrator.store.sql.sqlite_errors import is_disk_full
+from orchestrator.store.port import DiskTrouble
+from orchestrator.store.sql.schema import check, connect, known_migrations
+from orchestrator.store.sql.sqlite_errors import is_refused_by_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +34,9 @@ def write(source: sqlite3.Connection, target: Path) -> None:
     except (sqlite3.Error, OSError) as error:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
-        if is_disk_full(error) or getattr(error, "errno", None) == errno.ENOSPC:
-            raise DiskFullError(target, "so there is no backup") from error
+        if is_refused_by_disk(error) or trouble_of(error, target.parent):
+            trouble = trouble_of(error, target.parent) or DiskTrouble.FULL
+            raise refused_by_disk(target, "so there is no backup", trouble) from error
         raise StoreError(
             f"no backup was written to {target} ({error}): choose a directory that can be written"
         ) from error
@@ -78,8 +81,4 @@ def _copy(source: sqlite3.Connection, draft: Path) -> None:
         source.backup(copy)
         # One file without a log beside it, so that it can be moved and copied by hand.
         copy.execute("PRAGMA journal_mode = DELETE")
-    fd = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_tree(draft)

@@ -8,11 +8,13 @@ those files, up to the reserve's size: also for the next daemon, which may start
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import tempfile
 import threading
 from typing import TYPE_CHECKING
 
-from orchestrator.store.port import DiskStatus
+from orchestrator.store.port import DiskStatus, DiskTrouble
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +24,7 @@ _PAGE_BYTES = 4096
 _PIECE_BYTES = 64 * 1024  # freed at a time when the reserve is moved: the most that another process can take
 _OPENING_BYTES = 256 * 1024  # freed at a time until a store opens: space for its index of the log, and some pages
 _LOG_BYTES = 4 * 1024 * 1024  # size of the log at which its content is moved into the file
+MIN_FREE_INODES = 200  # a job with some attempts makes about as many files
 MIN_FREE_BYTES = 64 * 1024 * 1024  # below this new work is refused: a job needs room for logs and checkpoints as well
 
 
@@ -47,9 +50,26 @@ class Disk:
         """Return the state of the disk, after recreating the reserve if there is space."""
         present = self.restore()
         free = self.free_bytes()
-        return DiskStatus(
-            free_bytes=free, reserve_present=present, accepts_submissions=present and free >= self._min_free_bytes
-        )
+        found = os.statvfs(self._path.parent)
+        trouble: DiskTrouble | None = None
+        if found.f_flag & os.ST_RDONLY:
+            trouble = DiskTrouble.READ_ONLY
+        elif not present or free < self._min_free_bytes:
+            trouble = DiskTrouble.FULL
+        elif found.f_files and found.f_favail < MIN_FREE_INODES:  # a file system that makes them as needed counts none
+            trouble = DiskTrouble.NO_INODES
+        return DiskStatus(free_bytes=free, reserve_present=present, trouble=trouble)
+
+    def trouble(self) -> DiskTrouble | None:
+        """Find out why a write failed, by another one; None where that succeeds."""
+        try:
+            with tempfile.TemporaryFile(dir=self._path.parent, prefix=".probe-") as probe:
+                probe.write(bytes(_PAGE_BYTES))
+                probe.flush()
+                os.fsync(probe.fileno())
+        except OSError as error:
+            return trouble_of(error, self._path.parent) or DiskTrouble.FAILING
+        return None
 
     def restore(self) -> bool:
         """Create the reserve if it is missing and space is ample; return whether it exists (or none is configured)."""
@@ -167,6 +187,25 @@ class Disk:
 
     def _log_lacks(self, log: Path) -> int:
         return max(0, min(self.reserve_bytes // 2, _LOG_BYTES) - max(0, _size(log)))
+
+
+def trouble_of(error: BaseException, directory: Path) -> DiskTrouble | None:
+    """Return what an error says about the disk under ``directory``; None where it says nothing about a disk."""
+    match getattr(error, "errno", None):
+        case errno.ENOSPC:
+            with contextlib.suppress(OSError):
+                found = os.statvfs(directory)
+                if found.f_files and not found.f_favail and found.f_bavail:
+                    return DiskTrouble.NO_INODES
+            return DiskTrouble.FULL
+        case errno.EDQUOT | errno.EFBIG:
+            return DiskTrouble.FULL
+        case errno.EIO | errno.ENXIO | errno.ENODEV:
+            return DiskTrouble.FAILING
+        case errno.EROFS:
+            return DiskTrouble.READ_ONLY
+        case _:
+            return None
 
 
 def _size(path: Path) -> int:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator.store.port import DiskTrouble
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from orchestrator.store.port import DamagedRecord
 
 
 class StoreError(Exception):
@@ -48,14 +52,73 @@ class StoreClosedError(StoreError):
     """The store was closed during a request. Open it again; acknowledged writes are there."""
 
 
-class DiskFullError(StoreError):
-    """The disk under the store is full; nothing of the request was stored. Free space (`orch prune`) and try again."""
+class DiskError(StoreError):
+    """The disk under the store takes nothing; nothing of the request was stored. ``trouble`` is the reason; remove it and try again."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, what: str, trouble: DiskTrouble = DiskTrouble.FULL) -> None:
+        self.path, self.trouble = path, trouble
         super().__init__(
-            f"the disk under {path.parent} is full, {what}: free space (`orch prune` removes old jobs), then try again"
+            f"{disk_sentence(trouble, path.parent)}, {what}: {disk_remedy(trouble, path.parent)}, then try again"
         )
+
+
+class DiskFullError(DiskError):
+    """The disk under the store is full, or has no inodes; nothing of the request was stored. Free space and try again."""
+
+
+class DiskFailedError(DiskError):
+    """The disk under the store fails, or is read-only; nothing of the request was stored. Repair it and try again."""
+
+
+def refused_by_disk(path: Path, what: str, trouble: DiskTrouble) -> DiskError:
+    """Return the error for a request that the disk did not take."""
+    full = trouble in (DiskTrouble.FULL, DiskTrouble.NO_INODES)
+    return (DiskFullError if full else DiskFailedError)(path, what, trouble)
+
+
+class OutcomeUnknownError(StoreError):
+    """The disk failed while a request was stored: it may be stored or not. Repair the disk, start again, and look."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"the disk under {path.parent} failed while this was stored, and may or may not have kept it:"
+            f" {disk_remedy(DiskTrouble.FAILING, path.parent)}, then `orch down`, `orch up`, and see with `orch status`"
+        )
+
+
+def damaged_sentence(record: DamagedRecord) -> str:
+    """Return what is wrong with a job's record, and what follows."""
+    if record.rebuilt:
+        return (
+            f"the record of job {record.job_id} is damaged, and is read from its events instead; nothing of it is lost"
+        )
+    return record.reason
+
+
+def disk_sentence(trouble: DiskTrouble, home: Path) -> str:
+    """Return what is wrong with the disk under the home."""
+    match trouble:
+        case DiskTrouble.FULL:
+            return f"the disk under {home} is full"
+        case DiskTrouble.NO_INODES:
+            return f"the disk under {home} has no inodes left for new files (`df -i {home}`)"
+        case DiskTrouble.FAILING:
+            return f"the disk under {home} fails with input/output errors"
+        case DiskTrouble.READ_ONLY:
+            return f"the file system of {home} is mounted read-only"
+
+
+def disk_remedy(trouble: DiskTrouble, home: Path) -> str:
+    """Return what to do about it."""
+    match trouble:
+        case DiskTrouble.FULL:
+            return "free space (`orch prune` removes old jobs)"
+        case DiskTrouble.NO_INODES:
+            return "remove files (`orch prune` removes those of old jobs)"
+        case DiskTrouble.FAILING:
+            return "find the reason in the kernel's log (`dmesg`) and repair or replace the disk"
+        case DiskTrouble.READ_ONLY:
+            return f"find the reason in the kernel's log (`dmesg`), then mount it writable (mount -o remount,rw `findmnt -nT {home} -o TARGET`)"
 
 
 class JobNotFoundError(StoreError):
@@ -123,11 +186,12 @@ class BrokenChainError(StoreError):
 
 
 class UnreadableRecordError(StoreError):
-    """A job's record is not in this version's format. `orch doctor` checks the store; a backup may hold the record."""
+    """A job's record is damaged. The other jobs are not affected; a backup may hold the record."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, job_id: str, reason: str) -> None:
+        self.job_id = job_id
         super().__init__(
-            f"a job's record cannot be read ({reason}): run `orch doctor`, or restore a backup of the store"
+            f"the record of job {job_id} is damaged ({reason}), and is set aside: restore a backup of the store to have it back"
         )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING
 
-from orchestrator.store.errors import DiskFullError, StoreInUseError, StoreUnreadableError
+from orchestrator.store.disk import trouble_of
+from orchestrator.store.errors import StoreInUseError, StoreUnreadableError, refused_by_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,8 +25,8 @@ class StoreLock:
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError(store_path, "so the store cannot be opened") from error
+            if (trouble := trouble_of(error, store_path.parent)) is not None:
+                raise refused_by_disk(store_path, "so the store cannot be opened", trouble) from error
             raise StoreUnreadableError(store_path, f"{self._path.name}: {error.strerror}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

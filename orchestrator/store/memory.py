@@ -17,8 +17,17 @@ from orchestrator.store.errors import (
     VersionConflictError,
 )
 from orchestrator.store.memory_matrices import MemoryMatrices
-from orchestrator.store.port import DiskStatus, FinishedCount, Found, JobFilter, StoredEvent, StoredNotice
-from orchestrator.store.verification import difference, replay
+from orchestrator.store.port import (
+    DamagedRecord,
+    DiskStatus,
+    FinishedCount,
+    Found,
+    JobFilter,
+    StoredEvent,
+    StoredNotice,
+)
+from orchestrator.store.sql.rows import replay
+from orchestrator.store.verification import difference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -216,6 +225,16 @@ class MemoryStore(MemoryMatrices):
         self._check_open()
         self._queue_changes.append(change)
 
+    async def damaged(self) -> list[DamagedRecord]:
+        """Return no record: those in memory are not read."""
+        self._check_open()
+        return []
+
+    async def archives(self) -> Mapping[str, str | None]:
+        """Return the digest of each job's archive by the job's id."""
+        self._check_open()
+        return {job.id: job.submission.snapshot for job in self._jobs.values()}
+
     async def untidied(self) -> list[JobId]:
         """Return the terminal jobs whose leftovers are not yet removed, in order of arrival."""
         self._check_open()
@@ -257,7 +276,7 @@ class MemoryStore(MemoryMatrices):
 
     def disk(self) -> DiskStatus:
         """Return ample space: memory has no disk."""
-        return DiskStatus(free_bytes=2**62, reserve_present=True, accepts_submissions=True)
+        return DiskStatus(free_bytes=2**62, reserve_present=True, trouble=None)
 
     def close(self) -> None:
         """Refuse later calls. May be called twice."""

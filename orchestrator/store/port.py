@@ -8,6 +8,7 @@ methods except opening and closing are asynchronous; one process at a time holds
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -92,12 +93,35 @@ class StoredQueueChange:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedRecord:
+    """A job whose stored record cannot be read; ``rebuilt``: it is read from its events instead, otherwise it is set aside."""
+
+    job_id: str
+    reason: str
+    rebuilt: bool
+
+
+class DiskTrouble(StrEnum):
+    """Why nothing new can be written to the disk under the home."""
+
+    FULL = "full"
+    NO_INODES = "no_inodes"
+    FAILING = "failing"
+    READ_ONLY = "read_only"
+
+
+@dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """The disk under the store: bytes free for this user, whether the reserve exists, whether submissions are accepted."""
+    """The disk under the store: bytes free for this user, whether the reserve exists, why no submission is accepted."""
 
     free_bytes: int
     reserve_present: bool
-    accepts_submissions: bool
+    trouble: DiskTrouble | None
+
+    @property
+    def accepts_submissions(self) -> bool:
+        """Whether new jobs are accepted."""
+        return self.trouble is None
 
 
 class Store(Protocol):
@@ -140,11 +164,22 @@ class Store(Protocol):
         ...
 
     async def load_live(self) -> list[Job]:
-        """Return every job that is not terminal, in order of arrival."""
+        """Return every job that is not terminal, in order of arrival.
+
+        Here and in every other list, a job whose record is damaged is rebuilt from its events, and left out where that is impossible.
+        """
         ...
 
     async def job(self, job_id: JobId) -> Job:
-        """Return one job. Raises JobNotFoundError."""
+        """Return one job. Raises JobNotFoundError; UnreadableRecordError for one that is set aside."""
+        ...
+
+    async def damaged(self) -> list[DamagedRecord]:
+        """Read every record; return those that are damaged. Their rows and events stay as they are."""
+        ...
+
+    async def archives(self) -> Mapping[str, str | None]:
+        """Return the digest of each job's archive, empty for a job without one, by the job's id; None where it is unknown."""
         ...
 
     async def jobs(self, query: JobFilter) -> list[Job]:

@@ -20,12 +20,14 @@ from orchestrator.store.errors import (
     StoreClosedError,
     StoreError,
     StoreUnreadableError,
+    refused_by_disk,
 )
 from orchestrator.store.lock import StoreLock
+from orchestrator.store.port import DiskTrouble
 from orchestrator.store.sql.matrix_queries import MatrixReader
 from orchestrator.store.sql.matrix_reads import MatrixReads
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, prepare
-from orchestrator.store.sql.sqlite_errors import is_damage, is_disk_full
+from orchestrator.store.sql.sqlite_errors import is_damage, is_refused_by_disk
 from orchestrator.store.sql.work import (
     PRUNE_BATCH,
     Append,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from orchestrator.core.lifecycle.fold import Change
     from orchestrator.core.states import JobState
     from orchestrator.store.port import (
+        DamagedRecord,
         DiskStatus,
         FinishedCount,
         Found,
@@ -126,6 +129,14 @@ class SqliteStore(MatrixReads):
     async def job(self, job_id: JobId) -> Job:
         """Return one job. Raises JobNotFoundError."""
         return await self._read(lambda: self._reader.job(job_id))
+
+    async def damaged(self) -> list[DamagedRecord]:
+        """Read every record; return those that are damaged."""
+        return await self._aside(lambda connection: MatrixReader(connection).damaged())
+
+    async def archives(self) -> Mapping[str, str | None]:
+        """Return the digest of each job's archive by the job's id; None where it is unknown."""
+        return await self._aside(lambda connection: MatrixReader(connection).archives())
 
     async def jobs(self, query: JobFilter) -> list[Job]:
         """Return the jobs that match, newest first."""
@@ -234,8 +245,8 @@ class SqliteStore(MatrixReads):
         self._lock.release()
 
     def _admit(self) -> None:
-        if not self._disk.status().accepts_submissions:
-            raise DiskFullError(self._path, "so no new job is accepted")
+        if (trouble := self._disk.status().trouble) is not None:
+            raise refused_by_disk(self._path, "so no new job is accepted", trouble)
 
     async def _read(self, question: Callable[[], T]) -> T:
         return await self._ask(self._readers, question)
@@ -262,11 +273,12 @@ def _opened(path: Path, disk: Disk, migrations: Sequence[Migration]) -> sqlite3.
             prepare(path, migrations)
             connection = _writing(path, disk.reserve_bytes)
         except (sqlite3.Error, OSError) as error:
-            full = is_disk_full(error) or disk.free_bytes() < disk.reserve_bytes
-            if full and disk.give_up_piece():
+            trouble = disk.trouble()  # SQLite says of a disk without inodes only that it cannot open a file
+            full = is_refused_by_disk(error) or disk.free_bytes() < disk.reserve_bytes
+            if full and trouble in (None, DiskTrouble.FULL) and disk.give_up_piece():
                 continue
-            if full:
-                raise DiskFullError(path, "so the store cannot be opened") from error
+            if full or trouble is not None:
+                raise refused_by_disk(path, "so the store cannot be opened", trouble or DiskTrouble.FULL) from error
             if isinstance(error, sqlite3.DatabaseError):
                 raise StoreUnreadableError(path, str(error)) from error
             raise

@@ -6,18 +6,16 @@ import json
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core import events as ev
-from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.stored.job_record import job_to_dict
-from orchestrator.store.sql.rows import event_of, job_row
+from orchestrator.spec.paths import is_job_id
+from orchestrator.store.sql.rows import event_of, job_row, replay
 from orchestrator.store.sql.statements import STATEMENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.store.port import StoredEvent
 
 _PAGE = 500
 _COLUMNS = (
@@ -37,20 +35,6 @@ _COLUMNS = (
 )
 
 
-def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
-    """Return the record folded from the events. Raises ValueError when they do not begin with a submission or have gaps."""
-    entries = iter(stored)
-    first = next(entries, None)
-    if first is None or not isinstance(first.event, ev.JobSubmitted):
-        raise ValueError("its events do not begin with a submission")
-    job = submitted(first.event, sequence)
-    for entry in entries:
-        job = fold(job, entry.event)
-        if job.version != entry.number:
-            raise ValueError(f"event {entry.number} ({entry.event.kind}) does not follow from those before it")
-    return job
-
-
 def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
     """Return the errors, one sentence each; reads one consistent view: every page, and jobs that came ``after``."""
     connection.execute("BEGIN")
@@ -60,6 +44,10 @@ def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
             f"{table} row {row} has no {parent}"
             for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check")
         ]
+        for what, column, name in (("all_places", 2, 1), ("all_queue_changes", 1, 0)):
+            for values in connection.execute(STATEMENTS[what]):
+                if not _is_object(values[column]):
+                    found.append(f"{what.removeprefix('all_')}: the row of {values[name]!r} is damaged, and is ignored")
         for row in _rows(connection, after):
             problem = _row_problem(connection, row)
             if problem:
@@ -69,6 +57,13 @@ def problems(connection: sqlite3.Connection, *, after: int = 0) -> list[str]:
     finally:
         connection.execute("ROLLBACK")
     return found
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, TypeError):
+        return False
 
 
 def difference(row: Job, replayed: Job) -> str:
@@ -86,6 +81,8 @@ def _rows(connection: sqlite3.Connection, last: int) -> Iterator[dict[str, Any]]
 
 def _row_problem(connection: sqlite3.Connection, row: dict[str, Any]) -> str:
     job_id: JobId = row["id"]
+    if not is_job_id(job_id):
+        return "this is no job's id"
     try:
         events = connection.execute(STATEMENTS["events_of"], (row["sequence"], 0, -1))
         expected = job_row(replay((event_of(job_id, e) for e in events), row["sequence"]))

@@ -16,14 +16,22 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestrator.store.errors import DiskFullError, StoreClosedError, StoreError, StoreUnreadableError
-from orchestrator.store.sql.sqlite_errors import is_damage, is_disk_full
+from orchestrator.store.errors import (
+    OutcomeUnknownError,
+    StoreClosedError,
+    StoreError,
+    StoreUnreadableError,
+    refused_by_disk,
+)
+from orchestrator.store.port import DiskTrouble
+from orchestrator.store.sql.sqlite_errors import is_cut_short, is_damage, is_refused_by_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.store.disk import Disk
 
+WIPE_TRIES = 3
 MAX_GROUP = 256  # bounds how long the first of a group waits for the work of the last
 
 
@@ -56,6 +64,9 @@ class Writer:
         self._path = path
         self._log = path.with_name(path.name + "-wal")
         self._disk = disk
+        self._doubtful = (
+            False  # the log may hold a transaction whose requests were not answered, after a commit that failed
+        )
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
@@ -109,19 +120,41 @@ class Writer:
         try:
             if self._committed(group):
                 return
-            for request in group:
-                if not request.work.essential:
-                    request.error = DiskFullError(self._path, "so nothing new is accepted")
+            trouble = self._disk.trouble() or DiskTrouble.FULL  # by a limit on the file, or until a moment ago
             essential = [r for r in group if r.work.essential]
-            if not essential or self._committed(essential):
-                return
-            if self._make_room(essential):
-                return
-            for request in essential:
-                request.error = DiskFullError(self._path, "not even the record of a running job can be written")
-        except Exception as error:  # a group that cannot be committed fails as a whole, and the thread continues
+            written = bool(essential) and (self._committed(essential) or self._make_room(essential))
+            gone = written or not self._doubtful or self._wipe()
             for request in group:
-                request.error = self._translated(error)
+                what = "so nothing new is accepted"
+                if request.work.essential:
+                    if written:
+                        continue
+                    what = "not even the record of a running job can be written"
+                request.error = refused_by_disk(self._path, what, trouble) if gone else OutcomeUnknownError(self._path)
+        except Exception as error:  # a group that cannot be committed fails as a whole, and the thread continues
+            gone = not self._doubtful or self._wipe()
+            for request in group:
+                request.error = self._translated(error) if gone else OutcomeUnknownError(self._path)
+
+    def _wipe(self) -> bool:
+        """Overwrite in the log what a failed commit may have left there; return whether that is on disk.
+
+        A commit that fails at its fsync has written all its frames: the next daemon would find them, and take the refused requests
+        for accepted ones. The next transaction is written over them.
+        """
+        for _ in range(WIPE_TRIES):
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+                self._connection.execute(f"PRAGMA user_version = {version}")  # writes a page, changes nothing
+                self._connection.execute("COMMIT")
+            except sqlite3.Error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            else:
+                self._doubtful = False
+                return True
+        return False
 
     def _make_room(self, group: list[_Request]) -> bool:
         """Commit into the log's own blocks after moving its content into the file; use the reserve if necessary."""
@@ -163,17 +196,21 @@ class Writer:
 
     def _committed(self, group: list[_Request]) -> bool:
         """Return whether the group is on disk; False when the disk is full and all of it was rolled back."""
+        committing = False
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             for request in group:
                 self._perform(request)
+            committing = True
             self._connection.execute("COMMIT")
         except BaseException as error:
+            self._doubtful |= committing and not is_cut_short(error)
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            if is_disk_full(error):
+            if is_refused_by_disk(error):
                 return False
             raise
+        self._doubtful = False
         self._hold()  # the commit may have moved the log's content, and truncated the held blocks
         return True
 
@@ -183,7 +220,7 @@ class Writer:
         try:
             request.result = request.work(self._connection)
         except Exception as error:
-            if is_disk_full(error) or not self._connection.in_transaction:
+            if is_refused_by_disk(error) or not self._connection.in_transaction:
                 raise  # SQLite may have rolled back the whole transaction
             self._connection.execute("ROLLBACK TO request")
             request.error = self._translated(error)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.server.listeners import address_of, bind_tcp, is_loopback
+from orchestrator.durable_files import write_whole
 from orchestrator.private_files import open_private
 from orchestrator.web.sign_in import LINK_SECONDS, Reach, SignIn, SignOuts
 
@@ -68,15 +69,14 @@ class LazyPage:
 
 def sign_in_of(files: PageFiles, *, token: str = "", reach: Reach | None = None) -> SignIn:
     """Return the sign-in with the key of ORCH_HOME, which is created on first use. Raises NotPrivateError, OSError."""
-    handle = open_private(files.key, os.O_RDWR | os.O_CREAT)
+    handle = open_private(files.key, os.O_RDONLY | os.O_CREAT)
     try:
         key = os.read(handle, KEY_BYTES)
-        if len(key) < KEY_BYTES:
-            key = os.urandom(KEY_BYTES)
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, key, 0)
     finally:
         os.close(handle)
+    if len(key) < KEY_BYTES:
+        key = os.urandom(KEY_BYTES)
+        write_whole(files.key, key)
     sign_outs = SignOuts(files.signed_out)
     return SignIn(key, time.time, token=token, owner_uid=os.getuid(), reach=reach or Reach(), sign_outs=sign_outs)
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from orchestrator.api.errors import TooManyTriesError, UnauthenticatedError
-from orchestrator.private_files import replace_private
+from orchestrator.durable_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +75,7 @@ class SignOuts:
         if self._path is None:
             return
         try:
-            await asyncio.to_thread(replace_private, self._path, json.dumps(self._counts).encode())
+            await asyncio.to_thread(write_whole, self._path, json.dumps(self._counts).encode())
         except OSError as error:
             log.warning("web.sign_out_not_kept", error=str(error))
 

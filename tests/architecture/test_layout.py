@@ -44,6 +44,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
         "__init__.py",
         "catalogue.py",
         "clock.py",
+        "durable_files.py",
         "figures.py",
         "parts.py",
         "private_files.py",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.analysis.trackers.points import Point, from_json, to_json
+from orchestrator.durable_files import write_whole
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
@@ -102,14 +102,7 @@ def save(path: Path, journal: Journal) -> Journal:
         "finished": journal.finished,
         "updated_at": journal.updated_at,
     }
-    draft = path.with_name(f".{path.name}.draft")
-    draft.unlink(missing_ok=True)
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(body, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_whole(path, json.dumps(body).encode())
     return journal
 
 

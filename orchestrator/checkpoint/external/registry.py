@@ -50,7 +50,7 @@ class RegistryFile:
     def write(self, registry: Mapping[str, Any]) -> None:
         """Write the registry durably."""
         Path(self._directory).mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.storage.replace(_FILE, json.dumps(registry).encode())
+        self.storage.replace(_FILE, json.dumps(registry).encode(), durable=True)
         self.storage.keep_spare()
 
 

@@ -71,7 +71,7 @@ class ObjectStorage:
             self._fs.pipe_file(self._path(path), content)
             return True
 
-    def replace(self, path: str, content: bytes) -> None:
+    def replace(self, path: str, content: bytes, *, durable: bool = False) -> None:  # noqa: ARG002 - an object always is
         with _as_os_errors():
             self._fs.pipe_file(self._path(path), content)
 

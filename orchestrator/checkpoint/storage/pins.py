@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator import trees
 from orchestrator.checkpoint.format import layout
+from orchestrator.durable_files import sync_tree
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +41,7 @@ def pin(path: str, folder: str | os.PathLike[str]) -> str:
             problems.refuse(source)
         else:
             shutil.copy2(source, target, follow_symlinks=False)
+        sync_tree(target)
     except OSError as error:
         trees.remove(target)
         if not is_ours or error.errno not in _NO_LINK:

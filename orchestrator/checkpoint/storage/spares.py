@@ -156,5 +156,6 @@ def _overwrite(path: Path, content: bytes) -> None:
         while at < len(content):
             at += os.pwrite(handle, content[at:], at)
         os.ftruncate(handle, len(content))
+        os.fsync(handle)
     finally:
         os.close(handle)

@@ -25,6 +25,7 @@ from orchestrator.checkpoint.format.buffers import writable
 from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
 from orchestrator.checkpoint.storage.spares import FULL, Spares
+from orchestrator.durable_files import sync_directory
 from orchestrator.spec.plain_files import open_plain, refuse_larger
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class Storage(Protocol):
         """Create a file atomically; False, and nothing changed, when it exists."""
         ...
 
-    def replace(self, path: str, content: bytes) -> None:
-        """Create or replace a small file of the root atomically; it need not survive a power cut."""
+    def replace(self, path: str, content: bytes, *, durable: bool = False) -> None:
+        """Create or replace a small file of the root atomically; on return it survives a power cut if ``durable``."""
         ...
 
     def keep_spare(self) -> None:
@@ -158,7 +159,7 @@ class LocalStorage:
 
     def create(self, path: str, content: bytes) -> bool:
         try:
-            with self._draft(content) as draft:
+            with self._draft(content, durable=False) as draft:
                 try:
                     os.link(draft, self.root / path)
                 except FileExistsError:
@@ -168,20 +169,22 @@ class LocalStorage:
             return self._spares.create(self.root / path, content)
         return True
 
-    def replace(self, path: str, content: bytes) -> None:
+    def replace(self, path: str, content: bytes, *, durable: bool = False) -> None:
         try:
-            with self._draft(content) as draft:
+            with self._draft(content, durable=durable) as draft:
                 draft.replace(self.root / path)
+                if durable:
+                    sync_directory((self.root / path).parent)
         except OSError as error:
             self._refuse_spare(path, error)
             self._spares.replace(self.root / path, content)
 
     @contextlib.contextmanager
-    def _draft(self, content: bytes) -> Iterator[Path]:
+    def _draft(self, content: bytes, *, durable: bool) -> Iterator[Path]:
         """Yield the path of a small file with ``content``, removed at the end."""
         draft = f"{DRAFT_PREFIX}{secrets.token_hex(8)}"
         try:
-            self.write(draft, [content], durable=False)
+            self.write(draft, [content], durable=durable)
             yield self.root / draft
         finally:
             (self.root / draft).unlink(missing_ok=True)
@@ -232,7 +235,7 @@ class LocalStorage:
         self.sync("")
 
     def sync(self, path: str) -> None:
-        _sync_directory(self.root / path)
+        sync_directory(self.root / path)
 
     def remove(self, path: str) -> None:
         target = self.root / path
@@ -294,18 +297,10 @@ class LocalStorage:
         folder.mkdir(parents=True, exist_ok=True, mode=self._folder_mode)
         for place in missing:
             if self.root.is_relative_to(place):
-                _sync_directory(place.parent)
+                sync_directory(place.parent)
         return folder
 
 
 def _write_all(handle: int, view: memoryview) -> None:
     while view:
         view = view[os.write(handle, view) :]
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

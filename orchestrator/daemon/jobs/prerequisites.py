@@ -70,7 +70,7 @@ async def prerequisite_states(job: Job, live: Mapping[JobId, Job], store: Store)
         for job_id in missing:
             try:
                 found[job_id] = (await store.job(job_id)).state
-            except store_errors.JobNotFoundError:
+            except (store_errors.JobNotFoundError, store_errors.UnreadableRecordError):
                 found[job_id] = None
     return found
 
@@ -102,7 +102,11 @@ async def own_name_by_id(spec: JobSpec, store: Store, uid: int) -> JobSpec:
         return spec
     try:
         earlier = (await store.find(spec.name, uid)).job.id
-    except (store_errors.JobNotFoundError, store_errors.AmbiguousJobError):  # resolve() reports it with the others
+    except (
+        store_errors.JobNotFoundError,
+        store_errors.AmbiguousJobError,
+        store_errors.UnreadableRecordError,
+    ):  # resolve() reports it with the others
         return spec
     by_id = (replace(one, job=earlier) if one.job == spec.name else one for one in spec.depends_on)
     return replace(spec, depends_on=tuple(by_id))
@@ -124,6 +128,9 @@ async def resolve(spec: JobSpec, store: Store, source: str, uid: int) -> tuple[P
         except store_errors.JobNotFoundError:
             hint = "submit that job first; `orch status --state all` lists the known ones"
             problems.append(Problem(message=f"there is no job {dependency.job!r}", path=path, hint=hint, source=source))
+            continue
+        except store_errors.UnreadableRecordError as error:
+            problems.append(Problem(message=str(error), path=path, hint="leave it out", source=source))
             continue
         except store_errors.AmbiguousJobError as error:
             hint = f"write one of: {', '.join(map(str, error.candidates))}"

@@ -7,17 +7,15 @@ Blobs are durable before the archive's digest is returned.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import stat
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
+from orchestrator.durable_files import whole_file, write_whole
 from orchestrator.runtime.nodes.workdir_walk import (
     MAX_COUNTED,
     Found,
@@ -31,7 +29,8 @@ from orchestrator.runtime.nodes.working_copy import lay_out
 from orchestrator.spec.plain_files import open_plain, read_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
 
     from orchestrator.core.events import LeftOut
 
@@ -115,7 +114,8 @@ def _store_large(path: Path, digest: str, target: Path) -> None:
     if target.exists():
         return
     hashing = hashlib.sha256()
-    with _draft(target) as sink, os.fdopen(open_plain(path), "rb") as source:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(target) as sink, os.fdopen(open_plain(path), "rb") as source:
         while chunk := source.read(_CHUNK):
             hashing.update(chunk)
             sink.write(chunk)
@@ -127,35 +127,5 @@ def _store_large(path: Path, digest: str, target: Path) -> None:
 
 def _store(data: bytes, target: Path) -> None:
     if not target.exists():
-        with _draft(target) as sink:
-            sink.write(data)
-
-
-@contextlib.contextmanager
-def _draft(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, which becomes ``target`` when durable. Other processes may store the same content meanwhile."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as sink:
-            yield sink
-            sink.flush()
-            _sync(sink.fileno())
-        draft.replace(target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    _sync_directory(target.parent)
-
-
-def _sync(handle: int) -> None:
-    os.fsync(handle)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(target, data)

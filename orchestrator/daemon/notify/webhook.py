@@ -8,9 +8,9 @@ relays on the same network; a user who may submit a job runs code on this machin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
-import os
 import re
 import secrets
 import socket
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from orchestrator.daemon.notify.hook_addresses import is_refused
+from orchestrator.durable_files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,17 +46,12 @@ def signature(key: bytes, at: int, body: bytes) -> str:
 
 def signing_key(path: Path) -> bytes:
     """Return the key in ``path``; created, readable by the owner only, where there is none."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        key = path.read_text().strip()
-        if key:
-            return key.encode()
-        handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-    key = secrets.token_hex(32)
-    with os.fdopen(handle, "w") as file:
-        file.write(key + "\n")
-    return key.encode()
+    with contextlib.suppress(FileNotFoundError):
+        if known := path.read_text().strip():
+            return known.encode()
+    key = secrets.token_hex(32).encode()
+    write_whole(path, key + b"\n")
+    return key
 
 
 async def post(

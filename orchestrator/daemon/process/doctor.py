@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -217,18 +218,24 @@ def _daemon(settings: Settings) -> list[Finding]:
 
 def _store(settings: Settings) -> list[Finding]:
     """Check the store, only without a daemon: opening takes the store's lock."""
-    from orchestrator.store.errors import StoreError
+    from orchestrator.store.errors import StoreError, damaged_sentence
     from orchestrator.store.sqlite import SqliteStore
 
     if not settings.paths.store.exists():
         return []
     try:
-        SqliteStore.open(settings.paths.store, reserve=None, reserve_bytes=0).close()
+        with contextlib.closing(SqliteStore.open(settings.paths.store, reserve=None, reserve_bytes=0)) as store:
+            damaged = asyncio.run(store.damaged())
     except StoreError as error:
         return [
             Finding(level=Level.ERROR, what=f"the store cannot be opened: {error}", remedy="see docs/operations.md")
         ]
-    return [_ok(f"the store {settings.paths.store} can be read")]
+    remedy = "restore a backup of the store (docs/operations.md)"
+    found = [
+        Finding(level=Level.WARNING if one.rebuilt else Level.ERROR, what=damaged_sentence(one), remedy=remedy)
+        for one in damaged
+    ]
+    return found or [_ok(f"the store {settings.paths.store} can be read")]
 
 
 def _down(settings: Settings) -> Finding:

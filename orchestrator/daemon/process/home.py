@@ -8,7 +8,10 @@ import stat
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import RefusedError
+from orchestrator.durable_files import sync_directory
 from orchestrator.private_files import NotPrivateError, make_private
+from orchestrator.store.disk import trouble_of
+from orchestrator.store.errors import disk_remedy, disk_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +42,11 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
         _make_home(home, traversable=traversable)
         for directory in (settings.paths.run, settings.paths.ray, settings.paths.jobs, settings.paths.blobs):
             make_private(directory, traversable=traversable and directory == settings.paths.run)
+        sync_directory(home)
+        with contextlib.suppress(PermissionError):  # another user's directory, such as /var/lib
+            sync_directory(home.parent)
     except OSError as error:
+        refuse_unwritable(home, error)
         raise RefusedError(
             f"{home} is not private: {error}" if isinstance(error, NotPrivateError) else f"{home}: {error}",
             hint="ORCH_HOME holds secrets and is executed: use a directory of your own that no other user can write to",
@@ -48,6 +55,15 @@ def prepare_home(settings: Settings, *, traversable: bool = False) -> None:
         for path in entries(settings.paths):
             if path != settings.paths.run:
                 _tighten(path)
+
+
+def refuse_unwritable(home: Path, error: OSError) -> None:
+    """Raise RefusedError, with the remedy, where the error says that the disk under the home takes nothing."""
+    trouble = trouble_of(error, home)
+    if trouble is not None:
+        raise RefusedError(
+            f"{disk_sentence(trouble, home)}, so no daemon can start", hint=disk_remedy(trouble, home)
+        ) from error
 
 
 def entries(paths: Paths) -> Iterator[Path]:

@@ -30,6 +30,7 @@ from orchestrator.daemon.metrics.local_prometheus import LocalPrometheus
 from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
+from orchestrator.daemon.start_reserve import release_start_reserve
 from orchestrator.private_files import PRIVATE_UMASK
 from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.signal_handlers import disarm_abort
@@ -77,6 +78,7 @@ def serve(settings: Settings, options: ServeOptions) -> int:
 def _run(settings: Settings, options: ServeOptions) -> None:
     check_options(settings, options)
     prepare_home(settings, traversable=bool(options.group))
+    release_start_reserve(settings.paths)
     environ = dict(os.environ)
     rank_umask = os.umask(PRIVATE_UMASK)  # inherited by Ray and the fork servers; ranks get the umask of this start
     try:

@@ -24,7 +24,7 @@ from orchestrator.api.launch import UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.transport.peer import is_stopped
 from orchestrator.daemon.process import failure
-from orchestrator.daemon.process.home import prepare_home
+from orchestrator.daemon.process.home import prepare_home, refuse_unwritable
 from orchestrator.daemon.process.preflight import check_options, check_ports
 from orchestrator.private_files import open_private
 from orchestrator.runtime.cluster.head.start import START_TRIES, start_seconds
@@ -124,7 +124,11 @@ class _Start:
         check_options(self._settings, self._options)
         check_ports(self._options)
         prepare_home(self._settings, traversable=bool(self._options.group))
-        log = open_private(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            log = open_private(paths.daemon_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            refuse_unwritable(self._settings.home, error)
+            raise
         try:
             self._log_bytes = os.fstat(log).st_size
             self._process = subprocess.Popen(

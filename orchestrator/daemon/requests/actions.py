@@ -13,6 +13,7 @@ from orchestrator.core.lifecycle.advance import FORCE_SECONDS, request_force, re
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
+from orchestrator.daemon.requests.submissions import disk_error
 from orchestrator.daemon.sharing.admission import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.requests.reader import JobReader
     from orchestrator.daemon.requests.submissions import Submissions
+    from orchestrator.daemon.submitting.under_way import UnderWay
     from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
 
@@ -175,19 +177,21 @@ class JobActions:
         """Submit these jobs again, all or none; ``in_matrix``: each at its place in its matrix."""
         self._submissions.refuse_when_full()
         specs = [spec_of_rerun(job, request.overrides, self._loop.nodes) for job in jobs]
-        events: list[ev.JobSubmitted] = []
-        with self._submissions.limits.adding(specs, caller):
-            try:
-                for job, spec in zip(jobs, specs, strict=True):
-                    events.append(await self._again(job, spec, request, caller, in_matrix=in_matrix))
-            except BaseException:
-                self._submissions.discard(events)
-                raise
-            return await self._submissions.accept(events)
+        try:
+            with self._submissions.limits.adding(specs, caller):
+                async with self._submissions.under_way.begin() as under_way:
+                    events = [
+                        await self._again(job, spec, request, caller, under_way, in_matrix=in_matrix)
+                        for job, spec in zip(jobs, specs, strict=True)
+                    ]
+                    return await self._submissions.accept(events, under_way)
+        except OSError as error:
+            raise disk_error(error, self._settings.home) from error
 
     async def _again(
-        self, job: Job, spec: JobSpec, request: ActionRequest, caller: Caller, *, in_matrix: bool
+        self, job: Job, spec: JobSpec, request: ActionRequest, caller: Caller, under_way: UnderWay, *, in_matrix: bool
     ) -> ev.JobSubmitted:
+        under_way.need([job.id])
         resume_from = await self._reader.checkpoint_path(job.id, caller) if request.from_checkpoint else None
         check_queue(spec, self._loop.shares.sharing)
         secrets = {n: v for n, v in read_secrets(self._settings.paths, job.id).items() if n in spec.secrets}
@@ -199,9 +203,12 @@ class JobActions:
         # A job that has started has met its dependencies: only one that never started waits again.
         fulfilled = job.attempts and spec.depends_on == job.spec.depends_on
         needed = () if fulfilled else await self._submissions.prerequisites(spec, job.id, job.submission.uid)
+        under_way.need(each.job_id for each in needed)
         files, at = self._submissions.pool, self._loop.now()
         given = (job, spec, caller, self._settings, secrets, resume_from)
-        return await prepare_rerun(*given, files=files, at=at, prerequisites=needed, in_matrix=in_matrix)
+        return await prepare_rerun(
+            *given, files=files, at=at, under_way=under_way, prerequisites=needed, in_matrix=in_matrix
+        )
 
 
 def events_of(job: Job, request: ActionRequest, caller: Caller, now: float) -> Sequence[ev.Event]:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.submitting.under_way import UnderWay
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.paths import Paths
     from orchestrator.store.port import Store
@@ -193,6 +194,8 @@ class JobReader:
             raise named_by_others(error) from error
         except store_errors.JobNotFoundError as error:
             raise NoSuchJobError(f"there is no job {ref!r}") from error
+        except store_errors.UnreadableRecordError as error:
+            raise damaged_error(error) from error
         except store_errors.AmbiguousJobError as error:
             problems = [Problem(message=str(candidate)) for candidate in error.candidates]
             raise AmbiguousReferenceError(f"{ref!r} fits several jobs", problems=problems) from error
@@ -206,6 +209,8 @@ class JobReader:
             return await self._store.job(job_id)
         except store_errors.JobNotFoundError as error:
             raise NoSuchJobError(f"there is no job {job_id!r}") from error
+        except store_errors.UnreadableRecordError as error:
+            raise damaged_error(error) from error
 
     async def events(
         self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
@@ -214,7 +219,11 @@ class JobReader:
         job = await self.record(job_id)
         if tail is not None:  # an event's number is the job's version after it
             after = max(after, job.version - tail)
-        return [event_view(stored) for stored in await self._store.events(job_id, after=after, limit=limit)]
+        try:
+            found = await self._store.events(job_id, after=after, limit=limit)
+        except store_errors.UnreadableRecordError as error:
+            raise damaged_error(error) from error
+        return [event_view(stored) for stored in found]
 
     async def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
         """Return lines of the job's log. Raises BadRequestError for a rank or an attempt that the job does not have."""
@@ -235,10 +244,10 @@ class JobReader:
         newest = book.ranks.get(0) if book is not None and book.attempt == job.attempt_number else None
         return await self._look(job, lambda: saved.list_checkpoints(job, self._paths, verify=verify, newest=newest))
 
-    async def checkpoint_path(self, reference: str, caller: Caller) -> str:
+    async def checkpoint_path(self, reference: str, caller: Caller, under_way: UnderWay | None = None) -> str:
         """Return the path of the checkpoint that ``JOB`` or ``JOB@STEP`` means, of a job whose state the caller may read.
 
-        Raises BadRequestError, NoSuchJobError, NotPermittedError.
+        The submission ``under_way`` needs that job from now on. Raises BadRequestError, NoSuchJobError, NotPermittedError, RefusedError.
         """
         user, slash, rest = reference.rpartition("/")  # a user's name can have an @
         name, at, step = rest.partition("@")
@@ -247,6 +256,8 @@ class JobReader:
             raise BadRequestError(f"{step or 'nothing'!r} is not a step", hint=f"write {ref}@100, or {ref} alone")
         job = await self.record(await self.resolve(ref, caller))
         check_own(caller, "start from a checkpoint of", job.id, job.submission.user, job.submission.uid)
+        if under_way is not None:
+            under_way.need([job.id])
         return await self._look(job, lambda: saved.choose(job, self._paths, step))
 
     async def _look(self, job: Job, look: Callable[[], T]) -> T:
@@ -264,6 +275,13 @@ def named_by_others(error: store_errors.NamedByOthersError) -> NoSuchJobError:
     """Return the API's error for a name that only other users' jobs have; its hint names those jobs."""
     shown = " or ".join(f"{name} ({job_id})" for name, job_id in error.candidates[:MOST_CANDIDATES])
     return NoSuchJobError(f"you have no job {error.reference!r}; other users have", hint=f"write {shown}")
+
+
+def damaged_error(error: store_errors.UnreadableRecordError) -> RefusedError:
+    """Return the API's error for a job whose record is damaged."""
+    return RefusedError(
+        str(error), hint="`orch doctor` lists what is damaged; docs/operations.md has the way to restore a backup"
+    )
 
 
 class JobQueryService:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orchestrator.api import views as v
-from orchestrator.api.errors import DiskFullError, OrchError, RefusedError
+from orchestrator.api.errors import DiskFailedError, DiskFullError, OrchError, RefusedError
 from orchestrator.api.matrix_views import CombinationView
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.scheduler import State
@@ -22,16 +22,21 @@ from orchestrator.daemon.search.book import SearchBook
 from orchestrator.daemon.search.plan import plan_of
 from orchestrator.daemon.sharing.admission import QueueLimits, check_queue
 from orchestrator.daemon.submitting import checking, submission
+from orchestrator.daemon.submitting.under_way import mark_accepted
 from orchestrator.daemon.submitting.uploads import Uploads
 from orchestrator.store import errors as store_errors
+from orchestrator.store.disk import trouble_of
+from orchestrator.store.port import DiskTrouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from orchestrator.api.service import Caller, SubmitRequest
     from orchestrator.core import events as ev
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
+    from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay, UnderWay
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.job import JobSpec
     from orchestrator.spec.settings import Settings
@@ -84,8 +89,9 @@ class Submissions:
         nodes: Nodes,
         counter: Counter,
         blind_to: Callable[[str], Awaitable[list[str]]],
-        resume_path: Callable[[str, Caller], Awaitable[str]],
+        resume_path: Callable[[str, Caller, UnderWay], Awaitable[str]],
         pool: Pool,
+        under_way: SubmissionsUnderWay,
     ) -> None:
         self._loop = loop
         self._store = store
@@ -99,6 +105,7 @@ class Submissions:
         self.limits = QueueLimits(lambda: loop.jobs.values(), settings)  # noqa: PLW0108 - the loop replaces its dictionary
         self._searches = SearchBook(settings.home)
         self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
+        self.under_way = under_way
 
     async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
         """Return the pieces of an upload that have to be sent."""
@@ -137,26 +144,30 @@ class Submissions:
         missing = tuple(name for name in first.spec.secrets if name not in request.secrets)
         if missing:
             return v.SubmitReply(job_id=None, created=False, state=None, needs_secrets=missing)
-        with contextlib.ExitStack() as room:
-            try:
-                room.enter_context(self.limits.adding([one.spec for one in checked], caller))
-                events = await self._prepare(checked, request, caller)
-            except OrchError:
-                # A client may repeat a request that was accepted: changes since then must not refuse it.
-                known = await self._store.accepted(caller.uid, request.idempotency_key)
-                if known is None or known.spec != first.spec:
-                    raise
-                cell = known.submission.matrix
-                jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
-                return _reply(jobs, left_out_view(None), created=False)
-            plan = plan_of(request, first)
-            if plan is not None:
-                try:  # before its first trials are accepted; without them it is forgotten when a daemon starts
-                    await self.pool.run(self._searches.keep, plan, request.secrets)
-                except OSError as error:
-                    self.discard(events)
-                    raise DiskFullError(f"the submission could not be written: {error}") from error
-            reply = await self.accept(events)
+        plan, home = plan_of(request, first), self._settings.home
+        async with self.under_way.begin() as under_way:
+            with contextlib.ExitStack() as room:
+                try:
+                    room.enter_context(self.limits.adding([one.spec for one in checked], caller))
+                    events = await self._prepare(checked, request, caller, under_way)
+                except (OrchError, OSError) as error:
+                    # A client may repeat a request that was accepted: changes since then must not refuse it.
+                    known = await self._store.accepted(caller.uid, request.idempotency_key)
+                    if known is None or known.spec != first.spec:
+                        raise disk_error(error, home) from error
+                    cell = known.submission.matrix
+                    jobs = [known] if cell is None else await self._store.matrix_jobs(cell.matrix_id)
+                    return _reply(jobs, left_out_view(None), created=False)
+                try:
+                    if (
+                        plan is not None
+                    ):  # before its first trials are accepted; without them a daemon forgets it at its start
+                        await self.pool.run(self._searches.keep, plan, request.secrets)
+                    reply = await self.accept(events, under_way)
+                except (OrchError, OSError) as error:
+                    if plan is not None and not under_way.accepted:
+                        await self.pool.run(self._searches.remove, plan.matrix_id)
+                    raise disk_error(error, home) from error
         if plan is not None and not reply.created:
             await self.pool.run(self._searches.remove, plan.matrix_id)
         notes: tuple[str, ...] = ()
@@ -166,9 +177,9 @@ class Submissions:
         return replace(reply, notes=(*reply.notes, *first.notes, *notes))
 
     async def _prepare(
-        self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller
+        self, checked: Sequence[checking.Checked], request: SubmitRequest, caller: Caller, under_way: UnderWay
     ) -> list[ev.JobSubmitted]:
-        """Lay out the files of new jobs. Raises the reason of a refusal; then nothing is left."""
+        """Lay out the files of new jobs. Raises the reason of a refusal, OSError."""
         self.refuse_when_full()
         await self._nodes.wait(READY_SECONDS)
         for one in checked:
@@ -180,41 +191,31 @@ class Submissions:
         needed = {
             one.spec.depends_on: await self.prerequisites(one.spec, request.source, caller.uid) for one in checked
         }
-        resume_from = await self._resume_path(request.resume_from, caller) if request.resume_from else None
+        under_way.need(upon.job_id for each in needed.values() for upon in each)
+        resume_from = await self._resume_path(request.resume_from, caller, under_way) if request.resume_from else None
         files, at = self.pool, self._loop.now()
+        taken = await submission.archive(checked[0].directory, self._settings, files, under_way)
+        submission.check_room(taken, len(checked), self._store.disk().free_bytes)
+        given: dict[str, Any] = {"taken": taken, "files": files, "at": at, "under_way": under_way}
         events: list[ev.JobSubmitted] = []
-        try:
-            taken = await submission.archive(checked[0].directory, self._settings, files)
-            submission.check_room(taken, len(checked), self._store.disk().free_bytes)
-            for one in checked:
-                asked = (one, request, caller, self._settings, resume_from)
-                upon = needed[one.spec.depends_on]
-                events.append(await submission.prepare(*asked, taken=taken, files=files, at=at, prerequisites=upon))
-        except BaseException as error:
-            self.discard(events)
-            if isinstance(error, OSError):
-                raise DiskFullError(f"the submission could not be written: {error}") from error
-            raise
+        for one in checked:
+            asked = (one, request, caller, self._settings, resume_from)
+            events.append(await submission.prepare(*asked, **given, prerequisites=needed[one.spec.depends_on]))
         return events
 
-    def discard(self, events: Sequence[ev.JobSubmitted]) -> None:
-        """Remove the files of jobs that were not accepted."""
-        for event in events:
-            submission.discard(self._settings, event.job_id)
-
-    async def accept(self, events: Sequence[ev.JobSubmitted]) -> v.SubmitReply:
-        """Write a submission with its files laid out, and pass it to the loop; a refused one leaves nothing behind."""
+    async def accept(self, events: Sequence[ev.JobSubmitted], under_way: UnderWay) -> v.SubmitReply:
+        """Write a submission with its files laid out, and pass it to the loop."""
         try:
             jobs, created = await self._store.submit_all(events)
         except store_errors.IdempotencyConflictError as error:
-            self.discard(events)
             raise RefusedError(str(error)) from error
-        except store_errors.DiskFullError as error:
+        except (store_errors.DiskError, store_errors.OutcomeUnknownError) as error:
             self._counter.commit_failed()
-            self.discard(events)
-            raise DiskFullError(str(error)) from error
-        if not created:
-            self.discard(events)
+            under_way.accepted = isinstance(error, store_errors.OutcomeUnknownError)
+            raise disk_error(error, self._settings.home) from error
+        under_way.accepted = created
+        if created:
+            mark_accepted(self._settings.paths, [job.id for job in jobs])
         for job in jobs if created else ():
             self._loop.add(job, await prerequisite_states(job, self._loop.decided, self._store))
         return _reply(jobs, left_out_view(events[0].left_out), created=created)
@@ -224,10 +225,12 @@ class Submissions:
         return await resolve(spec, self._store, source, uid)
 
     def refuse_when_full(self) -> None:
-        """Raise DiskFullError where the disk has no space for another job."""
-        disk = self._store.disk()
-        if not disk.accepts_submissions:
-            raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {self._settings.home}")
+        """Raise DiskFullError or DiskFailedError where the disk takes no other job."""
+        disk, home = self._store.disk(), self._settings.home
+        if disk.trouble is DiskTrouble.FULL:
+            raise DiskFullError(f"only {disk.free_bytes / 1e6:.0f} MB are free under {home}")
+        if disk.trouble is not None:
+            raise _refusal(disk.trouble, home)
 
     async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
         """Return the preview of a submission; store nothing."""
@@ -321,6 +324,29 @@ class SubmissionService:
     async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
         """Keep a piece of an upload."""
         await self._submissions.put_piece(digest, data, caller)
+
+
+def disk_error(error: Exception, home: Path) -> OrchError:
+    """Return the API's error for one that the disk may have caused."""
+    if isinstance(error, OrchError):
+        return error
+    if isinstance(error, store_errors.OutcomeUnknownError):
+        return DiskFailedError(str(error), hint="submit again only where `orch status` does not show it")
+    trouble = error.trouble if isinstance(error, store_errors.DiskError) else trouble_of(error, home)
+    if trouble is None:
+        return RefusedError(
+            f"the submission could not be written: {error}", hint="remove the reason, then submit again"
+        )
+    return _refusal(trouble, home)
+
+
+def _refusal(trouble: DiskTrouble, home: Path) -> OrchError:
+    kind = DiskFullError if trouble in (DiskTrouble.FULL, DiskTrouble.NO_INODES) else DiskFailedError
+    remedy = store_errors.disk_remedy(trouble, home)
+    return kind(
+        f"{store_errors.disk_sentence(trouble, home)}, so no new job is accepted",
+        hint=f"{remedy}, then submit again; running jobs continue",
+    )
 
 
 def _reply(jobs: Sequence[Job], left_out: v.LeftOutView | None, *, created: bool) -> v.SubmitReply:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator import trees
 from orchestrator.daemon.search.plan import SearchPlan
-from orchestrator.private_files import make_private, replace_private
+from orchestrator.durable_files import sync_directory, write_whole
+from orchestrator.private_files import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,8 +50,9 @@ class SearchBook:
         """Write a new search, durably. Raises OSError."""
         folder = make_private(self._of(plan.matrix_id))
         if secrets:
-            replace_private(folder / SECRETS, json.dumps(dict(secrets)).encode())
-        replace_private(folder / PLAN, json.dumps(asdict(plan)).encode())
+            write_whole(folder / SECRETS, json.dumps(dict(secrets)).encode())
+        write_whole(folder / PLAN, json.dumps(asdict(plan)).encode())
+        sync_directory(folder.parent)
 
     def plan(self, matrix_id: str) -> SearchPlan | None:
         """Return the plan of a search; None where the matrix is no search, or its file is damaged."""
@@ -85,7 +87,7 @@ class SearchBook:
     def note(self, matrix_id: str, study: StudyRecord) -> None:
         """Write the results of its trials, and remove the secrets of a search that is over. Raises OSError."""
         folder = self._of(matrix_id)
-        replace_private(folder / STUDY, json.dumps(asdict(study)).encode())
+        write_whole(folder / STUDY, json.dumps(asdict(study)).encode())
         if study.over:
             (folder / SECRETS).unlink(missing_ok=True)
 

@@ -21,8 +21,10 @@ from orchestrator.daemon.search.advisor import process_advisor
 from orchestrator.daemon.search.book import SearchBook, StudyRecord
 from orchestrator.daemon.search.trial import prepare_trial
 from orchestrator.daemon.search.trials import SETTLE_SECONDS, settles, standing
+from orchestrator.daemon.submitting.under_way import mark_accepted
 from orchestrator.runtime.pools import working_for
 from orchestrator.spec.problems import SpecError
+from orchestrator.store.errors import DiskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.search.advisor import Advisor
     from orchestrator.daemon.search.plan import SearchPlan
     from orchestrator.daemon.search.trials import Standing
+    from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
@@ -73,6 +76,7 @@ class SearchDesk:
         store: Store,
         settings: Settings,
         pool: Pool,
+        under_way: SubmissionsUnderWay,
         log: FilteringBoundLogger,
         *,
         advisor: MakeAdvisor = process_advisor,
@@ -83,6 +87,7 @@ class SearchDesk:
         self._store = store
         self._settings = settings
         self._pool = pool
+        self._under_way = under_way
         self._log = log
         self._advisor = advisor
         self._look_seconds = look_seconds
@@ -260,9 +265,18 @@ class SearchDesk:
             search=True,
         )
         secrets = await self._pool.run(self.book.secrets, plan.matrix_id)
-        with working_for(base.submission.uid):
-            event = await prepare_trial(base, plan, cell, secrets, self._loop, self._settings, self._pool)
-        job, _ = await self._store.submit(event)
+        async with self._under_way.begin() as under_way:
+            under_way.need([base.id])
+            with working_for(base.submission.uid):
+                given = (base, plan, cell, secrets, self._loop, self._settings, self._pool, under_way)
+                event = await prepare_trial(*given)
+            under_way.accepted = True  # until it is known: a cancelled write may be done
+            try:
+                job, _ = await self._store.submit(event)
+            except DiskError:
+                under_way.accepted = False
+                raise
+            mark_accepted(self._settings.paths, [job.id])
         search.jobs[job.id] = job
         self._loop.add(job, {})
         self._log.info("search.trial", matrix=plan.matrix_id, number=number, job=job.id, values=dict(values))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.search.plan import SearchPlan
+    from orchestrator.daemon.submitting.under_way import UnderWay
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.settings import Settings
 
@@ -31,6 +32,7 @@ async def prepare_trial(
     loop: Loop,
     settings: Settings,
     files: Pool,
+    under_way: UnderWay,
 ) -> JobSubmitted:
     """Lay out the files of a trial at ``cell``, as ``base``'s were. Raises SpecError, RefusedError, OSError.
 
@@ -49,5 +51,7 @@ async def prepare_trial(
     check_queue(spec, loop.shares.sharing)
     who = base.submission
     caller = Caller(uid=who.uid, gid=-1, user=who.user, is_owner=False)
-    event = await prepare_rerun(base, spec, caller, settings, secrets, None, files=files, at=loop.now())
+    event = await prepare_rerun(
+        base, spec, caller, settings, secrets, None, files=files, at=loop.now(), under_way=under_way
+    )
     return replace(event, matrix=cell, rerun_of=None)

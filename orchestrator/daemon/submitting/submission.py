@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator import trees
 from orchestrator.api.errors import RefusedError, invalid_spec
 from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
@@ -21,6 +20,7 @@ from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.daemon.submitting.checking import Checked
+from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.private_files import make_private
 from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, change_spec
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import GitState, LeftOut, MatrixCell, Prerequisite
     from orchestrator.core.job.record import Job
+    from orchestrator.daemon.submitting.under_way import UnderWay
     from orchestrator.runtime.pools import Pool
+    from orchestrator.spec.paths import Paths
     from orchestrator.spec.settings import Settings
 
 
@@ -171,12 +173,12 @@ class Archive:
     size_bytes: int = 0
 
 
-async def archive(directory: Path | None, settings: Settings, files: Pool) -> Archive:
+async def archive(directory: Path | None, settings: Settings, files: Pool, under_way: UnderWay) -> Archive:
     """Archive the working directory. Raises RefusedError."""
     if directory is None:
         return Archive()
     try:
-        taken = await files.run(_take, directory, settings)
+        taken = await files.run(_archive, directory, settings, under_way)
     except snapshot.WorkdirError as error:
         raise RefusedError(str(error)) from error
     return Archive(digest=taken.digest, left_out=taken.left_out, size_bytes=taken.size_bytes)
@@ -202,17 +204,15 @@ async def prepare(
     taken: Archive,
     files: Pool,
     at: float,
+    under_way: UnderWay,
     prerequisites: tuple[Prerequisite, ...] = (),
 ) -> JobSubmitted:
-    """Lay out the working copy and write the secrets; return the event that submits the job ``at`` a wall time."""
-    new_id = job_id(checked.spec.name, random.randbits(64))
+    """Put the job's files on disk; return the event that submits the job ``at`` a wall time."""
+    new_id = _new_id(checked.spec, under_way)
     paths = settings.paths
-    try:
-        await files.run(_lay_out_all, taken.digest, checked.modules, settings, new_id)
-    except snapshot.WorkdirError as error:
-        raise RefusedError(str(error)) from error
-    resume_from = await _pinned(resume_from, settings, new_id, files)
-    write_secrets(paths, new_id, request.secrets)
+    resume_from = await files.run(
+        _lay_out_all, taken.digest, checked, settings, new_id, under_way, resume_from, request.secrets
+    )
     path = os.pathsep.join(dict.fromkeys([str(Path(checked.python).parent), *request.path.split(os.pathsep)]))
     who = _Who(user=caller.user, uid=caller.uid, path=path, key=_key(request.idempotency_key, checked.cell))
     work = str(paths.work(new_id))
@@ -220,53 +220,79 @@ async def prepare(
     return replace(event, prerequisites=prerequisites, matrix=checked.cell)
 
 
+def _new_id(spec: JobSpec, under_way: UnderWay) -> str:
+    new_id = job_id(spec.name, random.randbits(64))
+    under_way.job_ids.append(new_id)
+    return new_id
+
+
+def _finish(paths: Paths, new_id: str, resume_from: str | None, secrets: Mapping[str, str]) -> str | None:
+    """Keep the checkpoint to start from beside the new job, as its own job may remove it, and write the secrets.
+
+    Then the names in the job's directory, and its own, are put on disk. Return where the checkpoint is kept.
+    """
+    if resume_from is not None:
+        resume_from = pin(resume_from, paths.job(new_id) / "resume")
+    write_secrets(paths, new_id, secrets)
+    sync_directory(paths.job(new_id))
+    sync_directory(paths.jobs)
+    return resume_from
+
+
 def _key(request_key: str, cell: MatrixCell | None) -> str:
     """Return a job's key, unique in a matrix; no client's key has a slash."""
     return request_key if cell is None or not cell.index or not request_key else f"{request_key}/{cell.index}"
 
 
-async def _pinned(resume_from: str | None, settings: Settings, new_id: str, files: Pool) -> str | None:
-    """Keep the checkpoint to start from beside the new job: its own job may remove it before this one starts."""
-    if resume_from is None:
-        return None
-    return await files.run(pin, resume_from, settings.paths.job(new_id) / "resume")
+def _archive(directory: Path, settings: Settings, under_way: UnderWay) -> snapshot.Snapshot:
+    with under_way.writing:
+        return _take(directory, settings, under_way)
 
 
-def _take(directory: Path, settings: Settings) -> snapshot.Snapshot:
-    return snapshot.take(directory, settings.paths.blob, max_bytes=settings.snapshot_max_bytes)
+def _take(directory: Path, settings: Settings, under_way: UnderWay) -> snapshot.Snapshot:
+    return snapshot.take(directory, under_way.blob, max_bytes=settings.snapshot_max_bytes)
 
 
-def _lay_out_all(digest: str, modules: Sequence[Path], settings: Settings, new_id: str) -> None:
-    """Lay out the working copy and the modules, in one turn of a thread."""
-    _lay_out(digest, settings, new_id)
-    _take_modules(modules, settings, new_id)
+def _lay_out_all(
+    digest: str,
+    checked: Checked,
+    settings: Settings,
+    new_id: str,
+    under_way: UnderWay,
+    resume_from: str | None,
+    secrets: Mapping[str, str],
+) -> str | None:
+    """Put all files of the job on disk, in one turn of a thread; return where the checkpoint to start from is kept. Raises RefusedError."""
+    with under_way.writing:
+        try:
+            _lay_out(digest, settings, new_id, under_way)
+            _take_modules(checked.modules, settings, new_id, under_way)
+        except snapshot.WorkdirError as error:
+            raise RefusedError(str(error)) from error
+        return _finish(settings.paths, new_id, resume_from, secrets)
 
 
-def _lay_out(digest: str, settings: Settings, new_id: str) -> None:
+def _lay_out(digest: str, settings: Settings, new_id: str, under_way: UnderWay) -> None:
     work = settings.paths.work(new_id)
     make_private(settings.paths.checkpoints(new_id))  # a rank would create it with its own umask
     if digest:
-        snapshot.lay_out(digest, settings.paths.blob, work)
+        snapshot.lay_out(digest, under_way.blob, work)
     else:
         work.mkdir(parents=True, exist_ok=True)
 
 
-def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str) -> None:
+def _take_modules(modules: Sequence[Path], settings: Settings, new_id: str, under_way: UnderWay) -> None:
     """Copy the modules for the job: a queued or restarted job runs what was submitted."""
     paths = settings.paths
     for module in modules:
         target = paths.modules(new_id) / module.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if module.is_dir():
-            taken = _take(module, settings)
-            snapshot.lay_out(taken.digest, paths.blob, target)
+            taken = _take(module, settings, under_way)
+            snapshot.lay_out(taken.digest, under_way.blob, target)
         else:
             shutil.copyfile(module, target)
-
-
-def discard(settings: Settings, new_id: str) -> None:
-    """Remove what ``prepare`` created for a job that was not accepted."""
-    trees.remove(settings.paths.job(new_id))
+            sync_tree(target)
 
 
 def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job:
@@ -275,17 +301,26 @@ def probe(checked: Checked, prerequisites: tuple[Prerequisite, ...] = ()) -> Job
     return submitted(event, 2**62)
 
 
-def _take_modules_again(job: Job, settings: Settings, new_id: str) -> None:
+def _take_modules_again(job: Job, settings: Settings, new_id: str, under_way: UnderWay) -> None:
     if not job.spec.runtime_env.py_modules:
         return
     modules = settings.paths.modules(job.id)
     try:
-        _take_modules(sorted(modules.iterdir()), settings, new_id)
+        _take_modules(sorted(modules.iterdir()), settings, new_id, under_way)
     except (OSError, snapshot.WorkdirError) as error:  # the job may have changed or removed them
         raise RefusedError(
             f"the py_modules of {job.id} cannot be copied from {modules}: {error}",
             hint="submit its job.yaml again",
         ) from error
+
+
+def _lay_out_rerun(
+    job: Job, settings: Settings, new_id: str, under_way: UnderWay, resume_from: str | None, secrets: Mapping[str, str]
+) -> str | None:
+    with under_way.writing:
+        _lay_out(job.submission.snapshot, settings, new_id, under_way)
+        _take_modules_again(job, settings, new_id, under_way)
+        return _finish(settings.paths, new_id, resume_from, secrets)
 
 
 def spec_of_rerun(job: Job, overrides: Sequence[str], nodes: Mapping[str, Node]) -> JobSpec:
@@ -323,15 +358,13 @@ async def prepare_rerun(
     *,
     files: Pool,
     at: float,
+    under_way: UnderWay,
     prerequisites: tuple[Prerequisite, ...] = (),
     in_matrix: bool = False,
 ) -> JobSubmitted:
     """Create a job that runs ``spec`` (see ``spec_of_rerun``) from ``job``'s archive; ``in_matrix``: at its place in the matrix."""
-    new_id = job_id(spec.name, random.randbits(64))
-    await files.run(_lay_out, job.submission.snapshot, settings, new_id)
-    await files.run(_take_modules_again, job, settings, new_id)
-    resume_from = await _pinned(resume_from, settings, new_id, files)
-    write_secrets(settings.paths, new_id, secrets)
+    new_id = _new_id(spec, under_way)
+    resume_from = await files.run(_lay_out_rerun, job, settings, new_id, under_way, resume_from, secrets)
     checked = Checked(spec=spec, python=_rerun_python(job, spec), directory=None)
     who = _Who(user=caller.user, uid=caller.uid, path=job.submission.path, key=f"rerun-{new_id}")
     work = str(settings.paths.work(new_id))

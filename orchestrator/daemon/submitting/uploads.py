@@ -145,10 +145,14 @@ class Uploads:
             raise BadRequestError(f"{entry.path} has {entry.size_bytes} bytes, its pieces have {written}")
 
     def _read(self, uid: int, digest: str) -> bytes:
-        try:
-            return self._piece(uid, digest).read_bytes()
-        except FileNotFoundError as error:
-            raise BadRequestError(f"piece {digest[:12]} of the upload is not here", hint="submit again") from error
+        """Return a piece. One that differs from its digest, as after a power cut, is removed, so that it is sent again."""
+        path = self._piece(uid, digest)
+        with contextlib.suppress(FileNotFoundError):
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == digest:
+                return data
+            path.unlink()
+        raise BadRequestError(f"piece {digest[:12]} of the upload is not here", hint="submit again")
 
     def _piece(self, uid: int, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

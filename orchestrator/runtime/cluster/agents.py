@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.durable_files import write_whole
 from orchestrator.runtime.names import SERVICES, agent_name
 
 if TYPE_CHECKING:
@@ -26,14 +28,18 @@ class AgentMaker:
         return self._site.embedded
 
     def keep_home_token(self) -> None:
-        """Write the token by which a node proves that it shares the home; an existing one is kept: agents outlive daemons."""
+        """Write the token by which a node proves that it shares the home; an existing one is kept: agents outlive daemons.
+
+        An empty or torn one is replaced: an agent compares the file's content, which no agent had as its proof.
+        """
         path = self._site.home_token
         try:
-            self._home_token = path.read_text()
+            self._home_token = path.read_text(errors="replace")
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(secrets.token_hex(16))
-            self._home_token = path.read_text()
+        if not re.fullmatch(r"[0-9a-f]{32}", self._home_token):
+            self._home_token = secrets.token_hex(16)
+            write_whole(path, self._home_token.encode())
 
     def make(self, node_id: str) -> Any:
         """Find or create the agent of a node. Blocks."""

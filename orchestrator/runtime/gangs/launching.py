@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
 from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
 from orchestrator.runtime.gangs.orders import ask
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
+from orchestrator.runtime.nodes.working_copy import renew
 from orchestrator.runtime.ranks.actor import rendezvous_of
 from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.paths import Paths, exit_record_name
@@ -93,6 +95,8 @@ class Launcher:
         waiting = [rank for rank, greeting in enumerate(gang.greetings) if greeting.launched < attempt]
         if waiting:
             self._refuse_to_repeat(job, waiting)
+            if attempt == 1 and len(waiting) == len(gang.greetings):
+                await self._renew_files(job)
             await self._launch(job, gang, seats)
         self._relay.watch(job, gang, attempt)
 
@@ -106,6 +110,18 @@ class Launcher:
         for rank in ranks:
             if exit_record_name(rank) in ended:
                 raise GangLostError(ActorLost(rank=rank))
+
+    async def _renew_files(self, job: Job) -> None:
+        """Lay out the files anew that no rank has used, if the machine was started since: a disk may have lost of them what it had confirmed.
+
+        Raises GangLostError for a damaged archive.
+        """
+        paths = self._settings.paths
+        try:
+            await self._pool.run(renew, job.submission.snapshot, paths.blob, paths.work(job.id), paths.laid_out(job.id))
+        except (OSError, ValueError) as error:
+            host = os.uname().nodename
+            raise GangLostError(FilesNotSent(rank=0, node=job.nodes[0], said=str(error), host=host)) from error
 
     async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.Seat, ...]) -> None:
         await self._bring_files(job)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator import trees
+from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.private_files import enter_below
 from orchestrator.runtime.nodes.directories import ROUND_SECONDS
 from orchestrator.runtime.nodes.working_copy import Outputs, find_outputs, lay_out, open_output
@@ -88,7 +89,9 @@ class NodeFiles:
         if arrived != digest:
             draft.unlink()
             raise BlobDamagedError(f"blob {digest[:12]} arrived as {arrived[:12]}; it is sent again")
+        sync_tree(draft)
         draft.replace(target)
+        sync_directory(target.parent)
 
     def lay_out(self, job_id: str, digest: str) -> str:
         """Create the job's working copy from stored blobs, or an empty one without a digest. Returns its path."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from orchestrator import trees
 from orchestrator.abandoned import stop_if_abandoned
+from orchestrator.durable_files import boot_id, sync_directory, sync_tree, write_whole
 from orchestrator.private_files import enter_below
 from orchestrator.spec.globs import Globs
 
@@ -50,7 +51,10 @@ class Outputs:
 
 
 def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
-    """Create a writable copy of the archive at ``target``, atomically; an existing copy is kept."""
+    """Create a writable copy of the archive at ``target``; an existing copy, which is complete and on disk, is kept.
+
+    Raises ValueError for an archive that is damaged or leads out of the copy, OSError.
+    """
     if target.is_symlink():
         raise ValueError(f"{target} is a link; remove it")
     if target.exists():
@@ -72,7 +76,32 @@ def lay_out(digest: str, blob: Callable[[str], Path], target: Path) -> None:
                 shutil.copyfile(blob(entry["digest"]), path)
                 path.chmod(entry["mode"])
     _refuse_links_out(draft, manifest["entries"])
+    sync_tree(draft)
     draft.replace(target)
+    sync_directory(target.parent)
+
+
+def renew(digest: str, blob: Callable[[str], Path], target: Path, boot: Path) -> None:
+    """Replace a copy that no rank has used yet by a new one from the checked archive, unless ``boot`` names this boot of the machine.
+
+    Without an archive the copy is an empty directory. Raises ValueError for a damaged archive, OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if boot.read_text("ascii", errors="replace") == boot_id():
+            return
+    if not digest:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    for needed in digests(digest, blob):
+        with blob(needed).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != needed:
+                raise ValueError(
+                    f"the archive of the working directory is damaged: {blob(needed)}; submit the job again"
+                )
+    if not target.is_symlink():  # lay_out refuses one
+        trees.remove(target)
+    lay_out(digest, blob, target)
+    write_whole(boot, boot_id().encode())
 
 
 def _refuse_ways_out(entries: Sequence[Mapping[str, str]]) -> None:

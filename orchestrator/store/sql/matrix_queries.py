@@ -17,7 +17,7 @@ class MatrixReader(Reader):
 
     def matrix_jobs(self, matrix_id: str) -> list[Job]:
         """Return the jobs of a matrix, reruns included, in order of arrival."""
-        return [self._parsed.job(row) for row in self._connection.execute(STATEMENTS["jobs_of_matrix"], (matrix_id,))]
+        return self._readable(self._connection.execute(STATEMENTS["jobs_of_matrix"], (matrix_id,)))
 
     def find_matrix(self, reference: str, uid: int) -> str | None:
         """Return the id of the matrix that a reference of this user means; see ``port.Store.find_matrix``."""

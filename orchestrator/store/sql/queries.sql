@@ -31,7 +31,7 @@ SELECT id, version, record FROM jobs WHERE id = ?;
 
 -- name: job_by_key
 -- The job that an idempotency key stands for.
-SELECT record FROM jobs WHERE uid = ? AND idempotency_key = ? AND idempotency_key <> '';
+SELECT id, version, record FROM jobs WHERE uid = ? AND idempotency_key = ? AND idempotency_key <> '';
 
 -- name: newest_by_name
 -- A user's newest job of a name.
@@ -75,7 +75,7 @@ SELECT DISTINCT matrix FROM jobs WHERE matrix >= ? AND matrix < ? ORDER BY matri
 
 -- name: live_jobs
 -- Every job that is not terminal, in order of arrival.
-SELECT record FROM jobs WHERE ended_at IS NULL ORDER BY sequence;
+SELECT id, version, record FROM jobs WHERE ended_at IS NULL ORDER BY sequence;
 
 -- name: first_since
 -- The earliest place among jobs submitted since a time; the plus sign keeps SQLite from walking the places instead.
@@ -125,6 +125,14 @@ ORDER BY ended_at, sequence LIMIT ?;
 -- name: delete_job
 -- Forget a terminal job; its events go with it.
 DELETE FROM jobs WHERE sequence = ? AND ended_at IS NOT NULL;
+
+-- name: records_after
+-- Every record, page by page, to find damaged ones.
+SELECT sequence, id, version, record FROM jobs WHERE sequence > ? ORDER BY sequence LIMIT ?;
+
+-- name: archives
+-- Every job's archive, as its record has it; NULL where the record is damaged.
+SELECT id, CASE WHEN json_valid(record) THEN json_extract(record, '$.snapshot') END FROM jobs;
 
 -- name: all_jobs
 -- Every row, for verification.

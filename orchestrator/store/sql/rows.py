@@ -6,14 +6,19 @@ import json
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.core import events as ev
+from orchestrator.core.errors import UnknownEventError
 from orchestrator.core.ids import JobId
+from orchestrator.core.lifecycle.fold import fold, submitted
 from orchestrator.core.notices import Notice
 from orchestrator.core.stored.job_record import event_body, event_from, job_from_text, job_to_dict
+from orchestrator.spec.paths import is_job_id
 from orchestrator.store.errors import UnreadableRecordError
 from orchestrator.store.port import StoredEvent, StoredNotice
 
 if TYPE_CHECKING:
-    from orchestrator.core import events as ev
+    from collections.abc import Iterable
+
     from orchestrator.core.job.record import Job
 
 
@@ -33,9 +38,9 @@ class Parsed:
         key = row[:2]
         job = self._jobs.get(key)
         if job is None and len(row[2]) > LONGEST_PARSED:
-            return job_of(row[2])
+            return job_of(row[2], row[0])
         if job is None:
-            job = self._jobs[key] = job_of(row[2])
+            job = self._jobs[key] = job_of(row[2], row[0])
             if len(self._jobs) > PARSED_JOBS:
                 self._jobs.popitem(last=False)
         else:
@@ -62,12 +67,32 @@ def job_row(job: Job) -> dict[str, Any]:
     }
 
 
-def job_of(record: str) -> Job:
-    """Return the job of a row's ``record``. Raises UnreadableRecordError."""
+def job_of(record: str, job_id: str) -> Job:
+    """Return the job of a row's ``record``. Raises UnreadableRecordError; also where it is another job's, or its id names no directory."""
     try:
-        return job_from_text(record)
+        _refuse_damaged(record)
+        job = job_from_text(record)
     except Exception as error:  # an invalid record can raise any error
-        raise UnreadableRecordError(f"{type(error).__name__}: {error}") from error
+        raise UnreadableRecordError(job_id, f"{type(error).__name__}: {error}") from error
+    if job.id != job_id or not is_job_id(job_id):
+        raise UnreadableRecordError(
+            job_id, f"it is the record of {job.id!r}" if job.id != job_id else "this is no job's id"
+        )
+    return job
+
+
+def replay(stored: Iterable[StoredEvent], sequence: int) -> Job:
+    """Return the record folded from the events. Raises ValueError when they do not begin with a submission or have gaps."""
+    entries = iter(stored)
+    first = next(entries, None)
+    if first is None or not isinstance(first.event, ev.JobSubmitted):
+        raise ValueError("its events do not begin with a submission")
+    job = submitted(first.event, sequence)
+    for entry in entries:
+        job = fold(job, entry.event)
+        if job.version != entry.number:
+            raise ValueError(f"event {entry.number} ({entry.event.kind}) does not follow from those before it")
+    return job
 
 
 def event_row(sequence: int, number: int, event: ev.Event) -> tuple[int, int, str, float, str, str]:
@@ -87,9 +112,20 @@ def notice_of(row: tuple[int, str, str, str, float, int]) -> StoredNotice:
 
 
 def event_of(job_id: JobId, row: tuple[int, str, float, str, str]) -> StoredEvent:
-    """Return the event of a row of ``events_of``."""
+    """Return the event of a row of ``events_of``. Raises UnreadableRecordError; UnknownEventError for a newer version's event."""
     number, kind, at, cause, body = row
-    return StoredEvent(number, event_from(kind, json.loads(body), job_id=job_id, at=at, cause=cause))
+    try:
+        _refuse_damaged(body)
+        return StoredEvent(number, event_from(kind, json.loads(body), job_id=job_id, at=at, cause=cause))
+    except UnknownEventError:
+        raise
+    except Exception as error:  # an invalid body can raise any error
+        raise UnreadableRecordError(job_id, f"event {number}: {type(error).__name__}: {error}") from error
+
+
+def _refuse_damaged(text: str) -> None:
+    if not text.isascii():  # ``_dumps`` writes nothing else
+        raise ValueError("it has bytes that are not ASCII")
 
 
 def _dumps(value: Any) -> str:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from orchestrator.durable_files import sync_directory, sync_tree
 from orchestrator.store.errors import StoreTooNewError, StoreUnreadableError
-from orchestrator.store.sql.sqlite_errors import is_disk_full
+from orchestrator.store.sql.sqlite_errors import is_refused_by_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{_escaped(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False
     )
+    connection.text_factory = _text
     try:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA foreign_keys = ON")
@@ -108,7 +110,7 @@ def check(path: Path, *, known: int) -> int:
         with contextlib.closing(connect(path, read_only=True)) as connection:
             return _check_content(connection, path, known)
     except sqlite3.DatabaseError as error:
-        if is_disk_full(error):
+        if is_refused_by_disk(error):
             raise  # reading beside a log takes a little space too
         raise StoreUnreadableError(path, str(error)) from error
 
@@ -153,15 +155,6 @@ def statements(text: str) -> Iterator[str]:
         raise ValueError(f"the last statement is not finished: {pending.strip()!r}")
 
 
-def sync_directory(path: Path) -> None:
-    """Make a rename in the directory ``path`` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _create(path: Path, migrations: Sequence[Migration]) -> None:
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)
@@ -182,7 +175,14 @@ def _keep_copy(connection: sqlite3.Connection, path: Path, version: int) -> None
     with contextlib.closing(sqlite3.connect(draft)) as copy:
         connection.backup(copy)
     draft.chmod(0o600)
+    sync_tree(draft)
     draft.replace(path.with_name(f"{path.name}.v{version}"))
+    sync_directory(path.parent)
+
+
+def _text(data: bytes) -> str:
+    """Return a text column; a damaged one is still text, so that only its row is affected."""
+    return data.decode(errors="replace")
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

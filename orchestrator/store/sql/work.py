@@ -64,7 +64,7 @@ class SubmitAll:
 
 def _known(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job | None:
     row = connection.execute(STATEMENTS["job_by_key"], (event.uid, event.idempotency_key)).fetchone()
-    return None if row is None else job_of(row[0])
+    return None if row is None else job_of(row[2], row[0])
 
 
 def _insert(connection: sqlite3.Connection, event: ev.JobSubmitted) -> Job:

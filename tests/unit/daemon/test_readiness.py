@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.daemon.health import DaemonHealth, Endpoints
 from orchestrator.daemon.readiness import Readiness
+from orchestrator.runtime.pools import Pools
 from orchestrator.store.disk import MIN_FREE_BYTES
+from orchestrator.store.errors import disk_sentence
+from orchestrator.store.memory import MemoryStore
+from orchestrator.store.port import DamagedRecord, DiskStatus, DiskTrouble
 from orchestrator.store.sqlite import SqliteStore
+from tests.unit.daemon.parts import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -109,3 +115,32 @@ def test_many_who_ask_at_once_cost_one_look_while_it_is_fresh(fresh_seconds: flo
 
     asyncio.run(ask())
     assert looks == cost
+
+
+@pytest.mark.parametrize("trouble", DiskTrouble)
+def test_a_disk_that_takes_no_job_is_named_and_does_not_keep_the_daemon_from_starting(
+    tmp_path: Path, trouble: DiskTrouble
+) -> None:
+    async def look() -> tuple[bool, tuple[str, ...], list[str]]:
+        store, ready = MemoryStore(), asyncio.Event()
+        ready.set()
+        store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, trouble=trouble)  # type: ignore[method-assign]
+        async with Rounds(store) as rounds:
+            health = DaemonHealth(
+                rounds.loop,
+                store,
+                Pools(),
+                known={},
+                ready=ready,
+                endpoints=Endpoints(home=str(tmp_path), started_at=0.0),
+                ray_address=str,
+                simulated_gpus=int,
+            )
+            health.damaged = [DamagedRecord("torn-aaaaaa", "the record of job torn-aaaaaa is damaged", rebuilt=False)]
+            view = await health.view()
+            return view.ready, view.problems, health.not_ready()
+
+    ready, problems, not_ready = asyncio.run(look())
+    (told,) = not_ready
+    assert told.startswith(disk_sentence(trouble, tmp_path))
+    assert (ready, problems) == (True, (told, "the record of job torn-aaaaaa is damaged"))

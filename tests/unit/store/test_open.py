@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.states import JobState
-from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUnreadableError, UnreadableRecordError
+from orchestrator.store.errors import StoreInUseError, StoreTooNewError, StoreUnreadableError
 from orchestrator.store.port import FinishedCount
 from orchestrator.store.sql.schema import Migration, connect, known_migrations, migrate, statements
 from orchestrator.store.sqlite import SqliteStore
@@ -242,17 +242,6 @@ class TestRefused:
         path.unlink()
         assert open_store().disk().accepts_submissions
         assert sorted(p.suffix for p in path.parent.iterdir()) == [".db", ".db-shm", ".db-wal", ".lock"]
-
-    def test_a_record_of_another_shape_is_told_when_it_is_read(self, path: Path, open_store: Open, run: Run) -> None:
-        store = open_store()
-        run(add(store, ID))
-        store.close()
-        with closing(connect(path)) as connection:
-            connection.execute("UPDATE jobs SET record = '{}'")
-        with pytest.raises(
-            UnreadableRecordError, match=r"required field missing @ \$\.id; .* more\): run `orch doctor"
-        ):
-            run(open_store().load_live())
 
 
 class TestHeld:

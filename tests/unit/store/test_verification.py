@@ -11,8 +11,8 @@ import pytest
 from orchestrator.core import events as ev
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredEvent
+from orchestrator.store.sql.rows import replay
 from orchestrator.store.sql.schema import connect
-from orchestrator.store.verification import replay
 from tests.unit.core.builders import ID, T0, changed, submission
 from tests.unit.store.lives import add, end, note, run_it
 

@@ -105,19 +105,12 @@ def _token(session: Session, token_file: str) -> str:
 
 
 def _write(session: Session, text: str) -> None:
+    from pathlib import Path
+
+    from orchestrator.durable_files import write_whole
     from orchestrator.private_files import make_private
 
     path = login_path(session.environ)
-    from pathlib import Path
-
     make_private(Path(path).parent)
-    draft = f"{path}.{os.getpid()}"
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
-        os.replace(draft, path)
-    except BaseException:
-        os.unlink(draft)
-        raise
+    write_whole(Path(path), text.encode())
     read_login(session.environ)

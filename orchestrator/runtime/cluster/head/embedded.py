@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.durable_files import write_whole
 from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, outlive_heads
 from orchestrator.runtime.cluster.head.first_fork_server import FirstForkServer
 from orchestrator.runtime.cluster.head.processes import (
@@ -32,6 +34,7 @@ LOOPBACK: Final = "127.0.0.1"
 CONNECT_SECONDS: Final = 1.0
 VISIBLE_GPUS: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables with which a shell restricts a program to some GPUs. Ray does not start with more GPUs than they show."""
+TOKEN_BYTES: Final = 32
 
 
 class EmbeddedHead:
@@ -80,15 +83,17 @@ class EmbeddedHead:
         return self._head.gcs_address
 
     def _keep_token(self) -> str:
-        """Create the token if there is none, and make Ray use it."""
+        """Create the token if there is none, or a torn one that no process can be using, and make Ray use it."""
         path = self._token_path
-        if not path.exists():
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.write(handle, secrets.token_hex(32).encode())
-            os.close(handle)
+        if not path.exists() or (_is_torn(path) and not self._may_be_in_use()):
+            write_whole(path, secrets.token_hex(TOKEN_BYTES).encode())
         token = token_file.read(path)
         os.environ.update(ray_environment(path))
         return token
+
+    def _may_be_in_use(self) -> bool:
+        head = read_head(self._site.head_file)
+        return head is not None and any(is_alive(pid, created) for pid, created in head.pids.values())
 
     async def _find(self) -> Head | None:
         """Return the head of an earlier daemon; end what is left of one that has died, or is ending and would never answer."""
@@ -179,6 +184,14 @@ class EmbeddedHead:
         self._head = read_head(self._site.head_file)
         await self.end()
         await asyncio.to_thread(self._site.remove_node_state)
+
+
+def _is_torn(token: Path) -> bool:
+    """Whether the file is one of the daemon's own without its content, as a power cut can leave it."""
+    try:
+        return re.fullmatch(rb"[0-9a-f]{64}", token.read_bytes()) is None
+    except OSError:
+        return False
 
 
 async def _is_closed(head: Head) -> bool:

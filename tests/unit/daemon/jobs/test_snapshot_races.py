@@ -70,7 +70,7 @@ def test_a_full_disk_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pyte
     def full(_handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(snapshot, "_sync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         snapshot.take(source, blobs(tmp_path), max_bytes=LIMIT)
     assert strays(tmp_path) == []

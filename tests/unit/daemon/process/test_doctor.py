@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,9 @@ from orchestrator.api.launch import Finding, Level
 from orchestrator.api.server.testing import FakeService, serve_fake
 from orchestrator.daemon.process import doctor
 from orchestrator.spec.settings import Settings
+from orchestrator.store.sql.schema import connect
+from orchestrator.store.sqlite import SqliteStore
+from tests.unit.store.lives import add
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +67,22 @@ def test_without_groups_here_nothing_is_promised(settings: Settings, monkeypatch
     (found,) = doctor._memory_limits(settings)
     assert found.level is Level.WARNING
     assert "cannot be made here" in found.what
+
+
+def test_damaged_records_are_named_without_a_daemon(settings: Settings) -> None:
+    async def two_jobs() -> None:
+        store = SqliteStore.open(settings.paths.store, reserve=None, min_free_bytes=0)
+        for name in ("one-aaaaaa", "two-aaaaaa", "three-aaaaaa"):
+            await add(store, name)
+        store.close()
+
+    asyncio.run(two_jobs())
+    assert [found.level for found in doctor._store(settings)] == [Level.OK]
+    with closing(connect(settings.paths.store)) as connection:
+        connection.execute("UPDATE jobs SET record = '{' WHERE sequence < 3")
+        connection.execute("DELETE FROM events WHERE job = 1")
+    gone, rebuilt = doctor._store(settings)
+    assert (gone.level, rebuilt.level) == (Level.ERROR, Level.WARNING)
+    assert "one-aaaaaa is damaged" in gone.what
+    assert "restore a backup" in gone.remedy
+    assert "job two-aaaaaa is damaged, and is read from its events" in rebuilt.what

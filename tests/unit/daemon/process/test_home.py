@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import Level
+from orchestrator.daemon import start_reserve as kept
 from orchestrator.daemon.process import doctor
 from orchestrator.daemon.process.home import prepare_home
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes import directories as node_dir
 from orchestrator.spec.settings import Settings
+from tests.support import disks
 from tests.support.users import OTHER, as_root, as_user
 
 VICTIM = 54321
@@ -152,3 +155,31 @@ def test_doctor_says_what_others_can_get_at(tmp_path: Path, shared: Path, monkey
         str(shared / f"orch-{os.getuid()}"),
         str(pages),
     ]
+
+
+def test_a_start_on_a_full_disk_has_space_and_inodes_that_were_kept_for_it(tmp_path: Path) -> None:
+    with disks.small_disk(tmp_path, 200) as where:
+        paths = Settings.from_environ({"ORCH_HOME": str(where)}).paths
+        kept.keep_start_reserve(paths)
+        assert len(list(paths.start_reserve.iterdir())) == kept.START_FILES + 1
+        kept.release_start_reserve(paths)
+        assert paths.start_reserve.exists(), "there is enough without it"
+        ballast = disks.fill(where)
+        kept.release_start_reserve(paths)
+        assert not paths.start_reserve.exists()
+        assert disks.free_bytes(where) >= kept.START_BYTES
+        kept.keep_start_reserve(paths)
+        assert not paths.start_reserve.exists(), "what is free is for the daemon that starts"
+        ballast.unlink()
+        kept.keep_start_reserve(paths)
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={kept.START_FILES + 10}", str(where)], check=True)
+        kept.release_start_reserve(paths)
+        assert not paths.start_reserve.exists()
+
+
+def test_a_home_that_is_read_only_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with disks.small_disk(tmp_path, 20) as where:
+        subprocess.run(["mount", "-o", "remount,ro", str(where)], check=True)
+        with pytest.raises(RefusedError, match="is mounted read-only, so no daemon can start") as refused:
+            prepare_home(Settings.from_environ({"ORCH_HOME": str(where)}))
+        assert "mount it writable" in refused.value.hint

@@ -132,7 +132,11 @@ def test_pruning_keeps_what_waiting_jobs_depend_on(tmp_path: Path) -> None:
         for job in (first, other):
             await desk.act(job.id, Verb.CANCEL)
         pruning = Pruning(
-            desk.rounds.store, desk.settings.paths, Pools().removals, lambda: still_needed(loop.jobs.values())
+            desk.rounds.store,
+            desk.settings.paths,
+            Pools().removals,
+            lambda: still_needed(loop.jobs.values()),
+            desk.under_way,
         )
         assert (await pruning.prune(older_than_seconds=-1e9, dry_run=True)).removed == (other.id,)
         assert (await pruning.prune(older_than_seconds=-1e9, dry_run=False)).removed == (other.id,)

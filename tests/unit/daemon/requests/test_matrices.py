@@ -43,7 +43,7 @@ class GridDesk:
         self.desk = desk
         best = BestValues(desk.settings.paths.metrics)
         loop, store = desk.rounds.loop, desk.rounds.store
-        self.searches = SearchDesk(loop, store, desk.settings, Pools().submissions, LOG)
+        self.searches = SearchDesk(loop, store, desk.settings, Pools().submissions, desk.under_way, LOG)
         self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, self.searches, Pools().files)
 
     async def submit(self, text: str = GRID, *, key: str = "key-grid", **fields: Any) -> v.SubmitReply:
@@ -113,7 +113,7 @@ def test_when_one_job_cannot_be_laid_out_none_is_left(tmp_path: Path, monkeypatc
             return await whole(*arguments, **fields)
 
         monkeypatch.setattr(submission, "prepare", prepare)
-        with pytest.raises(DiskFullError, match="No space left"):
+        with pytest.raises(DiskFullError, match="is full, so no new job is accepted"):
             await GridDesk(desk).submit()
         assert list(desk.settings.paths.jobs.iterdir()) == []
 

@@ -42,10 +42,11 @@ from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.sharing.book import ShareBook
 from orchestrator.daemon.stopping import StopRequest
+from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.pools import Pool, Pools
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
-from orchestrator.store.port import DiskStatus
+from orchestrator.store.port import DiskStatus, DiskTrouble
 from orchestrator.train.script.trace_request import TraceRefusedError
 from tests.unit.core.builders import node, pending, running, started
 from tests.unit.daemon.parts import Rounds
@@ -103,6 +104,7 @@ class Desk:
         self.nodes = LoopNodes(loop, NodeQuarantine(), self.stop)
         self.nodes.set({"a": node("a", cpus=4)})
         self.reader = JobReader(loop, store, self.settings.paths, Pools(), NoProgress(), LiveFacts())
+        self.under_way = SubmissionsUnderWay(self.settings.paths, Pools().submissions)
         self.submissions = self.submissions_with(Pools().submissions)
         self.actions = JobActions(loop, self.reader, self.submissions, self.settings, end_collection=lambda _job: False)
 
@@ -117,6 +119,7 @@ class Desk:
             blind_to=self.blind_to,
             resume_path=self.reader.checkpoint_path,
             pool=pool,
+            under_way=self.under_way,
         )
 
     async def blind_to(self, _: str) -> list[str]:
@@ -170,7 +173,7 @@ def test_a_submission_is_refused_for_what_it_lacks(tmp_path: Path) -> None:
         desk.blind.append("host-b (b)")
         with pytest.raises(RefusedError, match="is not shared with host-b"):
             await desk.submissions.submit(desk.request(YAML + f"checkpoint: {{storage_path: {tmp_path}}}\n"), ADA)
-        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, accepts_submissions=False)  # type: ignore[method-assign]
+        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, trouble=DiskTrouble.FULL)  # type: ignore[method-assign]
         with pytest.raises(DiskFullError):
             await desk.submissions.submit(desk.request(), ADA)
         desk.stop.now()
@@ -213,7 +216,7 @@ def test_a_submission_without_a_directory_takes_two_turns_of_a_thread(tmp_path: 
 def test_a_repeated_submission_is_answered_whatever_has_changed_since(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
         reply = await desk.submissions.submit(desk.request(), ADA)
-        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, accepts_submissions=False)  # type: ignore[method-assign]
+        desk.rounds.store.disk = lambda: DiskStatus(free_bytes=1, reserve_present=True, trouble=DiskTrouble.FULL)  # type: ignore[method-assign]
         again = await desk.submissions.submit(desk.request(), ADA)
         assert (again.job_id, again.created) == (reply.job_id, False)
         with pytest.raises(DiskFullError):
@@ -483,7 +486,7 @@ def test_pruning_removes_files_before_the_record(tmp_path: Path) -> None:
         folder = desk.settings.paths.job(job.id)
         folder.mkdir()
         (folder / "log").write_text("line\n")
-        pruning = Pruning(desk.rounds.store, desk.settings.paths, Pools().removals, set)
+        pruning = Pruning(desk.rounds.store, desk.settings.paths, Pools().removals, set, desk.under_way)
         dry = await pruning.prune(older_than_seconds=-1e9, dry_run=True)
         assert (dry.removed, dry.freed_bytes, folder.exists()) == ((job.id,), 5, True)
         done = await pruning.prune(older_than_seconds=-1e9, dry_run=False)

@@ -86,6 +86,7 @@ class Searching:
             rounds.store,
             self.desk.settings,
             Pools().submissions,
+            self.desk.under_way,
             LOG,
             advisor=self.oracle,
             look_seconds=0.01,
