@@ -18,7 +18,7 @@ from orchestrator.store.errors import (
     StoreTooNewError,
     StoreUnreadableError,
 )
-from orchestrator.store.sql.schema import connect, known_migrations
+from orchestrator.store.sql.schema import connect
 from tests.unit.core.builders import ID
 from tests.unit.store.lives import add, end, note, run_it, write
 
@@ -91,22 +91,6 @@ def test_a_store_is_restored(open_store: Open, run: Run, backup: Path, tmp_path:
     assert [j.id for j in run(store.load_live())] == [ID]
     assert run(store.verify()) == []
     assert backup.exists()
-
-
-def test_a_backup_of_an_older_version_is_restored_and_brought_up_to_date(
-    open_store: Open, run: Run, tmp_path: Path
-) -> None:
-    old = open_store(tmp_path / "old.db")
-    run(add(old, ID))
-    run(old.backup(tmp_path / "copy.db"))
-    with closing(connect(tmp_path / "copy.db")) as connection:  # as the version before matrices left it
-        connection.execute("DROP INDEX jobs_by_matrix")
-        connection.execute("DROP INDEX jobs_by_matrix_name")
-        connection.execute("ALTER TABLE jobs DROP COLUMN matrix")
-        connection.execute("ALTER TABLE jobs DROP COLUMN matrix_name")
-        connection.execute(f"PRAGMA user_version = {len(known_migrations()) - 1}")
-    restore(tmp_path / "copy.db", tmp_path / "new.db")
-    assert run(open_store(tmp_path / "new.db").verify()) == []
 
 
 class TestRefused:

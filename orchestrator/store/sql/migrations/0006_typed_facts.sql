@@ -1,2 +1,0 @@
--- From here on records and events hold typed facts where they held sentences. Both forms are read; the number keeps
--- earlier versions, which read sentences only, from opening the store.
