@@ -162,7 +162,7 @@ class Desk:
 def main() -> None:
     """Measure and report."""
     made = parser("submissions, status, memory and a restart beside a long queue", 200)
-    made.add_argument("--queued", type=int, default=100_000)
+    made.add_argument("--queued", type=int, default=10_000)
     made.add_argument("--nodes", default="1250x8", help="all full")
     made.add_argument("--slurm", type=int, default=0, help="queued jobs of a slurmctld beside it (default: none)")
     options = made.parse_args()

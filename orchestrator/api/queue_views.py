@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - the routes read the annotations
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestrator.api.view import NESTED, View
 
@@ -92,8 +91,7 @@ class OutlookView(View):
     ``starts`` is by job id; ``order`` has at most 300 ids. ``ahead`` are the jobs before it in the order; ``rule`` is
     the reason why the last of these is before it: ``resized``, ``overdue``, ``queue``, ``priority``, ``user``,
     ``aged``, ``work`` or ``arrival``. ``holders`` must end first; with ``starts_at`` None these are the jobs with an
-    unknown end. ``stops`` would be preempted for it. ``moves`` says which jobs would move to other nodes for it, with
-    costs and gains, or why none would; ``consolidation`` is the same for programs.
+    unknown end. ``stops`` would be preempted for it.
     """
 
     starts_at: float | None = None
@@ -103,8 +101,6 @@ class OutlookView(View):
     stops: tuple[HolderView, ...] = ()
     starts: Mapping[str, float] = field(default_factory=dict)
     order: tuple[str, ...] = ()
-    moves: str = ""
-    consolidation: dict[str, Any] | None = None
 
 
 NESTED[OutlookView] = {"holders": HolderView, "stops": HolderView}

@@ -109,7 +109,6 @@ class StopPurpose(StrEnum):
     """Reason why a job is drained; determines the next state. Weakest first: a later one overrides an earlier one."""
 
     RESIZE = "resize"
-    MOVE = "move"
     PREEMPT = "preempt"
     PAUSE = "pause"
     TIMEOUT = "timeout"
@@ -121,14 +120,9 @@ class StopPurpose(StrEnum):
         return order.index(self) > order.index(other)
 
     @property
-    def for_another(self) -> bool:
-        """Whether the job stops so that another one can be placed; the number of such stops is bounded."""
-        return self in (StopPurpose.PREEMPT, StopPurpose.MOVE)
-
-    @property
     def returns(self) -> bool:
-        """Whether the job continues at once, on another number of ranks or on other nodes, without a wait in the queue."""
-        return self in (StopPurpose.RESIZE, StopPurpose.MOVE)
+        """Whether the job continues at once, on another number of ranks, without a wait in the queue."""
+        return self is StopPurpose.RESIZE
 
 
 _S = JobState
@@ -159,7 +153,7 @@ TRANSITION_LABELS: Mapping[tuple[JobState, JobState], str] = {
     (_S.RECOVERING, _S.FAILED): "budget spent",
     (_S.DRAINING, _S.PENDING): "preempted",
     (_S.DRAINING, _S.SUSPENDED): "paused",
-    (_S.DRAINING, _S.STARTING): "resized or moved",
+    (_S.DRAINING, _S.STARTING): "resized",
     (_S.DRAINING, _S.CANCELLED): "cancelled",
     (_S.DRAINING, _S.FAILED): "timed out",
     (_S.DRAINING, _S.SUCCEEDED): "ended by itself",

@@ -11,7 +11,7 @@ from orchestrator import __version__
 from orchestrator.api import views as v
 from orchestrator.api.protocol import PROTOCOL_VERSION
 from orchestrator.api.server.gate import user_name
-from orchestrator.core.scheduler.placement import left_on
+from orchestrator.core.scheduler.resources import left_on
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.store.errors import damaged_sentence, disk_remedy, disk_sentence
 

@@ -21,7 +21,7 @@ from orchestrator.core.events import ClockStepped, GangAbandoned, JobNoted
 from orchestrator.core.facts.notes import DroppedFact, RecordRepaired
 from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.lifecycle.fold import change_of
-from orchestrator.core.scheduler.live import LiveJobs, Reasons
+from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states

@@ -74,12 +74,8 @@ class Settings:
     user_max_priority: `ORCH_USER_MAX_PRIORITY`, default 50, the priority of a job that names none. Highest priority that users other
         than the daemon's owner may give to a job.
     docs_url: `ORCH_DOCS_URL`, default none. Address at which docs/ is served: alerts of `--with-prometheus`, exported rules and boards, and runbooks of findings link to it.
-    time_sharing: `ORCH_TIME_SHARING`, default none: no job stops for one of its own priority. With a duration, a running job stops for
-        one that is expected to need less time, if the stopped job then repeats no more than that duration of work.
     reclaim_idle: `ORCH_RECLAIM_IDLE`, default none: idle GPUs stay with their job. With a duration, a running job whose GPUs were all idle for that long
         stops when another job needs them; a job's own `reclaim_idle` overrides it.
-    consolidate: `ORCH_CONSOLIDATE`, default no. With yes, running jobs move to other nodes to make room for a waiting job, if they lose less GPU time
-        than the waiting job gains.
     pass_env: `ORCH_PASS_ENV`, default none. Names and patterns (`LM_LICENSE_FILE,SITE_*`) of variables of the daemon's environment
         that jobs inherit beside the usual ones, which docs/environment.md lists.
     log_level: `ORCH_LOG_LEVEL`, default info. Level of the daemon's own log.
@@ -108,9 +104,7 @@ class Settings:
     user_max_queued_bytes: int = 64_000_000
     user_max_priority: int = 50
     docs_url: str = ""
-    time_sharing: float | None = None
     reclaim_idle: float | None = None
-    consolidate: bool = False
     pass_env: tuple[str, ...] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -304,9 +298,7 @@ _VARIABLES: dict[str, tuple[str, _Read]] = {
     "user_max_queued_bytes": ("ORCH_USER_MAX_QUEUED_BYTES", _size(1)),
     "user_max_priority": ("ORCH_USER_MAX_PRIORITY", _number(0, 100)),
     "docs_url": ("ORCH_DOCS_URL", _web_address),
-    "time_sharing": ("ORCH_TIME_SHARING", _duration(1.0)),
     "reclaim_idle": ("ORCH_RECLAIM_IDLE", _duration(60.0)),
-    "consolidate": ("ORCH_CONSOLIDATE", _yes_or_no),
     "pass_env": ("ORCH_PASS_ENV", _variables),
     "log_level": ("ORCH_LOG_LEVEL", _choice("debug", "info", "warning", "error")),
     "log_format": ("ORCH_LOG_FORMAT", _choice("auto", "console", "json")),

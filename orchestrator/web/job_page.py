@@ -81,7 +81,6 @@ async def job_parts(service: JobService, job_id: JobId, now: float, *, may_act: 
         "job.html",
         PARTS,
         starts_at=outlook.starts_at,
-        moves=outlook.moves,
         silent=is_silent(job, now),
         job=job,
         pairs=[(None, one) for one in job.findings],

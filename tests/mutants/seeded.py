@@ -29,12 +29,9 @@ GANGS: Final = "runtime/memory/gangs.py"
 SCHEDULER: Final = "core/scheduler/scheduler.py"
 PLACEMENT: Final = "core/scheduler/placement.py"
 PREEMPTION: Final = "core/scheduler/preemption.py"
-OCCUPANCY: Final = "core/scheduler/occupancy.py"
-TIMETABLE: Final = "core/scheduler/room/timetable.py"
-CLOSED: Final = "core/scheduler/room/closed.py"
-IDLE: Final = "core/scheduler/rounds/idle.py"
-CONSOLIDATION: Final = "core/scheduler/rounds/consolidation.py"
-ELASTIC: Final = "core/scheduler/elastic.py"
+LIVE_JOBS: Final = "core/scheduler/live_jobs.py"
+RESOURCES: Final = "core/scheduler/resources.py"
+RESERVATIONS: Final = "core/scheduler/reservations.py"
 
 TESTS: Final = {
     "core/lifecycle": ("tests/unit/core/lifecycle", "tests/unit/core/job", "tests/unit/core/scheduler"),
@@ -267,48 +264,35 @@ MUTANTS: Final = (
     # -- the scheduler
     Mutant(
         "the GPUs of a starting gang are free",
-        PLACEMENT,
+        RESOURCES,
         "[job for job in jobs if job.gang_open]",
         "[job for job in jobs if job.gang_open and job.seats]",
     ),
-    Mutant(
-        "STRICT_SPREAD puts two ranks on a node",
-        PLACEMENT,
-        "return tuple(order[:ranks]) if len(order) >= ranks else None",
-        "return _round_robin(order, ranks, slots.of)",
-    ),
-    Mutant("STRICT_PACK takes two nodes", PLACEMENT, 'if strategy == "STRICT_PACK":', 'if strategy == "PACKED":'),
-    Mutant("a shared GPU is taken for another", PLACEMENT, "free[node_id].take(*size, gpu=gpu)\n    return free", "free[node_id].take(*size)\n    return free"),
+    Mutant("STRICT_SPREAD puts two ranks on a node", PLACEMENT, 'or (strategy == "STRICT_SPREAD" and not several)', 'or (strategy == "SPREADED" and not several)'),
+    Mutant("STRICT_PACK takes two nodes", PLACEMENT, 'if strategy == "STRICT_PACK" or', 'if strategy == "PACKED" or'),
+    Mutant("a shared GPU is taken for another", RESOURCES, "free[node_id].take(*size, gpu=gpu)\n    return free", "free[node_id].take(*size)\n    return free"),
     Mutant(
         "what an ended job held is never free",
-        OCCUPANCY,
+        LIVE_JOBS,
         "self._changed.update(job.nodes)\n        if self._accounts is not None:\n            self._accounts.count(job, -1)",
         "if self._accounts is not None:\n            self._accounts.count(job, -1)",
     ),
-    Mutant("a gang's first record is kept", OCCUPANCY, "if before.held is job.held and before.attempts is job.attempts:", "if before.attempts is job.attempts:"),
-    Mutant(
-        "jobs that must not be preempted are",
-        PREEMPTION,
-        "job.state is JobState.RUNNING and job.spec.preemptible and not job.degraded and rule.gives_way(job)",
-        "job.state is JobState.RUNNING and rule.gives_way(job)",
-    ),
-    Mutant("a back-off is not waited for", SCHEDULER, "if job.not_before > now:\n        commands.ask_again(job.not_before)", "if job.not_before > now + 1e9:\n        commands.ask_again(job.not_before)"),
-    Mutant("a job that waits longest claims nothing", SCHEDULER, "full = claim(job, round_.free, nodes)", "full = job is None"),
-    Mutant("a new gang has the number of the last", SCHEDULER, "gang=job.next_gang, nodes=larger", "gang=job.gang, nodes=larger"),
-    Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due())", "jobs.next_due()"),
-    # -- labels, reservations, idle GPUs, consolidation
+    Mutant("a gang's first record is kept", LIVE_JOBS, "held.held is not job.held or held.attempts is not job.attempts:", "held.attempts is not job.attempts:"),
+    Mutant("jobs that must not be preempted are", LIVE_JOBS, "job.state is JobState.RUNNING and job.spec.preemptible and not", "job.state is JobState.RUNNING and not"),
+    Mutant("a back-off is not waited for", SCHEDULER, "if job.not_before > self._now:\n            self._commands.ask_again(job.not_before)", "if job.not_before > self._now + 1e9:\n            self._commands.ask_again(job.not_before)"),
+    Mutant("a job that waits longest claims nothing", SCHEDULER, "full = self._claim(job, closed)", "full = job is None"),
+    Mutant("a new gang has the number of the last", SCHEDULER, "number, gang = job.next_attempt, job.next_gang", "number, gang = job.next_attempt, job.gang"),
+    Mutant("nothing wakes the loop for a back-off", SCHEDULER, "commands.ask_again(jobs.next_due() if", "commands.ask_again(None if"),
+    # -- time sharing
+    Mutant("a job that has not saved shares its time", PREEMPTION, "if saved is None or saved < began or stops_at > now:", "if saved is None or stops_at > now:"),
+    Mutant("work of more than a minute is repeated", PREEMPTION, "now - saved <= REPEATED_SECONDS", "now - saved <= 9 * REPEATED_SECONDS"),
+    Mutant("a job of higher priority shares its time", PREEMPTION, "if other.priority > job.priority or self", "if self"),
+    Mutant("a job of a smaller share gives way", PREEMPTION, "self._shares.user_share(queue, user) > share", "self._shares.user_share(queue, user) >= 0 * share"),
+    Mutant("what stops for a job is not kept for it", SCHEDULER, "if self._has_turn(job) or self._bounded", "if self._bounded"),
+    # -- labels, reservations, idle GPUs
     Mutant("labels of nodes are not asked for", PLACEMENT, "for key, value in shape.labels):", "for key, value in shape.labels[1:]):"),
-    Mutant("a node is open while it is reserved", TIMETABLE, "if one.start <= at < one.end), None)", "if one.end <= at < one.end), None)"),
-    Mutant("a job starts that still runs when its node is reserved", TIMETABLE, "one.start < end and one.end > start for", "one.start < start and one.end > start for"),
-    Mutant("a job that is not preemptible gives its idle GPUs", IDLE, "return running and job.spec.preemptible and not", "return running and not"),
-    Mutant("an idle job stops before its limit", IDLE, "at = max(since + limit, preemptible_at(job))", "at = max(since, preemptible_at(job))"),
-    Mutant("a job moves that is not preemptible", CONSOLIDATION, "or not job.spec.preemptible or", "or"),
-    Mutant("a job of higher priority moves", CONSOLIDATION, "and job.priority > head.priority:", "and job.priority > 100:"),
-    Mutant("jobs move that lose more than is gained", CONSOLIDATION, "if plan.lost >= gained:", "if plan.lost < 0:"),
-    Mutant("a move waits for no save", CONSOLIDATION, "plan._replace(wait_until=min(saving, default=None), ask", "plan._replace(ask"),
-    Mutant("jobs move that need not", CONSOLIDATION, "                kept.remove(move)\n", "                pass\n"),
-    Mutant("the place of a job that moves is not kept", OCCUPANCY, "            self._keep_places(vacancy)\n", ""),
-    Mutant("a job that moves goes anywhere", ELASTIC, "if (there := places_of(job)) and", "if (there := places_of(job)[:0]) and"),
-    Mutant("a job that has not saved since moves again", CONSOLIDATION, "return not stopped or _has_saved(", "return True or _has_saved("),
-    Mutant("a cordoned node is not named", CLOSED, "for node in nodes if not node.schedulable and", "for node in nodes if not node.alive and"),
+    Mutant("a node is open while it is reserved", RESERVATIONS, "[r for r in there if r.start <= at < r.end]", "[r for r in there if r.end <= at < r.end]"),
+    Mutant("a job starts that still runs when its node is reserved", RESERVATIONS, "one.start < end and one.end > start for", "one.start < start and one.end > start for"),
+    Mutant("an idle job stops before its limit", PREEMPTION, "at = max(since + limit, stops_at)", "at = max(since, stops_at)"),
+    Mutant("a cordoned node is not named", SCHEDULER, "for node in nodes.values() if not node.schedulable]", "for node in nodes.values() if not node.alive]"),
 )  # fmt: skip

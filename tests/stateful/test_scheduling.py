@@ -20,12 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.findings import GpusUnused
-from orchestrator.core.facts.moves import ByConsolidation
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByUser
-from orchestrator.core.lifecycle.advance import is_returning, request_resume, request_stop
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByTimeSharing, ByUser
+from orchestrator.core.ids import JobId
+from orchestrator.core.lifecycle.advance import request_resume, request_stop
 from orchestrator.core.lifecycle.fold import change_of
-from orchestrator.core.scheduler.live import LiveJobs
-from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW, WINDOW_SECONDS
+from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
+from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
 
 MOST_JOBS = 12
@@ -72,20 +71,16 @@ class Scheduling(RuleBasedStateMachine):
 
     @initialize(
         queues=st.sampled_from(QUEUES),
-        shared=st.sampled_from([None, 60.0]),
         user_gpus=st.sampled_from([None, None, 5]),
         idle=st.sampled_from([None, 90.0]),
-        consolidate=st.booleans(),
         user_jobs=st.sampled_from([None, None, 3]),
     )
     def begin(
         self,
         queues: str,
-        shared: float | None,
         user_gpus: int | None,
         user_jobs: int | None,
         idle: float | None,
-        consolidate: bool,
     ) -> None:
         self.now = T0
         self.store = MemoryStore()
@@ -94,11 +89,9 @@ class Scheduling(RuleBasedStateMachine):
         sharing = Sharing(
             queues=parse_queues(queues),
             ageing=AGEING,
-            time_sharing=shared,
             user_gpus=user_gpus,
             user_jobs=user_jobs,
             reclaim_idle=idle,
-            consolidate=consolidate,
         )
         self.names = [queue.name for queue in sharing.queues if queue.name != "top"] or ["default"]
         self.book = ShareBook(sharing)
@@ -224,10 +217,8 @@ class Scheduling(RuleBasedStateMachine):
             if not commands.events:
                 return
             for event in commands.events:
-                if isinstance(event, ev.StopRequested) and isinstance(event.by, ByConsolidation):
-                    self.a_move_has_a_place_and_pays(self.jobs[event.job_id], event.by)
-                if isinstance(event, ev.JobRequeued) and is_returning(self.jobs[event.job_id]):
-                    self.its_place_is_gone(self.jobs[event.job_id])
+                if isinstance(event, ev.StopRequested) and isinstance(event.by, ByTimeSharing):
+                    self.it_has_just_saved(self.jobs[event.job_id], self.jobs[JobId(event.by.job)])
                 self.take(event)
                 if isinstance(event, ev.AttemptStarted):
                     job = self.jobs[event.job_id]
@@ -237,25 +228,16 @@ class Scheduling(RuleBasedStateMachine):
                     self.take(up(job, at=self.now, attempt=job.attempt_number))
         raise AssertionError("decisions do not settle")
 
-    def a_move_has_a_place_and_pays(self, job: Job, by: ByConsolidation) -> None:
-        """Check that the job's new nodes have room beside all that run and move, and that all moves for a job lose less than it gains."""
-        assert self.book.sharing.consolidate
+    def it_has_just_saved(self, job: Job, waiting: Job) -> None:
+        """Check that a job that stops by time sharing repeats no more than a minute, and gives way only to its equals."""
+        began, saved = job.attempts[-1].running_at, job.checkpoints.durable_at
         assert job.spec.preemptible
-        assert job.state is JobState.RUNNING
-        assert len(by.nodes) == job.num_workers
-        moving = [one.stop.by for one in self.live() if one.stop is not None]
-        moving = [one for one in moving if isinstance(one, ByConsolidation)]
-        held = Counter(place for one in self.live() for place in one.nodes)
-        held += Counter(place for one in [*moving, by] for place in one.nodes)
-        assert all(self.nodes[i].schedulable and held[i] <= self.nodes[i].gpus for i in by.nodes)
-        assert sum(one.lost_gpu_seconds for one in [*moving, by] if one.job == by.job) < by.gained_gpu_seconds
-
-    def its_place_is_gone(self, job: Job) -> None:
-        """Check that a job that moves waits only if the nodes that were kept for it take no new jobs any more."""
-        by = job.stop.by if job.stop is not None else None
-        if isinstance(by, ByConsolidation):
-            closed = [r for i in by.nodes for r in self.nodes[i].reservations if r.end > self.now]
-            assert closed or not all(self.nodes[i].schedulable for i in by.nodes)
+        assert began is not None
+        assert saved is not None
+        assert saved >= began
+        assert self.now - saved <= REPEATED_SECONDS
+        assert job.priority <= waiting.priority
+        assert job.spec.queue == waiting.spec.queue or not self.book.sharing.queues
 
     def ends_before_a_reservation(self, job: Job, places: Iterable[str]) -> None:
         """Check that a job starting on a node is expected to end before the node is reserved; an existing gang stays."""

@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.simulation.attained import least_attained
-from orchestrator.core.simulation.bound import shortest_remaining
-from orchestrator.core.simulation.engine import CHECKPOINT_SECONDS, Simulation
+from orchestrator.core.simulation.engine import CHECKPOINT_SECONDS, POLICIES, Simulation
 from orchestrator.core.simulation.measures import Figures, figures_of
-from orchestrator.core.simulation.policies import BOUND, POLICIES, PUBLISHED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,10 +49,9 @@ def parse_nodes(text: str) -> dict[str, Node]:
 def parse_policies(text: str) -> list[str]:
     """Return the names of policies, each once. Raises ValueError."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    known = [*POLICIES, *PUBLISHED, BOUND]
     for name in names:
-        if name not in known:
-            raise ValueError(f"unknown policy {name!r}; one of: {', '.join(known)}")
+        if name not in POLICIES:
+            raise ValueError(f"unknown policy {name!r}; one of: {', '.join(POLICIES)}")
     return names
 
 
@@ -69,12 +65,6 @@ def compare(
     """Run the trace under each policy."""
     results = []
     for name in policies:
-        gpus = sum(node.gpus for node in nodes.values())
-        if name == BOUND:
-            outcome = shortest_remaining(trace, gpus)
-        elif name in PUBLISHED:
-            outcome = least_attained(trace, gpus, PUBLISHED[name])
-        else:
-            outcome = Simulation(trace, nodes, POLICIES[name], checkpoint_seconds=checkpoint_seconds).run()
+        outcome = Simulation(trace, nodes, name, checkpoint_seconds=checkpoint_seconds).run()
         results.append(Result(policy=name, outcome=outcome, figures=figures_of(outcome)))
     return results

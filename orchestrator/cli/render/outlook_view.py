@@ -46,8 +46,6 @@ def outlook_lines(console: Console, outlook: OutlookView, now: float) -> list[st
         lines += ["", "jobs that have to end first:", *render_table(console, _COLUMNS, rows)]
         if len(outlook.holders) > MOST_ROWS:
             lines.append(f"and {len(outlook.holders) - MOST_ROWS} more")
-    if outlook.moves:
-        lines.append(f"consolidation: {clean(outlook.moves)}")
     if outlook.stops:
         hours = sum(stop.lost_gpu_seconds or 0.0 for stop in outlook.stops) / 3600
         names = ", ".join(f"{clean(stop.job_id)} ({clean(stop.user)})" for stop in outlook.stops)

@@ -36,7 +36,6 @@ def _cells(figures: Figures) -> dict[str, str]:
         "of that on partly used nodes": f"{figures.fragmentation:.1%}",
         "fairness (Jain)": f"{figures.fairness:.3f}",
         "preemptions": str(figures.preemptions),
-        "moves": str(figures.moves),
         "GPU time lost": f"{figures.lost_gpu_seconds / 3600:.1f} h",
         "makespan": span(figures.makespan),
     }

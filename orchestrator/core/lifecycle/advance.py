@@ -132,16 +132,14 @@ def declare_hung(job: Job, failure: ev.Failure, failed_at: float, now: float) ->
 
 
 def is_returning(job: Job) -> bool:
-    """Whether the job was stopped only to restart on another number of ranks, or on other nodes."""
+    """Whether the job was stopped only to restart on another number of ranks."""
     return isinstance(job.phase, Draining) and job.phase.stop.purpose.returns
 
 
 def returns(job: Job, now: float) -> bool:
-    """Whether a job holds nothing any more and continues at once: where it is moved to, or an elastic one on as many ranks as fit."""
+    """Whether an elastic job holds nothing any more and continues at once, on as many ranks as fit."""
     if job.gang_open or job.succeeded or job.not_before > now:
         return False
-    if job.stop is not None and job.stop.purpose is StopPurpose.MOVE:
-        return True
     return job.elastic is not None and (isinstance(job.phase, Replacing) or is_returning(job))
 
 
@@ -262,7 +260,7 @@ def _after_stop(job: Job, phase: Draining, now: float) -> ev.Event:
             limit = job.spec.max_duration
             reason = MaxDuration(limit_seconds=limit.total_seconds() if limit else 0.0)
             return ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason)
-        case StopPurpose.PREEMPT | StopPurpose.RESIZE | StopPurpose.MOVE:
+        case StopPurpose.PREEMPT | StopPurpose.RESIZE:
             # A job that lost its idle GPUs would get them back at once: it is the older one most often.
             again = now + by.seconds if isinstance(by, ByIdleReclaim) else 0.0
             not_before = max(job.fenced_until, again)

@@ -305,7 +305,7 @@ def _without_processes(job: Job, at: float) -> Job:
 
 
 def _drained_attempt(phase: Draining) -> AttemptState:
-    return AttemptState.PREEMPTED if phase.stop.purpose.for_another else AttemptState.ABORTED
+    return AttemptState.PREEMPTED if phase.stop.purpose is StopPurpose.PREEMPT else AttemptState.ABORTED
 
 
 @_fold.register

@@ -1,6 +1,6 @@
 """The scheduler: ``decide(state, now) -> commands``, placement and elastic sizes. Pure.
 
-Begin with ``scheduler.py``. ``order.py`` has the order of waiting jobs, and ``service/`` the time that they are
-expected to need; ``room/`` has the free resources of the nodes, ``rounds/`` one round of placing and the jobs that stop
-for others, and ``conditions/`` what jobs wait for besides free resources.
+Begin with ``scheduler.py``, and with ``docs/queues.md``, which has the whole policy on a page. ``live_jobs.py`` is what a
+decision reads; ``order.py``, ``shares.py`` and ``durations.py`` say which job is next, ``placement.py`` where it fits,
+``preemption.py`` and ``backfill.py`` what happens if it does not, and ``outlook.py`` when it will.
 """

@@ -1,8 +1,12 @@
-"""Expected remaining run times of jobs, and the sources from which they are known. Pure.
+"""The time that jobs are expected to need still, how that is known, and its level. Pure.
 
 ``max_duration`` is a limit that the daemon enforces. The run times of earlier jobs of the same user and name are a
 forecast. A job of which nothing is known is expected to run for as long again as it has run, which is true on average
 of durations with a long tail.
+
+A *level* stands for twice the time of the level before it. A waiting job's level decides its place among its equals. A
+job of which nothing is known is expected to need ``UNKNOWN_SECONDS`` at least, so a ``max_duration`` never puts a job
+behind one without. Only service that a preemption ended counts: a failure does not move a job back.
 """
 
 from __future__ import annotations
@@ -10,11 +14,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import ceil, floor, log2
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core.job.past_attempts import running_seconds
-from orchestrator.core.states import JobState
+from orchestrator.core.states import AttemptState, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +33,10 @@ REMEMBERED: Final = 20
 MOST_LIKES: Final = 10_000
 ENOUGH: Final = 3
 """Minimum number of run times for a forecast."""
+LEVEL_SECONDS: Final = 60.0
+"""Seconds that the lowest level stands for."""
+UNKNOWN_SECONDS: Final = 600.0
+"""Minimum seconds that a job of which nothing is known is expected to need."""
 
 
 class Basis(StrEnum):
@@ -81,12 +90,6 @@ class Clock(NamedTuple):
         return max(0.0, since + self.limit - now)
 
 
-class KnownLikes(set[Like]):
-    """The ``Like`` keys with enough run times for a forecast; ``version`` counts the changes."""
-
-    version = 0
-
-
 @dataclass(frozen=True, slots=True)
 class RunTimes:
     """The newest run times of jobs that succeeded, in seconds, the oldest first.
@@ -96,7 +99,6 @@ class RunTimes:
 
     known: Mapping[Like, Sequence[float]] = field(default_factory=dict)
     reported: Mapping[JobId, float] = field(default_factory=dict)
-    enough: AbstractSet[Like] | None = None
 
     def left(self, job: Job, now: float) -> TimeLeft | None:
         """Return the time that the job still runs, from its start on if it waits; None if nothing is known of it."""
@@ -130,15 +132,18 @@ class RunTimes:
             return None
         times = sorted(known)
         longer = times[bisect_right(times, ran) :]
-        if not longer:
-            return None
-        return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times))
+        return TimeLeft(median(longer) - ran, Basis.HISTORY, len(times)) if longer else None
 
     def likes(self) -> AbstractSet[Like]:
-        """Return the keys with enough run times for a forecast. The set of a ``RunTimeHistory`` changes as jobs end."""
-        if self.enough is not None:
-            return self.enough
-        return frozenset(who for who, times in self.known.items() if len(times) >= ENOUGH)
+        """Return the keys with enough run times for a forecast."""
+        return {who for who, times in self.known.items() if len(times) >= ENOUGH}
+
+    def level(self, who: Like, ran: float, limit: float | None) -> int:
+        """Return the level of a job that has run for ``ran`` seconds; ``limit`` is what its ``max_duration`` leaves of it."""
+        found = self.of_like(who, ran) if self.known else None
+        seconds = max(UNKNOWN_SECONDS, ran) if found is None else found.seconds
+        seconds = seconds if limit is None else min(seconds, max(0.0, limit))
+        return 0 if seconds <= LEVEL_SECONDS else ceil(log2(seconds / LEVEL_SECONDS))
 
 
 class RunTimeHistory:
@@ -146,19 +151,15 @@ class RunTimeHistory:
 
     def __init__(self) -> None:
         self._known: dict[Like, tuple[float, ...]] = {}
-        self._enough = KnownLikes()
-        self.view = RunTimes(self._known, enough=self._enough)
+        self.view = RunTimes(self._known)
 
     def ended(self, job: Job) -> None:
         """Record the run time of a job that has just ended."""
         if (seconds := _run_time(job)) is not None:
             times = self._known.pop(like(job), ())  # inserted again below, to be forgotten last
-            self._set(like(job), (*times, seconds)[-REMEMBERED:])
+            self._known[like(job)] = (*times, seconds)[-REMEMBERED:]
             if len(self._known) > MOST_LIKES:
-                oldest = next(iter(self._known))
-                del self._known[oldest]
-                self._enough.discard(oldest)
-                self._enough.version += 1
+                del self._known[next(iter(self._known))]
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Record the run times of jobs that ended before those that are known."""
@@ -166,19 +167,7 @@ class RunTimeHistory:
             times = self._known.get(like(job), ())
             room = len(times) < REMEMBERED and (times or len(self._known) < MOST_LIKES)
             if room and (seconds := _run_time(job)) is not None:
-                self._set(like(job), (seconds, *times))
-
-    def _set(self, who: Like, times: tuple[float, ...]) -> None:
-        self._known[who] = times
-        if len(times) >= ENOUGH and who not in self._enough:
-            self._enough.add(who)
-            self._enough.version += 1
-
-
-def _run_time(job: Job) -> float | None:
-    """Return the run time in a job's record; None if the job did not succeed, or never ran."""
-    seconds = ran_seconds(job, job.ended_at or 0.0)
-    return seconds if job.state is JobState.SUCCEEDED and seconds > 0 else None
+                self._known[like(job)] = (seconds, *times)
 
 
 def like(job: Job) -> Like:
@@ -211,3 +200,36 @@ def ran_seconds(job: Job, now: float) -> float:
 def limit_left(job: Job, now: float) -> float | None:
     """Return the seconds until ``max_duration`` ends the job, or None; it counts from when all ranks were first up."""
     return None if job.spec.max_duration is None else clock_of(job).limit_left(now)
+
+
+def was_preempted(job: Job) -> bool:
+    """Whether a preemption ended the last attempt of a waiting job."""
+    return bool(job.attempts) and job.attempts[-1].state is AttemptState.PREEMPTED
+
+
+def waiting_since(job: Job) -> float:
+    """Return since when a waiting job waits: its submission, or the preemption of its last attempt."""
+    ended = job.attempts[-1].ended_at if was_preempted(job) else None
+    return job.submission.submitted_at if ended is None else ended
+
+
+def attained(job: Job) -> float:
+    """Return the class of a waiting job's run time; 0 before its first attempt, and if a failure ended the last one."""
+    return class_of(ran_seconds(job, 0.0)) if was_preempted(job) else 0.0
+
+
+def class_of(ran: float) -> float:
+    """Return the largest power of two times ``LEVEL_SECONDS`` that is no longer than a run time: jobs fall into few classes."""
+    return LEVEL_SECONDS * 2.0 ** max(-1, floor(log2(max(1.0, ran) / LEVEL_SECONDS)))
+
+
+def running_level(clock: Clock, now: float, run_times: RunTimes) -> int:
+    """Return the level of a running job: the one that it would wait on if it stopped."""
+    ran = class_of(clock.ran_until(now))
+    return run_times.level(clock.like, ran, None if clock.limit is None else clock.limit - ran)
+
+
+def _run_time(job: Job) -> float | None:
+    """Return the run time in a job's record; None if the job did not succeed, or never ran."""
+    seconds = ran_seconds(job, job.ended_at or 0.0)
+    return seconds if job.state is JobState.SUCCEEDED and seconds > 0 else None

@@ -11,7 +11,7 @@ of ranks it continues on as many as fit, again at least ``min``. It grows at a c
 - only when the attempt has saved a checkpoint, and within FRESH_SECONDS of one, so that even a script that does not
   save when it is asked to stop repeats almost nothing.
 
-It also shrinks at a checkpoint, if the first job that finds too little free would then fit (rounds/shrinking.py).
+It also shrinks at a checkpoint, if the first job that finds too little free would then fit (preemption.py).
 ``auto`` is not elastic: the number of ranks is fixed at the first start.
 """
 
@@ -21,36 +21,26 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.facts.requesters import ByShrinking
 from orchestrator.core.lifecycle.advance import is_returning
-from orchestrator.core.scheduler.placement import (
-    capacity,
-    give_back,
-    has_room,
-    known_shares,
-    place,
-    share_unknown,
-    take,
-)
-from orchestrator.core.scheduler.room.holding import places_of
+from orchestrator.core.scheduler.placement import capacity, place
+from orchestrator.core.scheduler.resources import give_back, known_shares, share_unknown, take
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.cluster import Node
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.resources import FreeNodes
 
 FRESH_SECONDS = 30.0
 """A checkpoint at most this old permits stopping a job that grows."""
 
 
-def first_place(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
+def first_place(job: Job, free: FreeNodes, nodes: Mapping[str, Node]) -> tuple[str, ...] | None:
     """Return the nodes of the job's gang before any job gets more ranks than it needs; None if it does not fit.
 
-    A job that moves gets the nodes that are kept for it, a resized one the ranks that it had or was left with, if they
-    fit.
+    A resized job gets the ranks that it had or was left with, if they fit.
     """
-    if (there := places_of(job)) and has_room(job, there, free, nodes):
-        return there
     if is_returning(job):
         found = place(job, free, nodes, ranks=_wanted(job))
         if found is not None:
@@ -68,7 +58,7 @@ def extend(
     job: Job,
     placed: tuple[str, ...],
     shares: tuple[str | None, ...],
-    free: Mapping[str, Free],
+    free: FreeNodes,
     nodes: Mapping[str, Node],
     most: int,
 ) -> tuple[str, ...]:
@@ -109,7 +99,7 @@ def _resize_due(job: Job, now: float) -> bool | float:
     return True if now >= due_at else due_at
 
 
-def grown_size(job: Job, free: Mapping[str, Free], nodes: Mapping[str, Node], most: int) -> int:
+def grown_size(job: Job, free: FreeNodes, nodes: Mapping[str, Node], most: int) -> int:
     """Return how many ranks the job could have if it released what it holds; its own number when no more fit.
 
     The result is at most ``most``. What the job would get is taken from ``free``.

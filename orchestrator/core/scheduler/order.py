@@ -6,47 +6,71 @@ Jobs of one queue, user and priority are a *lane*. Lanes are ordered by:
    started; the lane that has been overdue for the longest comes first;
 2. queues, level by level: those under their guarantee, then those with the smallest share by weight (``shares.py``);
 3. inside a queue the higher priority, then the user with the smallest share;
-4. if all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, the longest wait first;
-   then the jobs with the shortest expected time (``service/levels.py``), and those of one level by arrival.
+4. if all of this is equal, and within a lane: jobs that have waited for ``ageing`` seconds, then the jobs with the
+   shortest expected time, by its level (``durations.py``); of equals the one that has waited the longest.
 
 A job's wait begins at its submission, or at its last preemption. A placed job counts in the shares at once, and the
 order goes on with the new shares. With one user and no queues the shares are equal, so priority, expected time and
-arrival decide. Back-off never changes a place.
+waiting time decide. Back-off never changes a place. ``docs/queues.md`` has the proof that no job starves.
 
-**No job starves.** Let L lanes have waiting jobs, and let every gang end, or be stopped, within D seconds of its start.
-Take a job that fits on the empty nodes, that no quota or limit holds back, and before which k jobs of its lane began to
-wait. It starts within A + (k + 1)(A + 2 L D) seconds, where A is ``ageing``. After A seconds it precedes all jobs of
-its lane but those k, because jobs that were submitted or preempted later have waited for less. From then on the lane is
-overdue after A seconds without a start. At most L - 1 lanes have been overdue for longer and go first, and each start
-ends the wait of its own lane; so the job is the first of all after L - 1 starts of overdue lanes. A job of an overdue
-lane that has waited for A seconds and does not fit claims what becomes free (rounds/head.py). The only jobs behind it
-that use this are those that end before it could start, by the expected ends of running jobs (backfill.py). If these end
-earlier, it waits for such a job, at most for D. So each of these starts, and its own, takes at most 2 D. The same then
-holds for the next job of its lane. A job for which no single end makes room is passed at first by the jobs of its lane
-that fit, and each of their starts postpones the time at which the lane is overdue. They no longer pass it once it
-claims what is free, after three times ``ageing`` at the latest, or after ten times with time sharing; for such a job
-that time replaces the first A of the bound.
+Waiting jobs are kept in groups: jobs of a lane that need the same resources on the same nodes and are on the same level
+whatever that is. Free resources, and the rest of limits, only shrink during a decision. So once a job of a group cannot
+start, none of the others can, and the decision skips them: it examines groups, not jobs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orchestrator.core.scheduler.durations import RunTimes
-from orchestrator.core.scheduler.lanes import Cursor, arrival, kind_of, lane_of, waiting_of
-from orchestrator.core.scheduler.room.holding import moves
-from orchestrator.core.scheduler.service.levels import AGED, level_of, waiting_since, work_of
+from orchestrator.core.scheduler.durations import Like, attained, like, waiting_since, was_preempted
+from orchestrator.core.scheduler.placement import Shape, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.core.scheduler.lanes import Kind, Lane, Line
+    from orchestrator.core.scheduler.durations import RunTimes
     from orchestrator.core.scheduler.shares import PathKey, Shares
 
-_Key = tuple["PathKey", int, float]
+AGED: Final = -1
+"""The level of a job that has waited for ``ageing``: before all others."""
+Entry = tuple[float, int, "Job"]
+
+
+class Lane(NamedTuple):
+    """Jobs that queues, shares and priorities treat alike; ``queue`` as their job.yaml names it."""
+
+    queue: str
+    user: str
+    priority: int
+
+
+class Group(NamedTuple):
+    """Properties that the jobs of a group have in common.
+
+    ``limit`` are the seconds of ``max_duration``; ``name`` is theirs if like jobs give a forecast, and ``ran`` the class
+    of their run time. ``alone``: the id of a job that is examined on its own, because it had a back-off or failed.
+    """
+
+    lane: Lane
+    shape: Shape
+    least: int
+    strategy: str
+    limit: float | None
+    name: str
+    ran: float
+    alone: str = ""
+
+    def level(self, run_times: RunTimes) -> int:
+        """Return the level of the group's jobs."""
+        left = None if self.limit is None else self.limit - self.ran
+        return run_times.level(Like(self.lane.user, self.name), self.ran, left)
 
 
 class Rule(StrEnum):
@@ -62,51 +86,118 @@ class Rule(StrEnum):
     ARRIVAL = "arrival"
 
 
+def group_of(job: Job, likes: Container[Like]) -> Group:
+    """Return the group of a waiting job; ``likes`` are the keys with enough run times for a forecast."""
+    spec, limit = job.spec, job.spec.max_duration
+    return Group(
+        lane=Lane(spec.queue, job.submission.user, job.priority),
+        shape=shape_of(job),
+        least=job.size.least,
+        strategy=spec.resources.placement_strategy,
+        limit=None if limit is None else limit.total_seconds(),
+        name=job.name if likes and like(job) in likes else "",
+        ran=attained(job) if job.attempts else 0.0,
+        alone=job.id if job.not_before or (job.attempts and not was_preempted(job)) else "",
+    )
+
+
+class WaitingJobs:
+    """Waiting jobs by group; in each group the one that has waited the longest comes first."""
+
+    def __init__(self) -> None:
+        self.groups: dict[Group, list[Entry]] = {}
+        self._group_of: dict[JobId, Group] = {}
+        self._likes: AbstractSet[Like] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self._group_of)
+
+    def group(self, job_id: JobId) -> Group | None:
+        """Return the group of a job; None if it is not among them."""
+        return self._group_of.get(job_id)
+
+    def add(self, job: Job) -> None:
+        """Add a waiting job."""
+        group = self._group_of[job.id] = group_of(job, self._likes)
+        insort(self.groups.setdefault(group, []), (waiting_since(job), job.submission.sequence, job))
+
+    def remove(self, job: Job) -> None:
+        """Remove a job; the record is the one that was added."""
+        group = self._group_of.pop(job.id)
+        entries = self.groups[group]
+        del entries[bisect_left(entries, (waiting_since(job), job.submission.sequence))]
+        if not entries:
+            del self.groups[group]
+
+    def learn(self, run_times: RunTimes) -> None:
+        """Form the groups anew if other jobs have a forecast than before."""
+        likes = run_times.likes()
+        if likes != self._likes:
+            self._likes = likes
+            jobs = [job for entries in self.groups.values() for _, _, job in entries]
+            self.groups.clear()
+            for job in jobs:
+                self.add(job)
+
+
 class WaitingOrder:
     """Iterates over waiting jobs. ``shares`` change during the iteration, and the order goes on with the new ones.
 
-    ``others`` are waiting jobs besides those of ``lines``, which have learned from ``run_times``. ``started`` has the
-    time at which a job of each lane last started. ``resized`` are the jobs that were stopped only to be resized or
-    moved. They are in no lane and come first, so that they do not lose what they had; those that move precede the
-    others.
+    ``started`` has the time at which a job of each lane last started. ``resized`` are the jobs that were stopped only
+    to be resized. They are in no lane and come first, so that they do not lose what they had.
     """
 
     def __init__(
         self,
-        lines: Mapping[Lane, Line],
+        groups: Mapping[Group, Sequence[Entry]],
         started: Mapping[tuple[str, str, int], float],
         shares: Shares,
+        run_times: RunTimes,
         now: float,
-        *,
-        others: Iterable[Job] = (),
         resized: Sequence[Job] = (),
-        run_times: RunTimes | None = None,
     ) -> None:
-        self._run_times = RunTimes() if run_times is None else run_times
-        self._lanes = waiting_of(lines, others, self._run_times)
-        self._resized = resized
+        self._groups = groups
+        self._lanes = {group.lane for group in groups}
+        self._resized = sorted(resized, key=lambda job: (-job.priority, job.submission.sequence))
         self._started = started
         self._shares = shares
+        self._run_times = run_times
         self._now = now
-        self._passed: set[tuple[Lane, Kind]] = set()
+        self._latest = now - shares.sharing.ageing
+        self._passed: set[Group] = set()
         self._first: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
-        yield from sorted(self._resized, key=lambda job: (not moves(job), -job.priority, arrival(job)))
+        yield from self._resized
         overdue = self._overdue()
-        offered = self._first = {job.id for job in overdue}
+        self._first = {job.id for job in overdue}
         yield from overdue
         for job in self._by_share():
-            if not offered or job.id not in offered:
+            if job.id not in self._first:
                 yield job
 
     def first_of_all(self, job: Job) -> bool:
         """Whether the job comes before all other lanes: its own is overdue, or the only one."""
         return len(self._lanes) < 2 or job.id in self._first
 
-    def pass_over(self, job: Job) -> None:
-        """Offer no more jobs of the lane and kind of this one, which was just offered."""
-        self._passed.add((lane_of(job), kind_of(job)))
+    def pass_over(self, group: Group) -> None:
+        """Offer no more jobs of the group."""
+        self._passed.add(group)
+
+    def limited(self) -> bool:
+        """Whether any of the waiting jobs has a ``max_duration``."""
+        return any(group.limit is not None for group in self._groups)
+
+    def queues(self) -> set[str]:
+        """Return the queues in which jobs wait, as their job.yaml names them."""
+        return {lane.queue for lane in self._lanes} | {job.spec.queue for job in self._resized}
+
+    def next_aged(self) -> float | None:
+        """Return when the next job will have waited for ``ageing``; None if that would change nothing."""
+        if len(self._groups) < 2:
+            return None
+        later = ((entries, bisect_right(entries, self._latest, key=itemgetter(0))) for entries in self._groups.values())
+        return min((entries[n][0] + self._now - self._latest for entries, n in later if n < len(entries)), default=None)
 
     def rule(self, first: Job, second: Job) -> Rule:
         """Return the reason why ``first`` comes before ``second``, both of which wait."""
@@ -114,93 +205,64 @@ class WaitingOrder:
             return Rule.RESIZED
         if any(job.id == first.id for job in self._overdue()):
             return Rule.OVERDUE
-        mine, other = self._key(lane_of(first)), self._key(lane_of(second))
+        groups = [group_of(job, self._run_times.likes()) for job in (first, second)]
+        mine, other = (self._key(group.lane) for group in groups)
         for rule, one, another in zip((Rule.QUEUE, Rule.PRIORITY, Rule.USER), mine, other, strict=True):
             if one != another:
                 return rule
-        levels = self._level(first), self._level(second)
+        pairs = zip(groups, (first, second), strict=True)
+        levels = [self._rank(g, (waiting_since(job), job.submission.sequence, job))[0] for g, job in pairs]
         if AGED in levels:
             return Rule.AGED
         return Rule.ARRIVAL if levels[0] == levels[1] else Rule.WORK
 
-    def _level(self, job: Job) -> int:
-        if waiting_since(job) <= self._latest:
-            return AGED
-        return level_of(work_of(job, self._run_times.likes()), job.submission.user, self._run_times)
-
-    def limited(self) -> bool:
-        """Whether any of the waiting jobs may have a ``max_duration``."""
-        entries = (entry for waiting in self._lanes.values() for entry in waiting.entries)
-        return any(entry.kind is None or entry.kind.limit is not None for entry in entries)
-
-    def queues(self) -> set[str]:
-        """Return the queues in which jobs wait, as their job.yaml names them."""
-        return {lane.queue for lane in self._lanes} | {job.spec.queue for job in self._resized}
-
-    def next_overdue(self) -> float | None:
-        """Return when the next job will have waited for too long; None if that would change nothing."""
-        due = [since for since, _ in self._heads()] if len(self._lanes) > 1 else []
-        mixed = (waiting.longest(self._now) for waiting in self._lanes.values() if len(waiting.entries) > 1)
-        due += [waiting_since(job) for job in mixed if job is not None]
-        ageing = self._shares.sharing.ageing
-        return min((since + ageing for since in due if since + ageing > self._now), default=None)
-
-    @property
-    def _latest(self) -> float:
-        """The latest time at which the wait of an aged job began."""
-        return self._now - self._shares.sharing.ageing
-
-    def _heads(self) -> list[tuple[float, Job]]:
-        """Return, for each lane, the longest waiting of the jobs that may start now, with a time.
-
-        Since that time the job has waited and no job of the lane has started.
-        """
-        heads = []
-        for lane, waiting in self._lanes.items():
-            job = waiting.longest(self._now)
-            if job is not None:
-                heads.append((max(waiting_since(job), self._started.get(lane, 0.0)), job))
-        return heads
-
     def _overdue(self) -> list[Job]:
-        if len(self._lanes) < 2:
-            return []
-        latest = self._latest
-        found = [(since, arrival(job), job) for since, job in self._heads() if since <= latest]
-        return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
+        """Return the longest waiting job of each overdue lane, the lane that has been overdue for the longest first."""
+        heads: dict[Lane, Entry] = {}
+        for group, entries in self._groups.items() if len(self._lanes) > 1 else ():
+            if entries[0][2].not_before <= self._now:
+                heads[group.lane] = min(entries[0], heads.get(group.lane, entries[0]), key=itemgetter(0, 1))
+        due = [(max(entry[0], self._started.get(lane, 0.0)), entry[1], entry[2]) for lane, entry in heads.items()]
+        return [job for since, _, job in sorted(due, key=itemgetter(0, 1)) if since <= self._latest]
 
     def _by_share(self) -> Iterator[Job]:
-        names = list(self._lanes)
-        latest = self._latest
-        cursors = [Cursor(waiting, latest) for waiting in self._lanes.values()]
-        version = self._shares.version
-        seen = [version] * len(names)
-        alone = len(names) == 1
-        heap = [(((), 0, 0.0) if alone else self._key(n), cursors[i].at, i) for i, n in enumerate(names)]
+        groups = list(self._groups.items())
+        places = [0] * len(groups)
+        keys: dict[Lane, tuple[int, tuple[PathKey, int, float]]] = {}
+
+        def key(lane: Lane) -> tuple[PathKey, int, float]:
+            """Return the lane's key, with the shares as they are now."""
+            if lane not in keys or keys[lane][0] != self._shares.version:
+                keys[lane] = self._shares.version, self._key(lane)
+            return keys[lane][1]
+
+        heap = [(key(group.lane), self._rank(group, entries[0]), n) for n, (group, entries) in enumerate(groups)]
         heapify(heap)
         while heap:
-            key, at, number = heap[0]
-            version = self._shares.version
-            if not alone and seen[number] != version:
-                # within a round shares only grow: a key that is old is too small, never too large
-                seen[number] = version
-                fresh = self._key(names[number])
-                if fresh != key:
-                    heapreplace(heap, (fresh, at, number))
-                    continue
-            cursor = cursors[number]
-            kind = cursor.kind
-            if kind is not None and (names[number], kind) in self._passed:
-                cursor.skip()
-            else:
-                job = cursor.job
-                cursor.forward()
-                yield job
-            if cursor:
-                heapreplace(heap, (key, cursor.at, number))
+            before, rank, number = heap[0]
+            group, entries = groups[number]
+            if group in self._passed:
+                heappop(heap)
+                continue
+            if (
+                fresh := key(group.lane)
+            ) != before:  # in a pass shares only grow: an old key is too small, never too large
+                heapreplace(heap, (fresh, rank, number))
+                continue
+            yield entries[places[number]][2]
+            places[number] += 1
+            if places[number] < len(entries):
+                heapreplace(heap, (before, self._rank(group, entries[places[number]]), number))
             else:
                 heappop(heap)
 
-    def _key(self, lane: Lane) -> _Key:
+    def _key(self, lane: Lane) -> tuple[PathKey, int, float]:
+        if len(self._lanes) == 1:
+            return (), 0, 0.0
         queue = lane.queue if self._shares.tree.configured else ""
         return self._shares.path_key(queue), -lane.priority, self._shares.user_share(queue, lane.user)
+
+    def _rank(self, group: Group, entry: Entry) -> tuple[int, float, int]:
+        """Return the sort key of a job within its lane."""
+        level = AGED if entry[0] <= self._latest else group.level(self._run_times)
+        return level, entry[0], entry[1]

@@ -15,29 +15,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from orchestrator.core import events as ev
 from orchestrator.core.errors import CoreError
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.scheduler.backfill import ends
-from orchestrator.core.scheduler.live import LiveJobs
-from orchestrator.core.scheduler.placement import free_on, place, rank_size
-from orchestrator.core.scheduler.preemption import make_room
-from orchestrator.core.scheduler.reclaim import Reclaim
-from orchestrator.core.scheduler.room.timetable import nodes_at
-from orchestrator.core.scheduler.room.vacancy import Vacancy
-from orchestrator.core.scheduler.rounds.consolidation import consolidate, moving_for
-from orchestrator.core.scheduler.rounds.round import Round
+from orchestrator.core.scheduler.backfill import expected_ends
+from orchestrator.core.scheduler.live_jobs import LiveJobs
+from orchestrator.core.scheduler.preemption import REPEATED_SECONDS, Preemption, Room, loss
+from orchestrator.core.scheduler.reservations import nodes_at
+from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.core.scheduler.scheduler import decide, indexed, order_of
-from orchestrator.core.scheduler.service.saves import loss
 from orchestrator.core.states import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orchestrator.core.facts.moves import Consolidation
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.core.scheduler.durations import RunTimes, TimeLeft
     from orchestrator.core.scheduler.order import Rule
     from orchestrator.core.scheduler.scheduler import State
-    from orchestrator.core.scheduler.shares import Shares
 
 MOST_DECISIONS: Final = 300
 MOST_WAITING: Final = 300
@@ -54,6 +47,26 @@ class Holder(NamedTuple):
     error: float | None
 
 
+class RegularSaves:
+    """Times at which jobs save if each goes on as regularly as between its last two checkpoints on storage."""
+
+    def saved_at(self, job: Job, now: float) -> float | None:
+        """Return when its newest checkpoint was saved."""
+        began, every = self._began(job), job.checkpoints.durable_every
+        passed = 0.0 if every is None else (now - began) // every * every
+        return began + passed if passed > 0 else job.checkpoints.durable_at
+
+    def next_at(self, job: Job, now: float) -> float | None:
+        """Return when its next one is saved."""
+        began, every = self._began(job), job.checkpoints.durable_every
+        return None if every is None else began + ((now - began) // every + 1) * every
+
+    @staticmethod
+    def _began(job: Job) -> float:
+        began = job.attempts[-1].running_at if job.attempts else None
+        return max(began or 0.0, job.checkpoints.durable_at or 0.0)
+
+
 class Victim(NamedTuple):
     """A job that a preemption would stop, and the GPU seconds that it would repeat at most."""
 
@@ -68,8 +81,7 @@ class Outlook:
     ``starts_at`` is None if the job is not among those that are simulated, or if a job of which nothing is known has to
     end first. ``ahead`` are the jobs before it, and ``rule`` is why the last of these precedes it. ``holders`` are the
     jobs that have to end, in order; ``stops`` are those that would be stopped for it if it were the first to find too
-    little free; ``consolidation`` has the jobs that would move, or why none would, if enough is free but spread over
-    the nodes.
+    little free.
     """
 
     starts_at: float | None = None
@@ -77,7 +89,6 @@ class Outlook:
     rule: Rule | None = None
     holders: tuple[Holder, ...] = ()
     stops: tuple[Victim, ...] = ()
-    consolidation: Consolidation | None = None
 
 
 def front_of(state: State, now: float) -> tuple[State, tuple[JobId, ...]]:
@@ -111,14 +122,20 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
     if place is None:
         return Outlook()
     job = waiting[place]
-    holding = jobs.occupancy.holding
     nodes = nodes_at(state.nodes, now, state.past.run_times)
-    room = make_room(job, holding, nodes, now, Reclaim(job, shares, order.queues()))
+    preemption = Preemption(
+        jobs, jobs.free(nodes).copy(), nodes, shares, state.past.run_times, now, waiting=order.queues()
+    )
+    room = preemption.room(job)
+    turn = None if room != Room() else preemption.turn(job)
+    stops = [(one, loss(one, now)[0]) for one in (*room.stop, *room.later)]
+    if turn is not None:
+        most = [rank_size(one)[1] * one.num_workers * REPEATED_SECONDS for one in turn.jobs]
+        stops = [(one, min(seconds, loss(one, now)[0])) for one, seconds in zip(turn.jobs, most, strict=True)]
     found = Outlook(
         ahead=tuple(one.id for one in waiting[:place]),
         rule=order.rule(waiting[place - 1], job) if place else None,
-        stops=tuple(Victim(one, loss(one, now)[0]) for one in (*room.stop, *room.later)),
-        consolidation=_consolidation(job, jobs, state, shares, now),
+        stops=tuple(Victim(*stop) for stop in stops),
     )
     if place >= MOST_WAITING:
         return found
@@ -127,24 +144,8 @@ def outlook_of(job_id: JobId, state: State, now: float) -> Outlook:
     known = [Holder(*one, state.past.run_times.error(one[0])) for one in play.ended]
     if job_id in play.starts:
         return replace(found, starts_at=play.starts[job_id], holders=tuple(known))
-    unknown = [Holder(one, None, None, None) for one in holding if one.id not in play.known and _has_gpus(one)]
-    return replace(found, holders=tuple(unknown))
-
-
-def _consolidation(job: Job, jobs: LiveJobs, state: State, shares: Shares, now: float) -> Consolidation | None:
-    run_times = replace(state.past.run_times, reported={})  # decisions do not use what jobs report
-    nodes = nodes_at(state.nodes, now, run_times)
-    if moving_for(job, jobs.occupancy.holding) or place(job, free_on(nodes.values(), jobs.occupancy.holding), nodes):
-        return None
-    round_ = Round(
-        queue=(), holding=jobs.occupancy.holding, free=Vacancy(), nodes=nodes, shares=shares, run_times=run_times
-    )
-    plan = consolidate(job, round_, now)
-    return None if plan is None else plan.fact(nodes)
-
-
-def _has_gpus(job: Job) -> bool:
-    return rank_size(job)[1] > 0
+    unknown = [one for one in jobs.holding.values() if one.id not in play.known and rank_size(one)[1] > 0]
+    return replace(found, holders=tuple(Holder(one, None, None, None) for one in unknown))
 
 
 @dataclass(slots=True)
@@ -160,10 +161,11 @@ class _Play:
     _ends: list[tuple[float, int, JobId]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.state = replace(self.state, saves=RegularSaves())
         live = indexed(self.state.jobs)
         waiting = list(islice(order_of(self.state, self.now)[0], MOST_WAITING))
         self._jobs = LiveJobs({job.id: job for job in (*live.active.values(), *waiting)}.values())
-        self._ends = [(at, n, job.id) for at, n, job in ends(live.occupancy.holding, self.now, self._run_times)]
+        self._ends = [(at, n, job.id) for at, n, job in expected_ends(live, self.now, self._run_times)]
         self.known = {job_id for _, _, job_id in self._ends}
         heapify(self._ends)
 

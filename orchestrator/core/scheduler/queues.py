@@ -18,10 +18,8 @@ AGEING_SECONDS: Final = 86400.0
 class Sharing:
     """Settings for sharing GPUs: queues (none: all jobs are in one), how fast use is forgotten, ageing, user limits.
 
-    ``user_jobs`` and ``user_gpus`` limit what a user runs at once; None is no limit. ``time_sharing`` is how many
-    seconds a running job may have to repeat when it stops for one that is expected to need less time; None: no job
-    stops for that. ``reclaim_idle`` is how many seconds all GPUs of a running job may be idle while others wait; None:
-    forever. ``consolidate``: jobs move to other nodes to make room.
+    ``user_jobs`` and ``user_gpus`` limit what a user runs at once; None is no limit. ``reclaim_idle`` is how many
+    seconds all GPUs of a running job may be idle while others wait; None: forever.
     """
 
     queues: tuple[QueueSpec, ...] = ()
@@ -29,9 +27,7 @@ class Sharing:
     ageing: float = AGEING_SECONDS
     user_jobs: int | None = None
     user_gpus: int | None = None
-    time_sharing: float | None = None
     reclaim_idle: float | None = None
-    consolidate: bool = False
 
 
 class QueueTree:

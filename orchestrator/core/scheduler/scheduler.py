@@ -1,66 +1,78 @@
 """``decide(state, now) -> commands``: the whole policy of the daemon as one pure function.
 
 ``lifecycle/advance.py`` derives what follows from a job's record alone; this module weighs jobs against one another and
-the nodes. Commands are events to be written, and effects to be carried out once the events are. Effects are derived
-from the record alone, so a restarted daemon that has read the store orders exactly what was under way. Jobs are placed
-in the order of order.py (shares of queues and users, priority, arrival). Free resources are kept for a gang that does
-not fit, in the end from all other jobs, so that no job starves (rounds/head.py). Jobs of lower priority are stopped for
-the first gang that does not fit (preemption.py), and jobs that end before it could start run on what it has claimed
-(backfill.py). Resources that no job needs go to elastic jobs (elastic.py).
+the nodes. Commands are events to be written. Effects are derived from the record alone, so a restarted daemon that has
+read the store orders exactly what was under way. Jobs are placed in the order of ``order.py``. Jobs that end before the
+first one that does not fit could start run on what it has claimed (``backfill.py``), and others stop for it
+(``preemption.py``). Resources that no job needs go to elastic jobs (``elastic.py``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
+    AwaitsRoom,
     BackingOff,
     DoesNotFit,
     NoNodeWithLabels,
     NoRoom,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByGrowth, ByNodeReservation
+from orchestrator.core.facts.requesters import (
+    ByGrowth,
+    ByIdleReclaim,
+    ByNodeReservation,
+    ByPreemption,
+    ByShrinking,
+    ByTimeSharing,
+)
 from orchestrator.core.lifecycle.advance import advance, is_returning, request_stop, wants_gang
-from orchestrator.core.lifecycle.effects import desired_effect
 from orchestrator.core.scheduler import elastic
-from orchestrator.core.scheduler.conditions.held import fail_fast
-from orchestrator.core.scheduler.lanes import kind_of, lane_of
-from orchestrator.core.scheduler.live import LiveJobs, Reasons
-from orchestrator.core.scheduler.order import WaitingOrder
+from orchestrator.core.scheduler.backfill import Reservation, has_bounded_start, reservation
+from orchestrator.core.scheduler.conditions import fail_fast
+from orchestrator.core.scheduler.durations import limit_left, waiting_since
+from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
+from orchestrator.core.scheduler.order import WaitingOrder, group_of
 from orchestrator.core.scheduler.placement import (
     claim,
+    closed_for,
     could_ever_fit,
-    holds_rank,
     labels_of,
     missing_nodes,
-    rank_size,
+    place,
     shape_of,
     suits,
-    take,
 )
+from orchestrator.core.scheduler.preemption import RECORDED, Preemption, Room, Turn
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.room.closed import closed_for
-from orchestrator.core.scheduler.room.timetable import Timetable, closed_to, nodes_at
-from orchestrator.core.scheduler.rounds.commands import Commands
-from orchestrator.core.scheduler.rounds.head import Head
-from orchestrator.core.scheduler.rounds.making_room import make_room_for
-from orchestrator.core.scheduler.rounds.round import Round
+from orchestrator.core.scheduler.reservations import ReservedNodes, closed_to, nodes_at
+from orchestrator.core.scheduler.resources import rank_size, take
 from orchestrator.core.scheduler.shares import Shares
-from orchestrator.core.scheduler.skips import Skips
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Hashable, Mapping
 
-    from orchestrator.core.cluster import Free, Node
+    from orchestrator.core.cluster import Node
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
+    from orchestrator.core.scheduler.order import Group
+    from orchestrator.core.scheduler.preemption import Saves
+    from orchestrator.core.scheduler.resources import FreeNodes
+
+CLAIMS_AFTER: Final = 3.0
+"""A job that has waited for this multiple of ``ageing`` claims what is free, wherever it is in the order."""
+MOST_TURNS: Final = 8
+"""Maximum number of jobs that found too little free and are considered for time sharing in a decision."""
+SOONEST: Final = 1.0
+FOR_A_JOB: Final = (ByPreemption, ByTimeSharing, ByIdleReclaim, ByShrinking)
+"""Requesters of stops that make room for a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +82,8 @@ class State:
     With ``LiveJobs`` that are kept between decisions, a decision costs only what has changed; any other mapping is
     indexed anew each time. In ``ended``, None stands for a job without a record. ``failed_fast`` has, by matrix id, the
     job that has just failed and with which the matrix ends. ``sharing`` has the queues and limits, ``past`` the earlier
-    use, and ``idle`` since when all GPUs of running jobs are idle.
+    use, ``idle`` since when all GPUs of running jobs are idle, and ``saves`` when they save. ``brief``: it does not
+    matter why jobs wait, so a decision looks at no more jobs once no GPU is left, as for a trace in which every job needs one.
     """
 
     jobs: Mapping[JobId, Job]
@@ -80,29 +93,50 @@ class State:
     past: PastUse = field(default_factory=PastUse)
     failed_fast: Mapping[str, JobId] = field(default_factory=dict)
     idle: Mapping[JobId, float] = field(default_factory=dict)
+    saves: Saves = RECORDED
+    brief: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Commands:
+    """Events to write, when to ask again, and why jobs wait."""
+
+    events: list[ev.Event] = field(default_factory=list)
+    wake_at: float | None = None
+    waiting: Reasons = field(default_factory=Reasons)
+
+    def ask_again(self, at: float | None) -> None:
+        """Ask again no later than ``at``."""
+        if at is not None and (self.wake_at is None or at < self.wake_at):
+            self.wake_at = at
 
 
 def decide(state: State, now: float) -> Commands:
-    """Return what follows from ``state`` at wall time ``now``. Fold the events and call it again until there are none.
-
-    Effects are only those of jobs with a record that has changed since the last decision with the same ``LiveJobs``.
-    """
+    """Return what follows from ``state`` at wall time ``now``. Fold the events and call it again until there are none."""
     jobs = indexed(state.jobs)
     commands = Commands(waiting=Reasons(jobs))
     for job in jobs.to_advance(now):
-        _advance(job, jobs, now, commands)
-    commands.ask_again(jobs.next_due())
+        events, wake_at = advance(job, now)
+        commands.events += events
+        if not events:
+            jobs.seen(job, wake_at)
+    commands.ask_again(jobs.next_due() if not commands.events else None)
     released = jobs.release(state.ended, now)
+    commands.ask_again(released.wake_at)
     for job, reason in released.failing:
         commands.events.append(ev.JobFinished(job_id=job.id, at=now, state=JobState.FAILED, reason=reason))
         commands.waiting[job.id] = reason
     if state.failed_fast:
         ending = fail_fast(state.jobs.values(), state.failed_fast, now)
-        if ending:  # none of them is to start in the same round
+        if ending:  # none of them is to start in the same decision
             commands.events += ending
             return commands
-    commands.ask_again(released.wake_at)
-    _schedule(jobs, released.released, state, now, commands)
+    if jobs.waiting or jobs.elastic or any(node.reservations for node in state.nodes.values()):
+        nodes = nodes_at(state.nodes, now, state.past.run_times)
+        free = jobs.free(nodes)
+        free.begin()
+        _Pass(jobs, state, nodes, free, now, commands).run()
+        free.restore()
     return commands
 
 
@@ -116,69 +150,6 @@ def queue_order(job: Job) -> tuple[int, int]:
     return (-job.priority, job.submission.sequence)
 
 
-def _advance(job: Job, jobs: LiveJobs, now: float, commands: Commands) -> None:
-    events, wake_at = advance(job, now)
-    if wake_at is not None:
-        commands.ask_again(wake_at)
-    if events:
-        commands.events += events
-        return
-    jobs.seen(job, wake_at)
-    if (effect := desired_effect(job)) is not None:
-        commands.effects.append(effect)
-
-
-def _schedule(jobs: LiveJobs, released: Iterable[Job], state: State, now: float, commands: Commands) -> None:
-    shares = _shares(jobs, state, now)
-    queue = _order(jobs, released, state, shares, now)
-    limited = queue.limited()
-    nodes = nodes_at(state.nodes, now, state.past.run_times)
-    if isinstance(nodes, Timetable):
-        _close(jobs, nodes, now, commands)
-    with jobs.occupancy.free(nodes) as (free, loose):
-        round_ = Round(
-            queue=queue,
-            holding=jobs.occupancy.holding,
-            free=free,
-            nodes=nodes,
-            shares=shares,
-            waiting=queue.queues(),
-            fits_ever=jobs.fits_ever,
-            run_times=state.past.run_times,
-            loose=loose if limited else None,
-            idle=state.idle,
-            closed=jobs.occupancy.closed(nodes),
-        )
-        schedule(round_, now, commands)
-        commands.ask_again(queue.next_overdue())
-        _grow(jobs, nodes, free, shares, now, commands)
-
-
-def _close(jobs: LiveJobs, nodes: Timetable, now: float, commands: Commands) -> None:
-    """Stop the jobs on nodes with a reservation that has begun: they save, and return to their place in the queue."""
-    commands.ask_again(nodes.next_change())
-    busy = {event.job_id for event in commands.events}
-    for job in jobs.occupancy.holding if nodes.closed else ():
-        there = next((node_id for node_id in job.nodes if node_id in nodes.closed), None)
-        if there is None or job.id in busy:
-            continue
-        one = nodes.closed[there]
-        by = ByNodeReservation(node=nodes[there].name, end=one.end, said=one.reason)
-        commands.events.extend(request_stop(job, StopPurpose.PREEMPT, by, now))
-
-
-def _order(jobs: LiveJobs, released: Iterable[Job], state: State, shares: Shares, now: float) -> WaitingOrder:
-    """Return the order of the waiting jobs; ``released`` are jobs besides those of the lines that may be considered."""
-    returning = [job for job in {**jobs.elastic, **jobs.moving}.values() if wants_gang(job, now)]
-    others = [*released, *(job for job in returning if not is_returning(job))]
-    resized = [job for job in returning if is_returning(job)]
-    run_times = state.past.run_times
-    jobs.lines.learn(run_times)
-    return WaitingOrder(
-        jobs.lines.by_lane, state.past.started, shares, now, others=others, resized=resized, run_times=run_times
-    )
-
-
 def waiting_order(state: State, now: float) -> list[Job]:
     """Return the jobs that wait for a gang, in the order in which a decision examines them before it places any."""
     return list(order_of(state, now)[0])
@@ -187,9 +158,9 @@ def waiting_order(state: State, now: float) -> list[Job]:
 def order_of(state: State, now: float) -> tuple[WaitingOrder, Shares]:
     """Return the order in which a decision examines the jobs that wait, and the shares from which it follows."""
     jobs = indexed(state.jobs)
-    released = jobs.release(state.ended, now).released
+    jobs.release(state.ended, now)
     shares = _shares(jobs, state, now)
-    return _order(jobs, released, state, shares, now), shares
+    return _order(jobs, state, shares, now), shares
 
 
 def shares_of(state: State, now: float) -> Shares:
@@ -198,178 +169,361 @@ def shares_of(state: State, now: float) -> Shares:
 
 
 def _shares(jobs: LiveJobs, state: State, now: float) -> Shares:
-    accounts = jobs.occupancy.accounts(state.sharing.half_life, now)
-    capacity = jobs.occupancy.capacity(state.nodes)
-    return Shares.of(state.sharing, state.past, (), state.nodes, now, accounts=accounts, capacity=capacity)
+    accounts = jobs.accounts(state.sharing.half_life, now)
+    return Shares(state.sharing, state.past, accounts, jobs.capacity(state.nodes), now)
 
 
-def schedule(round_: Round, now: float, commands: Commands) -> None:
-    """Start the jobs that fit, in the queue's order, and have others stopped for the first one that does not fit."""
-    free, nodes = round_.free, round_.nodes
-    skips = Skips(free)
-    placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
-    ahead = Head(round_, now)
-    for job in round_.queue:
-        found = _try(job, round_, skips, ahead, now, commands)
-        if found is not None:
-            placed.append((job, found, take(job, found, free)))
-            ahead.placed(job, found)
-            commands.waiting.placed.add(job.id)
-            round_.shares.started(job, len(found))
-            continue
-        if job.state is not JobState.PENDING:
-            reason = NoRoom(ranks=job.size.least, cause=job.reason)
-            commands.events.append(ev.JobRequeued(job_id=job.id, at=now, reason=reason))
-        if round_.brief and skips.sums(whole=False)[0] <= 0:
-            break
-    if placed:
-        _keep(ahead.kept_from(None), round_, skips)
-    for job, found, shares in placed:
-        larger = elastic.extend(job, found, shares, free, nodes, round_.shares.most_ranks(job))
-        round_.shares.more(job, len(larger) - len(found))
-        commands.events.append(
-            ev.AttemptStarted(job_id=job.id, at=now, attempt=job.next_attempt, gang=job.next_gang, nodes=larger)
+def _order(jobs: LiveJobs, state: State, shares: Shares, now: float) -> WaitingOrder:
+    run_times = state.past.run_times
+    jobs.waiting.learn(run_times)
+    back = [job for job in jobs.elastic.values() if job.state is not JobState.PENDING and wants_gang(job, now)]
+    lost = {
+        group_of(job, ())._replace(alone=job.id): [(waiting_since(job), job.submission.sequence, job)]
+        for job in back
+        if not is_returning(job)
+    }
+    groups = {**jobs.waiting.groups, **lost} if lost else jobs.waiting.groups
+    resized = [job for job in back if is_returning(job)]
+    return WaitingOrder(groups, state.past.started, shares, run_times, now, resized)
+
+
+class _Pass:
+    """One pass over the waiting jobs: starts those that fit, and has others stopped for those that do not.
+
+    ``_free`` is what is left besides what jobs that do not fit have claimed, ``_loose`` also counts that. Free resources
+    are kept for a job that does not fit: at once from all jobs but its equals, the jobs of its queue and priority. What
+    is kept from equals for a large gang is idle until as many others have ended, and this costs small jobs more than the
+    large one gains. So a job claims free resources from its equals only (``_claims``)
+
+    - if others stop for it, or will by time sharing;
+    - if it is known by when the first job that does not fit starts (``has_bounded_start``);
+    - once it has waited for ``ageing`` and no other lane comes before it, or for three times as long: as long as jobs of
+      other users come first by their shares, claimed GPUs would only be idle.
+    """
+
+    def __init__(
+        self,
+        jobs: LiveJobs,
+        state: State,
+        nodes: Mapping[str, Node],
+        free: FreeNodes,
+        now: float,
+        commands: Commands,
+    ) -> None:
+        self._jobs = jobs
+        self._state = state
+        self._nodes = nodes
+        self._free = free
+        self._loose: FreeNodes | None = None
+        self._now = now
+        self._commands = commands
+        self._shares = _shares(jobs, state, now)
+        self._order = _order(jobs, state, self._shares, now)
+        self._closed = [node for node in nodes.values() if not node.schedulable]
+        self._stopping: list[Job] = []
+        self._full: set[Hashable] = set()
+        self._head: Job | None = None
+        self._bounded = False
+        self._served: set[str] = set()
+        self._passed_by: list[Job] = []
+        self._turns = 0
+        self._turn: tuple[Job, Turn] | None = None
+        self._reserved: tuple[Reservation | None] | None = None
+        self._making_room: Preemption | None = None
+        self._room: Room | None = None
+
+    def run(self) -> None:
+        """Make the decision."""
+        if isinstance(self._nodes, ReservedNodes):
+            self._close(self._nodes)
+        placed: list[tuple[Job, tuple[str, ...], tuple[str | None, ...]]] = []
+        for job in self._order:
+            where = self._try(job)
+            if where is not None:
+                placed.append((job, where, take(job, where, self._free)))
+                if self._loose is not None:
+                    take(job, where, self._loose)
+                self._commands.waiting.placed.add(job.id)
+                self._shares.started(job, len(where))
+            elif job.state is not JobState.PENDING:
+                reason = NoRoom(ranks=job.size.least, cause=job.reason)
+                self._commands.events.append(ev.JobRequeued(job_id=job.id, at=self._now, reason=reason))
+            elif self._state.brief and self._turns_over and self._free.sums().gpus <= 0:
+                break
+        if placed:
+            self._keep(None)
+        for job, where, shares in placed:
+            most = self._shares.most_ranks(job)
+            larger = elastic.extend(job, where, shares, self._free, self._nodes, most)
+            self._shares.more(job, len(larger) - len(where))
+            number, gang = job.next_attempt, job.next_gang
+            self._commands.events.append(
+                ev.AttemptStarted(job_id=job.id, at=self._now, attempt=number, gang=gang, nodes=larger)
+            )
+        self._commands.ask_again(self._order.next_aged())
+        if self._head is not None and not self._commands.events:
+            self._make_room(self._head)
+        self._keep(None)  # no elastic job grows into it
+        self._grow()
+
+    def _close(self, nodes: ReservedNodes) -> None:
+        """Stop the jobs on nodes with a reservation that has begun: they save, and return to their place in the queue."""
+        self._commands.ask_again(nodes.next_change())
+        busy = {event.job_id for event in self._commands.events}
+        for job in self._jobs.holding.values() if nodes.closed else ():
+            there = next((node_id for node_id in job.nodes if node_id in nodes.closed), None)
+            if there is not None and job.id not in busy:
+                one = nodes.closed[there]
+                by = ByNodeReservation(node=nodes[there].name, end=one.end, said=one.reason)
+                self._commands.events += request_stop(job, StopPurpose.PREEMPT, by, self._now)
+
+    # -- one waiting job ---------------------------------------------------------------------------------------------
+
+    def _try(self, job: Job) -> tuple[str, ...] | None:
+        """Return the nodes for the job; None, with the reason recorded and free resources claimed, if it has to wait."""
+        group = self._jobs.waiting.group(job.id) or group_of(job, ())
+        if not self._nodes:
+            return None
+        if job.not_before > self._now:
+            self._commands.ask_again(job.not_before)
+            self._commands.waiting[job.id] = BackingOff(seconds=job.not_before - self._now, cause=job.reason)
+            return None
+        limit = self._shares.hindrance(job)
+        if limit is not None:  # it claims nothing: what is free is of no use to it
+            self._pass_over(job, group, limit)
+            return None
+        self._keep(job)
+        closed = closed_to(job, self._nodes)
+        full = (group.shape, closed) in self._full
+        where = None if full else elastic.first_place(job, self._free, self._nodes)
+        if where is not None:
+            return where
+        if not self._jobs.fits_ever(job, group, self._nodes):
+            # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
+            self._pass_over(job, group, self._why_never(job))
+            return None
+        where = self._backfilled(job)
+        if where is not None:
+            return where
+        if self._head is None:
+            self._falls_short_first(job)
+        reason = self._commands.waiting[job.id] = self._why_waiting(job, closed)
+        claims = self._claims(job)
+        if not claims:
+            self._passed_by.append(job)
+        elif not full:
+            full = self._claim(job, closed)
+        if (full or not claims) and not (closed and group.ran):  # with closed nodes those of one class may differ
+            self._pass_over(job, group, reason)
+        return None
+
+    def _pass_over(self, job: Job, group: Group, reason: Fact) -> None:
+        """Record why the job, and all later ones of its group, wait: free resources and limits only shrink."""
+        self._commands.waiting[job.id] = reason
+        if job.state is JobState.PENDING:
+            self._commands.waiting.shared[group] = reason
+            self._order.pass_over(group)
+
+    def _claim(self, job: Job, closed: frozenset[str]) -> bool:
+        """Claim what is free for a job; return whether no rank of its shape fits any more."""
+        reach = (shape_of(job), closed)
+        if reach not in self._full and claim(job, self._free, self._nodes):
+            self._full.add(reach)
+        return reach in self._full
+
+    def _keep(self, job: Job | None) -> None:
+        """Claim for the jobs that do not fit and that ``job`` may not delay, as it is not their equal; None: no job may."""
+        first = self._passed_by[0] if self._passed_by else None
+        if first is None or (job is not None and self._shares.tree.are_equals(first, job)):
+            return
+        for other in self._passed_by:
+            self._claim(other, closed_to(other, self._nodes))
+        self._passed_by.clear()
+
+    def _falls_short_first(self, job: Job) -> None:
+        self._head = job
+        self._loose = self._free.copy()
+        self._bounded = has_bounded_start(job, self._jobs, self._loose, self._nodes, self._now)
+        self._stopping = [one.job for one in self._jobs.occupants() if one.job.stop is not None]
+        by = [one.stop.by for one in self._stopping if one.stop is not None]
+        self._served = {one.job for one in by if isinstance(one, FOR_A_JOB)}
+        self._commands.ask_again(self._claims_at(job))
+
+    def _claims(self, job: Job) -> bool:
+        """Whether free resources are kept from all other jobs for one that does not fit."""
+        if self._has_turn(job) or self._bounded or job.id in self._served or is_returning(job):
+            return True
+        aged = waiting_since(job) <= self._now - self._shares.sharing.ageing
+        return (aged and self._order.first_of_all(job)) or self._claims_at(job) is None
+
+    def _claims_at(self, job: Job) -> float | None:
+        """Return from when on the job claims what is free in any case; None for now."""
+        at = waiting_since(job) + CLAIMS_AFTER * self._shares.sharing.ageing
+        return at if at > self._now else None
+
+    @property
+    def _turns_over(self) -> bool:
+        return self._turn is not None or self._turns >= MOST_TURNS
+
+    def _has_turn(self, job: Job) -> bool:
+        """Whether others stop for the job by time sharing: it is the first for which enough of them are due to save."""
+        if not self._turns_over:
+            self._turns += 1
+            turn = self._preemption().turn(job)
+            self._turn = None if turn is None else (job, turn)
+        return self._turn is not None and self._turn[0] is job
+
+    # -- room for those that do not fit ------------------------------------------------------------------------------
+
+    def _preemption(self) -> Preemption:
+        if self._making_room is None:
+            assert self._loose is not None
+            self._making_room = Preemption(
+                self._jobs,
+                self._loose,
+                self._nodes,
+                self._shares,
+                self._state.past.run_times,
+                self._now,
+                waiting=self._order.queues(),
+                saves=self._state.saves,
+            )
+        return self._making_room
+
+    def _backfilled(self, job: Job) -> tuple[str, ...] | None:
+        """Return the nodes for a job that ends before the head can start; None if it has to wait, or without a head."""
+        limit = limit_left(job, self._now)
+        if self._head is None or self._loose is None or limit is None:
+            return None
+        where = place(job, self._loose, self._nodes)
+        if where is None:
+            return None
+        if self._reserved is None:
+            self._reserved = (self._reservation(self._head),)
+        reserved = self._reserved[0]
+        if reserved is None or self._now + limit <= reserved.at:
+            return None if reserved is None else where
+        if reserved.recedes:
+            self._commands.ask_again(max(self._now + SOONEST, self._now + limit - (reserved.at - self._now)))
+        return None
+
+    def _reservation(self, head: Job) -> Reservation | None:
+        """Return when the head starts; None if this is not known, or if jobs stop for it or for another job already."""
+        room = self._room_for(head)
+        if room.stop or room.stopping or (self._turn is not None and self._turn[0] is not head):
+            return None
+        assert self._loose is not None
+        found = reservation(head, self._jobs, self._loose, self._nodes, self._now, self._state.past.run_times)
+        due = room.ask_again_at if self._turn is None else self._turn[1].at
+        return Reservation(due) if due is not None and (found is None or due < found.at) else found
+
+    def _room_for(self, head: Job) -> Room:
+        if self._room is None:
+            self._room = self._preemption().room(head)
+        return self._room
+
+    def _make_room(self, head: Job) -> None:
+        """Stop or shrink others for jobs that do not fit; called once nothing else changes."""
+        if self._shrink(head) or self._reclaim_idle(head):
+            return
+        room = self._room_for(head)
+        self._commands.ask_again(room.ask_again_at)
+        if room.stop or room.stopping or room.later:
+            by = ByPreemption(job=head.id, priority=head.priority)
+            self._stop(room.stop, by)
+            if stopping := room.stop or room.stopping:
+                self._commands.waiting[head.id] = AwaitsRoom(jobs=tuple(other.id for other in stopping))
+        elif self._turn is not None:
+            job, turn = self._turn
+            self._commands.ask_again(turn.ask_again_at)
+            overdue = waiting_since(job) <= self._now - self._shares.sharing.ageing
+            self._stop(turn.stop, ByTimeSharing(job=job.id, overdue=overdue))
+            if turn.stop:
+                self._commands.waiting[job.id] = AwaitsRoom(jobs=tuple(other.id for other in turn.stop))
+        else:
+            self._commands.ask_again(min((at for at in self._preemption().due if at > self._now), default=None))
+
+    def _stop(self, others: tuple[Job, ...], by: Fact) -> None:
+        for other in others:
+            self._commands.events += request_stop(other, StopPurpose.PREEMPT, by, self._now)
+
+    def _shrink(self, head: Job) -> bool:
+        if not self._jobs.elastic:
+            return False
+        stops = ((other, other.stop.by) for other in self._jobs.elastic.values() if other.stop is not None)
+        shrinking = [other for other, by in stops if isinstance(by, ByShrinking) and by.job == head.id]
+        smaller = [] if shrinking else self._preemption().shrink(head)
+        for other, ranks in smaller:
+            by = ByShrinking(job=head.id, ranks=ranks, instead_of=other.num_workers)
+            self._commands.events += request_stop(other, StopPurpose.RESIZE, by, self._now)
+        shrinking += [other for other, _ in smaller]
+        if shrinking:
+            self._commands.waiting[head.id] = AwaitsRoom(jobs=tuple(other.id for other in shrinking))
+        return bool(shrinking)
+
+    def _reclaim_idle(self, head: Job) -> bool:
+        if not self._state.idle:
+            return False
+        events, at = self._preemption().idle(head, self._state.idle, self._shares.sharing.reclaim_idle)
+        self._commands.ask_again(at)
+        if events:
+            self._commands.events += events
+            self._commands.waiting[head.id] = AwaitsRoom(jobs=tuple(event.job_id for event in events))
+        return bool(events)
+
+    def _grow(self) -> None:
+        """Stop elastic jobs that can have more ranks than they do, if they may be stopped now to grow."""
+        busy = {event.job_id for event in self._commands.events}
+        due = [j for j in self._jobs.elastic.values() if j.id not in busy and elastic.growth_due(j, self._now)]
+        if not due:
+            return
+        for group, entries in self._jobs.waiting.groups.items():
+            job = entries[0][2]  # jobs in their back-off delay no other, but no job grows into what they need
+            if group.alone and job.not_before > self._now and could_ever_fit(job, self._nodes):
+                claim(job, self._free, self._nodes)
+        for job in sorted(due, key=queue_order):
+            at = elastic.growth_due(job, self._now)
+            if at is not True:
+                self._commands.ask_again(float(at))
+                continue
+            size = elastic.grown_size(job, self._free, self._nodes, self._shares.most_ranks(job))
+            if size > job.num_workers:
+                self._shares.more(job, size - job.num_workers)
+                by = ByGrowth(ranks=size, instead_of=job.num_workers)
+                self._commands.events += request_stop(job, StopPurpose.RESIZE, by, self._now)
+
+    # -- why a job waits ---------------------------------------------------------------------------------------------
+
+    def _why_never(self, job: Job) -> Fact:
+        gpus, cpus = _demand(job)
+        labels = job.spec.resources.node_labels
+        if labels and not any(n.labels.items() >= labels.items() for n in self._nodes.values()):
+            return NoNodeWithLabels(labels=labels_of(job))
+        down = missing_nodes(job, self._nodes)
+        return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
+
+    def _why_waiting(self, job: Job, closed: frozenset[str]) -> NotEnoughFree:
+        gpus, cpus = _demand(job)
+        free = self._free.sums()
+        return NotEnoughFree(
+            gpus=gpus,
+            cpus=cpus,
+            free_gpus=free.whole if rank_size(job)[1] >= 1 else free.gpus,  # it cannot use the rest of shared ones
+            free_cpus=free.cpus,
+            labels=labels_of(job),
+            reserved=reserved_for(job, self._nodes, closed) if closed else (),
+            closed=closed_for(job, self._closed, self._stopping) if self._closed else (),
         )
-    commands.ask_again(ahead.ask_again_at())
-    if not commands.events:
-        make_room_for(ahead, now, commands)
-    _keep(ahead.kept_from(None), round_, skips)  # no elastic job grows into it
-
-
-def _keep(jobs: Iterable[Job], round_: Round, skips: Skips) -> None:
-    """Claim what is free for jobs that do not fit."""
-    for job in jobs:
-        closed = closed_to(job, round_.nodes)
-        reach = (shape_of(job), closed) if closed else shape_of(job)
-        if not skips.full(reach) and claim(job, round_.free, round_.nodes):
-            skips.fill(reach)
-
-
-def _try(job: Job, round_: Round, skips: Skips, ahead: Head, now: float, commands: Commands) -> tuple[str, ...] | None:
-    """Return the nodes for the job; None, with the reason recorded and free resources claimed, if it has to wait."""
-    nodes = round_.nodes
-    if not nodes:
-        return None
-    if job.not_before > now:
-        commands.ask_again(job.not_before)
-        commands.waiting[job.id] = BackingOff(seconds=job.not_before - now, cause=job.reason)
-        return None
-    kind = kind_of(job)
-    known = commands.waiting.shared.get((lane_of(job), kind))
-    if known is not None:  # it is not grouped with its equals because it had a back-off, or conditions
-        commands.waiting[job.id] = known
-        return None
-    limit = round_.shares.hindrance(job)
-    if limit is not None:  # it claims nothing: what is free is of no use to it
-        _pass_over(job, limit, round_, commands)
-        return None
-    _keep(ahead.kept_from(job), round_, skips)
-    closed = closed_to(job, nodes)
-    reach = (kind.shape, closed) if closed else kind.shape
-    full = skips.full(reach)
-    found = None if full else elastic.first_place(job, round_.free, nodes)
-    if found is not None:
-        return found
-    if not round_.fits_ever(job, kind, nodes):
-        # It claims nothing: what will never be enough for it would be kept from all jobs behind it.
-        _pass_over(job, _why_never(job, nodes), round_, commands)
-        return None
-    found = ahead.backfilled(job)
-    if found is not None:
-        return found
-    reason = commands.waiting[job.id] = _why_waiting(job, skips, round_, closed)
-    ahead.falls_short(job)
-    keeps = full or ahead.claims(job)
-    if keeps and not full:
-        full = claim(job, round_.free, nodes)
-    if full:
-        skips.fill(reach)
-    alike = not closed or (isinstance(nodes, Timetable) and nodes.alike(job))
-    if alike and (full or not keeps):
-        _pass_over(job, reason, round_, commands)
-    return None
-
-
-def _pass_over(job: Job, reason: Fact, round_: Round, commands: Commands) -> None:
-    """Record why the job, and all later ones of its lane and kind, wait: free resources and limits only shrink."""
-    commands.waiting[job.id] = reason
-    if job.state is JobState.PENDING:
-        commands.waiting.shared[lane_of(job), kind_of(job)] = reason
-        if isinstance(round_.queue, WaitingOrder):
-            round_.queue.pass_over(job)
-
-
-def _grow(
-    jobs: LiveJobs, nodes: Mapping[str, Node], free: Mapping[str, Free], shares: Shares, now: float, commands: Commands
-) -> None:
-    """Stop elastic jobs that can have more ranks than they do, if they may be stopped now to grow."""
-    busy = {event.job_id for event in commands.events}
-    due = [j for j in jobs.elastic.values() if j.id not in busy and elastic.growth_due(j, now)]
-    if not due:
-        return
-    for job in jobs.lines.delayed():  # jobs in their back-off delay no other, but no job grows into what they need
-        if job.not_before > now and could_ever_fit(job, nodes):
-            claim(job, free, nodes)
-    for job in sorted(due, key=queue_order):
-        at = elastic.growth_due(job, now)
-        if at is not True:
-            commands.ask_again(float(at))
-            continue
-        size = elastic.grown_size(job, free, nodes, shares.most_ranks(job))
-        if size > job.num_workers:
-            shares.more(job, size - job.num_workers)
-            by = ByGrowth(ranks=size, instead_of=job.num_workers)
-            commands.events.extend(request_stop(job, StopPurpose.RESIZE, by, now))
-
-
-def _why_never(job: Job, nodes: Mapping[str, Node]) -> Fact:
-    gpus, cpus = _demand(job)
-    labels = labels_of(job)
-    if labels and not any(n.labels.items() >= job.spec.resources.node_labels.items() for n in nodes.values()):
-        return NoNodeWithLabels(labels=labels)
-    down = missing_nodes(job, nodes)
-    return AwaitsNodes(nodes=down, gpus=gpus, cpus=cpus) if down else DoesNotFit(gpus=gpus, cpus=cpus)
-
-
-def _why_waiting(job: Job, skips: Skips, round_: Round, closed: frozenset[str]) -> NotEnoughFree:
-    shape = shape_of(job)
-    gpus, cpus = _demand(job)
-    free_gpus, free_cpus = skips.sums(
-        whole=rank_size(job)[1] >= 1
-    )  # a rank with whole GPUs cannot use the rest of shared ones
-    return NotEnoughFree(
-        gpus=gpus,
-        cpus=cpus,
-        free_gpus=free_gpus,
-        free_cpus=free_cpus,
-        labels=labels_of(job),
-        reserved=reserved_for(job, round_.nodes, closed) if closed else (),
-        closed=closed_for(round_.closed, round_.holding.stopping.values(), lambda node: holds_rank(shape, node)),
-    )
 
 
 def reserved_for(job: Job, nodes: Mapping[str, Node], closed: frozenset[str]) -> tuple[Fact, ...]:
     """Return the reservations that close nodes (``closed``) to the job which would otherwise suit it."""
     shape = shape_of(job)
     there = frozenset(i for i in closed if nodes[i].alive and not nodes[i].cordoned and suits(shape, nodes[i]))
-    return nodes.why(job, there) if isinstance(nodes, Timetable) else ()
+    return nodes.why(job, there) if isinstance(nodes, ReservedNodes) else ()
 
 
 def _demand(job: Job) -> tuple[float, float]:
     """Return the GPUs and CPUs of the fewest ranks that the job may have."""
     cpus, gpus, _ = rank_size(job)
     return gpus * job.size.least, cpus * job.size.least
-
-
-__all__ = [
-    "Commands",
-    "Round",
-    "State",
-    "decide",
-    "indexed",
-    "order_of",
-    "queue_order",
-    "schedule",
-    "shares_of",
-    "waiting_order",
-]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orchestrator.core import events as ev
 from orchestrator.core.scheduler.durations import RunTimeHistory, RunTimes
-from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.resources import rank_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -126,9 +126,8 @@ class UseHistory:
         """Record a folded event and the job's record after it; return whether what is known of the past has changed."""
         before = self._held.get(job.id)
         closes = before is not None and (not job.gang_open or before[0] != job.gang)
-        if before is not None and closes:
-            del self._held[job.id]
-            self._add(account_of(job), before[1], event.at, before[2])
+        if closes:
+            self.released(job, event.at)
         starts = isinstance(event, ev.AttemptStarted)
         if starts:
             self._start(job, event.at)
@@ -137,6 +136,11 @@ class UseHistory:
         if isinstance(event, ev.JobFinished):
             self._run_times.ended(job)
         return closes or starts
+
+    def released(self, job: Job, at: float) -> None:
+        """Record that a job has released the gang that it held."""
+        _, began, amounts = self._held.pop(job.id)
+        self._add(account_of(job), began, at, amounts)
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Count earlier use: the attempts that the jobs' records list, and the gangs that they hold."""

@@ -3,7 +3,7 @@
 Begin with ``base.py``. No code may parse its output: what a program needs is in the fact.
 """
 
-from orchestrator.core.sentences import conditions, findings, hangs, jobs, machines, moves, rank_ends
+from orchestrator.core.sentences import conditions, findings, hangs, jobs, machines, rank_ends
 from orchestrator.core.sentences.base import advice, sentence
 from orchestrator.core.sentences.failures import failure_advice, failure_sentence
 
@@ -16,7 +16,6 @@ __all__ = [
     "hangs",
     "jobs",
     "machines",
-    "moves",
     "rank_ends",
     "sentence",
 ]

@@ -46,7 +46,6 @@ _STOPS: Final = {
     StopPurpose.PREEMPT: "making room {by}",
     StopPurpose.TIMEOUT: "exceeded max_duration",
     StopPurpose.RESIZE: "stopped by {by}",
-    StopPurpose.MOVE: "moving {by}",
 }
 
 

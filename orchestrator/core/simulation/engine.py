@@ -1,117 +1,167 @@
-"""Discrete events: jobs arrive and end, and after each the production scheduler decides (``scheduler.schedule``).
+"""Discrete events: jobs arrive, end and save, and after each the daemon's scheduler decides (``scheduler.decide``).
 
-Free resources and the order of the queue are kept from event to event, so an event costs only its changes and one round
-of placing. Starts take no time, and a preempted or moved job continues from its last checkpoint; checkpoints are
-``checkpoint_seconds`` apart.
+Starts and stops take no time, and a preempted job continues from its last checkpoint; checkpoints are
+``checkpoint_seconds`` apart in each attempt. Nothing is known of durations.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import floor
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
-from orchestrator.core.scheduler.live import LiveJobs, Reasons
-from orchestrator.core.scheduler.placement import could_ever_fit
+from orchestrator.core.cluster import EPSILON
+from orchestrator.core.ids import JobId
+from orchestrator.core.lifecycle.advance import advance
+from orchestrator.core.lifecycle.fold import fold, submitted
+from orchestrator.core.scheduler.live_jobs import LiveJobs
+from orchestrator.core.scheduler.placement import could_ever_fit, place
 from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.room.holding import places_of
-from orchestrator.core.scheduler.rounds.round import Round
-from orchestrator.core.scheduler.scheduler import Commands, schedule
-from orchestrator.core.simulation.cluster import Cluster, Live, RunningJobs
-from orchestrator.core.simulation.lines import Waiting
-from orchestrator.core.simulation.records import spec_of, started_record, stopped_record, submitted_record
+from orchestrator.core.scheduler.resources import take
+from orchestrator.core.scheduler.scheduler import State, decide
+from orchestrator.core.scheduler.use import UseHistory
 from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob, Usage
-from orchestrator.core.states import StopPurpose
+from orchestrator.spec.model import JobSpec, ResourcesSpec, WorkerResources
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from orchestrator.core.cluster import Node
-    from orchestrator.core.ids import JobId
-    from orchestrator.core.simulation.policies import Policy
-    from orchestrator.spec.model import JobSpec
+    from orchestrator.core.job.record import Job
 
 SAMPLES: Final = 500
 CHECKPOINT_SECONDS: Final = 1800.0
-SHARING: Final = Sharing()
+POLICIES: Final = ("orch", "fifo")
+"""``orch`` is the daemon's scheduler; with ``fifo``, jobs start in order of arrival, and none overtakes another."""
+_SHARING: Final = Sharing()
+
+
+@dataclass(slots=True)
+class _Live:
+    """A job that waits or runs, and the seconds that are ``left`` of it; ``since`` is when its attempt began."""
+
+    job: TraceJob
+    left: float
+    started_at: float | None = None
+    since: float = 0.0
+    starts: int = 0
+    preemptions: int = 0
+    lost: float = 0.0
 
 
 class Simulation:
-    """One run of a trace on some nodes under a policy."""
+    """One run of a trace on some nodes under a policy. It is also when its jobs save, as the scheduler's ``Saves``."""
 
     def __init__(
         self,
-        trace: Sequence[TraceJob],
+        trace: Iterable[TraceJob],
         nodes: Mapping[str, Node],
-        policy: Policy,
+        policy: str,
         *,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
-        sharing: Sharing = SHARING,
+        sharing: Sharing = _SHARING,
     ) -> None:
         self._trace = sorted(trace, key=lambda job: job.at)
-        if policy.time_sharing is not None:
-            sharing = replace(sharing, time_sharing=policy.time_sharing)
-        if policy.consolidate:
-            sharing = replace(sharing, consolidate=True)
-        several = len({job.priority for job in trace}) > 1
-        self._preempts = several or bool(sharing.queues) or sharing.time_sharing is not None
-        self._stops = self._preempts or sharing.consolidate
-        self._lines = Waiting(policy, sharing, nodes, self._trace[0].at if self._trace else 0.0)
-        self._cluster = Cluster(nodes)
-        self._running = RunningJobs(checkpoint_seconds)
-        self._known = LiveJobs()
+        self._nodes = nodes
+        self._every = checkpoint_seconds
+        self._sharing = sharing
+        self._jobs = LiveJobs()
+        self._queue: deque[Job] | None = deque() if policy == "fifo" else None
+        self._live: dict[JobId, _Live] = {}
+        self._ends: list[tuple[float, JobId, int]] = []
+        self._use = UseHistory(sharing.half_life)
+        self._past = self._use.view()
         self._specs: dict[tuple[int, float, int, str], tuple[JobSpec, bool]] = {}
-        self._live: dict[JobId, Live] = {}
+        self._busy = 0.0
         self._wake_at: float | None = None
         self._ran: list[Ran] = []
         self._refused: list[TraceJob] = []
 
     def run(self) -> Outcome:
         """Run the whole trace."""
-        usage = Usage()
-        samples: list[tuple[float, float, int]] = []
+        usage, samples = Usage(), list[tuple[float, float, int]]()
         arrived, count = 0, len(self._trace)
-        before = self._trace[0].at if self._trace else 0.0
+        gpus = sum(node.gpus for node in self._nodes.values() if node.schedulable)
+        before = sample_at = self._trace[0].at if self._trace else 0.0
         step = (self._trace[-1].at - before) / SAMPLES if self._trace else 0.0
-        sample_at = before
         while (now := self._next(self._trace[arrived].at if arrived < count else None)) is not None:
-            at, waiting = self._cluster, len(self._lines)
-            usage.add(now - before, gpus=at.gpus, busy=at.busy, pieces=at.pieces, waiting=waiting > 0)
+            waiting = len(self._jobs.waiting)
+            pieces = self._pieces() if waiting else 0.0
+            usage.add(now - before, gpus=gpus, busy=self._busy, pieces=pieces, waiting=waiting > 0)
             if now >= sample_at:
-                samples.append((now, at.busy, waiting))
+                samples.append((now, self._busy, waiting))
                 sample_at = now + step
             before = now
-            while (live := self._running.ended(now)) is not None:
-                self._end(live, now)
+            while self._ends and self._ends[0][0] <= now:
+                _, job_id, starts = heappop(self._ends)
+                if job_id in self._live and self._live[job_id].starts == starts:  # else it was preempted since
+                    self._end(job_id, now)
             while arrived < count and self._trace[arrived].at <= now:
                 arrived += 1
                 self._arrive(self._trace[arrived - 1], arrived)
             self._decide(now)
         return Outcome(ran=tuple(self._ran), refused=tuple(self._refused), usage=usage, samples=tuple(samples))
 
+    def saved_at(self, job: Job, now: float) -> float | None:
+        """Return when a job's newest checkpoint was saved."""
+        since = self._live[job.id].since
+        kept = self._kept(now - since)
+        return since + kept if kept else None
+
+    def next_at(self, job: Job, now: float) -> float | None:
+        """Return when its next one is saved."""
+        since = self._live[job.id].since
+        return since + self._kept(now - since) + self._every
+
+    def _kept(self, seconds: float) -> float:
+        """Return the part of an attempt that its newest checkpoint covers."""
+        return floor(seconds / self._every + EPSILON) * self._every
+
     def _next(self, arrival: float | None) -> float | None:
         """Return when something happens next; None when all is over."""
-        end = self._running.next_end
-        if arrival is None and end is None:
-            return None
-        first = arrival if end is None or (arrival is not None and arrival < end) else end
-        return first if self._wake_at is None or first is None or first < self._wake_at else self._wake_at
+        times = [at for at in (arrival, self._ends[0][0] if self._ends else None) if at is not None]
+        if times and self._wake_at is not None:
+            times.append(self._wake_at)
+        return min(times, default=None)
+
+    def _pieces(self) -> float:
+        """Return the free GPUs of nodes that are partly used."""
+        free = self._jobs.free(self._nodes)
+        return sum(left.gpus for i, left in free.items() if left.gpus < self._nodes[i].gpus - EPSILON)
 
     def _arrive(self, job: TraceJob, sequence: int) -> None:
         kind = (job.ranks, job.gpus, job.priority, job.queue)
-        known = self._specs.get(kind)
-        record = submitted_record(job, sequence, spec_of(job) if known is None else known[0])
-        if known is None:
-            known = self._specs[kind] = (record.spec, could_ever_fit(record, self._cluster.nodes))
-        if not known[1]:
+        spec, fits = self._specs.get(kind, (None, True))
+        if spec is None:
+            worker = WorkerResources(gpu=float(job.gpus), cpu=0.0)
+            resources = ResourcesSpec(num_workers=job.ranks, resources_per_worker=worker)
+            spec = JobSpec(
+                name="simulated",
+                entrypoint="simulated",
+                resources=resources,
+                priority=job.priority,
+                queue=job.queue,
+            )
+        record = _submitted(job, sequence, spec)
+        if kind not in self._specs:
+            fits = could_ever_fit(record, self._nodes)
+            self._specs[kind] = spec, fits
+        if not fits:
             self._refused.append(job)
             return
-        self._live[record.id] = Live(job, record, job.seconds)
-        self._lines.add(record, job.seconds)
+        self._live[record.id] = _Live(job, job.seconds)
+        self._jobs[record.id] = record
+        if self._queue is not None:
+            self._queue.append(record)
 
-    def _end(self, live: Live, now: float) -> None:
-        self._release(live, now)
-        del self._live[live.record.id]
+    def _end(self, job_id: JobId, now: float) -> None:
+        live, job = self._live.pop(job_id), self._jobs.pop(job_id)
+        self._use.released(job, now)
+        self._past = self._use.view()
+        self._busy -= live.job.all_gpus
         assert live.started_at is not None
         self._ran.append(
             Ran(
@@ -119,94 +169,111 @@ class Simulation:
                 started_at=live.started_at,
                 ended_at=now,
                 preemptions=live.preemptions,
-                moves=live.moves,
                 lost=live.lost,
             )
         )
 
     def _decide(self, now: float) -> None:
         self._wake_at = None
-        while len(self._lines) and (self._preempts or not self._cluster.full):
-            commands = self._round(now)
-            moved: list[Live] = []
-            for event in commands.events:
-                live = self._live[event.job_id]
+        while self._jobs.waiting:
+            events, wake_at = self._decision(now)
+            for event in events:
                 if isinstance(event, ev.AttemptStarted):
-                    self._start(live, event, now)
-                elif isinstance(event, ev.StopRequested) and event.purpose is StopPurpose.MOVE:
-                    self._leave(live, event, now)
-                    moved.append(live)
+                    self._start(event)
                 elif isinstance(event, ev.StopRequested):
-                    self._preempt(live, event, now)
-            for live in moved:
-                self._arrive_there(live, now)
-            if not commands.events:
-                if self._stops and commands.wake_at is not None and commands.wake_at > now:
-                    self._wake_at = commands.wake_at
+                    self._preempt(event)
+            if not events:
+                self._wake_at = wake_at if wake_at is not None and wake_at > now else None
                 return
 
-    def _round(self, now: float) -> Commands:
-        commands = Commands(waiting=Reasons(self._known))
-        queue, shares = self._lines.offered(now)
-        free = self._cluster.free
+    def _decision(self, now: float) -> tuple[Sequence[ev.Event], float | None]:
+        if self._queue is None:
+            commands = decide(
+                State(
+                    jobs=self._jobs, nodes=self._nodes, sharing=self._sharing, past=self._past, saves=self, brief=True
+                ),
+                now,
+            )
+            return commands.events, commands.wake_at
+        job = self._queue[0]
+        where = place(job, self._jobs.free(self._nodes), self._nodes)
+        if where is None:
+            return (), None
+        self._queue.popleft()
+        return (ev.AttemptStarted(job_id=job.id, at=now, attempt=1, gang=1, nodes=where),), None
+
+    def _start(self, event: ev.AttemptStarted) -> None:
+        live, job, now = self._live[event.job_id], self._jobs[event.job_id], event.at
+        live.since, live.starts = now, live.starts + 1
+        live.started_at = now if live.started_at is None else live.started_at
+        shares = self._shares(job, event.nodes)
+        job = fold(job, event)
+        if shares:
+            job = fold(job, _placed(job, shares, now))
+        job = fold(job, ev.AttemptRunning(job_id=job.id, at=now, attempt=job.attempt_number, pids=()))
+        self._jobs[job.id] = job
+        self._use.observe(job, event)
+        self._past = self._use.view()
+        self._busy += live.job.all_gpus
+        heappush(self._ends, (now + live.left, job.id, live.starts))
+
+    def _shares(self, job: Job, nodes: Sequence[str]) -> list[str]:
+        """Return the GPU of each rank of a job with parts of GPUs: the fullest with room; nothing for other jobs."""
+        gpus = job.spec.resources.resources_per_worker.gpu
+        if not 0 < gpus < 1:
+            return []
+        free = self._jobs.free(self._nodes)
         free.begin()
-        round_ = Round(
-            queue=queue,
-            holding=self._running.holding,
-            free=free,
-            nodes=self._cluster.nodes,
-            shares=shares,
-            waiting=self._lines.queues(),
-            brief=True,
-            fits_ever=self._known.fits_ever,
-            saves=self._running,
-        )
-        schedule(round_, now, commands)
+        found: list[str] = []
+        for node_id in nodes:
+            fitting = {name: left for name, left in free[node_id].shares.items() if left >= gpus - EPSILON}
+            found += [
+                name or ""
+                for name in take(job, (node_id,), free, (min(fitting, key=fitting.__getitem__, default=None),))
+            ]
         free.restore()
-        return commands
+        return found
 
-    def _start(self, live: Live, event: ev.AttemptStarted, now: float) -> None:
-        self._lines.remove(live.record, live.left)
-        self._lines.started(live.record, now)
-        self._begin(live, event, now)
-
-    def _begin(self, live: Live, event: ev.AttemptStarted, now: float) -> None:
-        live.shares = self._cluster.take(live.record, event.nodes, live.job.gpus)
-        live.record = started_record(live.record, event, live.shares)
-        self._running.start(live, now)
-
-    def _preempt(self, live: Live, event: ev.StopRequested, now: float) -> None:
-        live.preemptions += 1
-        self._lines.ended(live.record, now)
-        self._stop(live, event, now)
-        self._lines.add(live.record, live.left)
-
-    def _leave(self, live: Live, event: ev.StopRequested, now: float) -> None:
-        live.moves += 1
-        self._stop(live, event, now)
-
-    def _arrive_there(self, live: Live, now: float) -> None:
-        """Start a job that moves at once on the nodes that were kept for it."""
-        job = live.record
-        self._begin(
-            live,
-            ev.AttemptStarted(
-                job_id=job.id, at=now, attempt=job.attempt_number + 1, gang=job.gang + 1, nodes=places_of(job)
-            ),
-            now,
-        )
-
-    def _stop(self, live: Live, event: ev.StopRequested, now: float) -> None:
-        kept = self._running.kept(live, now)
+    def _preempt(self, event: ev.StopRequested) -> None:
+        live, job, now = self._live[event.job_id], self._jobs[event.job_id], event.at
+        kept = self._kept(now - live.since)
         live.left -= kept
         live.lost += (now - live.since - kept) * live.job.all_gpus
-        self._vacate(live)
-        live.record = stopped_record(live.record, event)
+        live.preemptions += 1
+        live.starts += 1
+        job = fold(job, event)
+        job = fold(job, ev.AttemptGone(job_id=job.id, at=now, attempt=job.attempt_number))
+        released = ev.GangReleased(job_id=job.id, at=now, gang=job.gang)
+        job = fold(job, released)
+        self._use.observe(job, released)
+        self._past = self._use.view()
+        self._busy -= live.job.all_gpus
+        for step in advance(job, now).events:
+            job = fold(job, step)
+        self._jobs[job.id] = job
 
-    def _release(self, live: Live, now: float) -> None:
-        self._lines.ended(live.record, now)
-        self._vacate(live)
 
-    def _vacate(self, live: Live) -> None:
-        self._cluster.give_back(live.record, live.shares, live.job.gpus)
-        self._running.drop(live)
+def _submitted(job: TraceJob, sequence: int, spec: JobSpec) -> Job:
+    """Return the record of a job that waits."""
+    event = ev.JobSubmitted(
+        job_id=JobId(f"{sequence:09}"),
+        at=job.at,
+        name=spec.name,
+        spec=spec,
+        user=job.user,
+        uid=0,
+        idempotency_key="",
+        python="",
+        path="",
+        work_dir="",
+        snapshot="",
+    )
+    return submitted(event, sequence)
+
+
+def _placed(job: Job, shares: Sequence[str], now: float) -> ev.GangPlaced:
+    seats = tuple(
+        ev.Seat(rank=rank, node_id=node, node_name=node, gpu_ids=(share,), gpu_uuids=(), actor_pid=0)
+        for rank, (node, share) in enumerate(zip(job.nodes, shares, strict=True))
+    )
+    return ev.GangPlaced(job_id=job.id, at=now, gang=job.gang, seats=seats)

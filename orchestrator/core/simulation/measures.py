@@ -51,7 +51,6 @@ class Figures:
     fragmentation: float
     fairness: float
     preemptions: int
-    moves: int
     lost_gpu_seconds: float
     makespan: float
 
@@ -74,7 +73,6 @@ class Figures:
             "fragmentation": self.fragmentation,
             "fairness": self.fairness,
             "preemptions": self.preemptions,
-            "moves": self.moves,
             "lost_gpu_seconds": self.lost_gpu_seconds,
             "makespan_seconds": self.makespan,
         }
@@ -94,7 +92,6 @@ def figures_of(outcome: Outcome) -> Figures:
         fragmentation=_share(usage.in_pieces, usage.idle_while_waiting),
         fairness=_fairness(ran),
         preemptions=sum(one.preemptions for one in ran),
-        moves=sum(one.moves for one in ran),
         lost_gpu_seconds=fsum(one.lost for one in ran),
         makespan=max((one.ended_at for one in ran), default=0.0) - min((one.job.at for one in ran), default=0.0),
     )

@@ -25,13 +25,12 @@ class TraceJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """The result of a job. ``lost`` is GPU time that it repeated because it was preempted or moved, in seconds."""
+    """The result of a job. ``lost`` is GPU time that it repeated because it was preempted, in seconds."""
 
     job: TraceJob
     started_at: float
     ended_at: float
     preemptions: int = 0
-    moves: int = 0
     lost: float = 0.0
 
     @property

@@ -13,7 +13,7 @@ from orchestrator.core.cluster import NodeReservation
 from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.scheduler.durations import RunTimes
-from orchestrator.core.scheduler.room.timetable import nodes_at
+from orchestrator.core.scheduler.reservations import nodes_at
 from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.nodes.views import node_state

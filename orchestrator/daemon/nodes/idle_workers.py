@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Seat
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.core.scheduler.live import LiveJobs
+    from orchestrator.core.scheduler.live_jobs import LiveJobs
 
 WARM_LATER_SECONDS: Final = 0.3
 MAX_WARM_WORKERS: Final = 8
@@ -84,8 +84,7 @@ class IdleWorkers:
 
 def can_start_more(jobs: LiveJobs, nodes: Mapping[str, Node]) -> bool:
     """Whether a job waits, or the nodes have room for one: a GPU or a part of one, on nodes without any a part of a CPU."""
-    if jobs.lines.count:
+    if jobs.waiting:
         return True
-    with jobs.occupancy.free(nodes) as (free, _):
-        gpus, _, cpus = free.sums()
-    return (gpus if any(node.gpus for node in nodes.values()) else cpus) > EPSILON
+    free = jobs.free(nodes).sums()
+    return (free.gpus if any(node.gpus for node in nodes.values()) else free.cpus) > EPSILON

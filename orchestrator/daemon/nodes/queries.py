@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.core.scheduler.durations import RunTimes
-from orchestrator.core.scheduler.room.timetable import nodes_at
+from orchestrator.core.scheduler.reservations import nodes_at
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.nodes.views import node_view
 

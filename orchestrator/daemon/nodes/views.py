@@ -8,8 +8,8 @@ from orchestrator.api import views as v
 from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gpus import GpuState
 from orchestrator.core.facts.nodes import Closure
-from orchestrator.core.scheduler.placement import left_on
-from orchestrator.core.scheduler.room.closed import closure_of
+from orchestrator.core.scheduler.placement import closure_of
+from orchestrator.core.scheduler.resources import left_on
 from orchestrator.core.sentences import sentence
 from orchestrator.core.sentences.jobs import RAYLET_SILENT
 

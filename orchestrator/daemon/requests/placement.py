@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api import views as v
-from orchestrator.core.scheduler.conditions.held import held_back
-from orchestrator.core.scheduler.conditions.prerequisites import hindrance
-from orchestrator.core.scheduler.placement import capacity, free_on, place
-from orchestrator.core.scheduler.room.timetable import closed_to, nodes_at
-from orchestrator.core.scheduler.scheduler import reserved_for, waiting_order
-from orchestrator.core.scheduler.shares import Shares
+from orchestrator.core.scheduler.conditions import check, hindrance
+from orchestrator.core.scheduler.placement import capacity, place
+from orchestrator.core.scheduler.reservations import closed_to, nodes_at
+from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.scheduler import reserved_for, shares_of, waiting_order
 from orchestrator.core.sentences import sentence
 from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
@@ -27,14 +26,14 @@ def placement(asked: Job, state: State, now: float) -> dict[str, Any]:
     blocked = hindrance(asked, state.jobs, state.ended)
     if blocked is not None:
         return {"starts": "later", "reason": sentence(blocked), "num_workers": asked.num_workers}
-    held = held_back([asked], (), now).waiting.get(asked.id)
+    held = check([asked], (), state.jobs, state.ended, now).waiting.get(asked.id)
     if held is not None:
         return {"starts": "later", "reason": sentence(held), "num_workers": asked.num_workers}
     if asked.state is JobState.SUSPENDED:
         return {"starts": "later", "reason": "held until `orch release`", "num_workers": asked.num_workers}
     order = waiting_order(replace(state, jobs={**state.jobs, asked.id: asked}), now)
     ahead = order[: next(place for place, job in enumerate(order) if job.id == asked.id)]
-    shares = Shares.of(state.sharing, state.past, [j for j in state.jobs.values() if j.gang_open], nodes, now)
+    shares = shares_of(state, now)
     limit = shares.hindrance(asked)
     if limit is not None:
         return {"starts": "later", "reason": sentence(limit), "num_workers": asked.num_workers}

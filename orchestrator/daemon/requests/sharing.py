@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.queue_views import HolderView, OutlookView, QueueShares, QueueView, UserShareView
-from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.scheduler.outlook import expected_starts, front_of, outlook_of
-from orchestrator.core.scheduler.reclaim import fair_shares
 from orchestrator.core.scheduler.scheduler import shares_of, waiting_order
-from orchestrator.core.sentences import sentence
+from orchestrator.core.scheduler.shares import fair_shares
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import readable
 from orchestrator.daemon.requests.specs import JobSpecs, SpecService
@@ -206,8 +204,6 @@ def outlook_view(found: Outlook) -> OutlookView:
             for each in found.holders
         ),
         stops=tuple(replace(_holder(each.job), lost_gpu_seconds=each.gpu_seconds) for each in found.stops),
-        moves="" if found.consolidation is None else sentence(found.consolidation),
-        consolidation=None if found.consolidation is None else fact_to_dict(found.consolidation),
     )
 
 

@@ -118,7 +118,5 @@ def sharing_of(settings: Settings) -> Sharing:
         ageing=settings.ageing,
         user_jobs=settings.user_max_jobs,
         user_gpus=settings.user_max_gpus,
-        time_sharing=settings.time_sharing,
         reclaim_idle=settings.reclaim_idle,
-        consolidate=settings.consolidate,
     )

@@ -15,7 +15,8 @@ from orchestrator.checkpoint.storage.pins import pin
 from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
-from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home, rank_size
+from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home
+from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.secrets import write_secrets

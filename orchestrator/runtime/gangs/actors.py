@@ -16,7 +16,7 @@ import structlog
 
 from orchestrator import clock
 from orchestrator.core.facts.gangs import ActorMissing, HeadLost, NodeLost, ResourcesTaken, StoppedUnplaced
-from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.reuse.origin import Origin, origin_of
 from orchestrator.runtime.gangs.reuse.parked_gangs import PARKED_SECONDS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.clock import SteadyClock
 from orchestrator.core.facts.gangs import ActorMissing, ActorNotPlaced, NodeLost, StoppedUnplaced
-from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.memory.agenda import Agenda
 from orchestrator.runtime.memory.checkpoints import Checkpoints, Saved, path_of

@@ -224,7 +224,6 @@ def test_explain(orch: Orch, served: ServedFake) -> None:
     known = replace(busy, ends_at=time.time() + 7260, basis="like jobs", like_jobs=5, error=0.1)
     stop = replace(busy, lost_gpu_seconds=5400.0)
     told = OutlookView(starts_at=known.ends_at, ahead=(ahead.id,), rule="priority", holders=(known,), stops=(stop,))
-    told = replace(told, moves="it fits with x to node b", consolidation={"kind": "consolidation"})
     served.do(lambda service: setattr(service, "outlook_answer", told))
     done = orch("explain", late.id)
     assert f"1 ahead in the queue: {ahead.id}" in done.out
@@ -233,7 +232,6 @@ def test_explain(orch: Orch, served: ServedFake) -> None:
     assert "bob" in done.out
     assert "run times of 5 like jobs, half of such forecasts within 10%" in done.out
     assert "preemption for it would stop busy-aaaaaa (bob), which repeat at most 1.5 GPU hours" in done.out
-    assert "consolidation: it fits with x to node b" in done.out
     assert "what happened last:" in done.out
     answer = orch("explain", late.id, "--json").json
     assert answer["ahead"] == [ahead.id]

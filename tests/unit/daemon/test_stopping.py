@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.api.errors import DaemonStoppingError
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.stopping import Shutdown, StopRequest
 from tests.unit.core.builders import running

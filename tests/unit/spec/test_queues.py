@@ -62,13 +62,9 @@ def test_the_settings_hold_the_terms_of_sharing() -> None:
             "ORCH_AGEING": "90m",
             "ORCH_USER_MAX_JOBS": "3",
             "ORCH_USER_MAX_GPUS": "16",
-            "ORCH_TIME_SHARING": "90s",
-            "ORCH_CONSOLIDATE": "yes",
         }
     )
     assert found.queues == (QueueSpec(name="lab", weight=2.0),)
-    assert (found.consolidate, Settings.from_environ({}).consolidate) == (True, False)
-    assert (found.time_sharing, Settings.from_environ({}).time_sharing) == (90.0, None)
     assert (found.use_half_life, found.ageing, found.user_max_jobs, found.user_max_gpus) == (172800.0, 5400.0, 3, 16)
     with pytest.raises(SettingsError) as caught:
         Settings.from_environ({"ORCH_QUEUES": "a parent=b", "ORCH_AGEING": "5", "ORCH_USE_HALF_LIFE": "1s"})

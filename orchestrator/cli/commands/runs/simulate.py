@@ -36,7 +36,7 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="P",
-            help="orch (the daemon's), orch-shared, orch-moves, fifo, shortest, smallest, las, tiresias or srtf.",
+            help="orch (the daemon's) or fifo.",
         ),
     ] = "orch",
     compare: Annotated[str, typer.Option("--compare", metavar="P,P", help="More policies, side by side.")] = "",
@@ -74,9 +74,7 @@ def simulate(
 ) -> int:
     """Play a trace of jobs through the scheduler: completion times, waits, use of the GPUs, fairness.
 
-    Policies: orch decides as the daemon does, orch-shared as it does with ORCH_TIME_SHARING=1m, orch-moves with ORCH_CONSOLIDATE=yes. fifo starts jobs in the order of arrival.
-    shortest and smallest order the queue by the known durations. las and tiresias order by attained service, srtf by remaining time;
-    for these three, preemption costs nothing and GPUs belong to no node.
+    Policies: orch decides as the daemon does. fifo starts jobs in the order of arrival, and none overtakes another.
     """
     from orchestrator.analysis.simulation.comparison import compare as play
     from orchestrator.analysis.simulation.comparison import parse_nodes, parse_policies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from orchestrator.core.scheduler.placement import rank_size
+from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.names import gang_name
 from orchestrator.runtime.ranks.runtime_env import parts_of
 

@@ -110,7 +110,7 @@ def test_an_unknown_policy_is_refused() -> None:
 def test_policies_side_by_side_and_their_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     trace = synthetic_trace("large", jobs=60, gpus=16, load=0.9, seed=2)
-    results = compare(trace, parse_nodes("2x8"), ["orch", "shortest", "srtf"])
-    assert [result.figures.jobs for result in results] == [60, 60, 60]
-    assert results[2].figures.completion.mean <= min(result.figures.completion.mean for result in results)
+    results = compare(trace, parse_nodes("2x8"), ["orch", "fifo"])
+    assert [result.figures.jobs for result in results] == [60, 60]
+    assert results[0].figures.completion.mean < results[1].figures.completion.mean
     assert write_picture(results, tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

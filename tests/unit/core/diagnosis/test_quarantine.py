@@ -23,7 +23,7 @@ from orchestrator.core.facts.gpus import GpuFault, GpuLost, Xid
 from orchestrator.core.facts.nodes import RepeatedFailures
 from orchestrator.core.facts.rank_ends import PythonException
 from orchestrator.core.ids import JobId
-from orchestrator.core.scheduler.placement import free_on
+from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.states import FailureClass
 from tests.unit.core.builders import T0, after, cause, changed, exited, failed, failure, node, nodes, running
 

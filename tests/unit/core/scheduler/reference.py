@@ -1,8 +1,8 @@
 """Slow and simple reference scheduler, and random cases to compare the production scheduler with.
 
 It handles whole GPUs, CPUs and memory, models, nodes away from the daemon's home, back-offs, strategies, preemption,
-queues, users' shares, limits, ageing and backfill; it recomputes everything for each job, and tries each set of jobs to
-stop in turn. ``python -m tests.unit.core.scheduler.reference N`` compares N cases (`make reference`).
+queues, users' shares, limits, ageing, backfill and time sharing; it recomputes everything for each job, and tries each
+set of jobs to stop in turn. ``python -m tests.unit.core.scheduler.reference N`` compares N cases (`make reference`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.core import events as ev
 from orchestrator.core.cluster import Node, NodeReservation
-from orchestrator.core.facts.moves import AwaitsMoves, ByConsolidation
 from orchestrator.core.facts.nodes import Closure, NodeClosed
 from orchestrator.core.facts.reasons import (
     AwaitsNodes,
@@ -29,7 +28,7 @@ from orchestrator.core.facts.reasons import (
     NoNodeWithLabels,
     NotEnoughFree,
 )
-from orchestrator.core.facts.requesters import ByIdleReclaim, ByNodeReservation, ByPreemption, ByUser
+from orchestrator.core.facts.requesters import ByIdleReclaim, ByNodeReservation, ByPreemption, ByTimeSharing, ByUser
 from orchestrator.core.scheduler.durations import Like
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide
@@ -88,7 +87,7 @@ class Answer:
     waiting: dict[str, Fact]
     closing: set[str] = field(default_factory=set)
     reclaimed: list[str] = field(default_factory=list)
-    moves: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)
     backfilled: int = 0
 
 
@@ -280,6 +279,8 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     bounded = False
     told: dict[object, Fact] = {}  # reasons that are the same for equal jobs of a user
     passed_by: list[Job] = []  # jobs that did not fit, which only jobs of their queue and priority may delay
+    turns = 0
+    turn: tuple[Job, Turn] | None = None  # the first job for which others stop by time sharing
     while remaining:
         having = holding + placed
         job = overdue.pop(0) if overdue else min(remaining, key=lambda one: policy.place_of(one, having))
@@ -288,7 +289,14 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
         ranks = ranks_of(job)
         limit = policy.limit(job, having)
         shape, lane = shape_of(job, known, policy), lane_of(job)
-        equal = (lane, shape[:-1], ranks, job.spec.resources.placement_strategy, job.spec.max_duration)
+        equal = (
+            lane,
+            shape[:-1],
+            ranks,
+            job.spec.resources.placement_strategy,
+            job.spec.max_duration,
+            policy.kind(job),
+        )
         if job.not_before <= NOW and equal not in told and limit is None and _unequal(job, passed_by, policy):
             for other in passed_by:
                 its_shape = shape_of(other, known, policy)
@@ -326,7 +334,9 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             if not any(all(f"{k}={v}" in _words(one) for k, v in wanted.node_labels.items()) for one in known.values()):
                 never = NoNodeWithLabels(labels=labels)
             found.waiting[job.id] = told[equal] = never
-        elif between is not None and _backfills(job, short, holding, placed, found, known, policy, waiting, until):
+        elif between is not None and _backfills(
+            job, short, holding, placed, found, known, policy, waiting, until, turn
+        ):
             found.starts.append((job.id, between))
             found.backfilled += 1
             placed.append(job)
@@ -347,21 +357,22 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             short.append(job)
             if len(short) == 1:
                 bounded = _bounded(job, holding, found.starts, placed, known, policy)
-            keeps = bounded or _claims(job, holding, policy, first=job.id in first or alone)
+            turns += 0 if turn else 1
+            mine = None if turn or turns > 8 else _turn(job, holding, placed, found.starts, known, policy)
+            turn = turn or (mine and (job, mine))
+            keeps = mine is not None or bounded or _claims(job, holding, policy, first=job.id in first or alone)
             if not keeps:
                 passed_by.append(job)
             if shape in full or (keeps and claim(job, may, known)):
                 full.add(shape)
-            if shape in full or not keeps:
-                knows = any(
-                    who.user == job.submission.user and len(times) >= 3
-                    for who, times in policy.past.run_times.known.items()
-                )
-                if not closed or not knows:
-                    told[equal] = found.waiting[job.id]
+            if (shape in full or not keeps) and not (closed and policy.ran_class(job)):
+                told[equal] = found.waiting[job.id]
     found.closing = {job.id for job in holding if any(_begun(known[i]) for i in job.nodes)}
     if not found.starts and not found.closing:
-        _preempt(short[:1], holding, known, found, policy, {job.spec.queue for job in waiting})
+        stops = _preempt(short[:1], holding, [], known, found, policy, {job.spec.queue for job in waiting})
+        if turn is not None and not stops and turn[1].stop:
+            found.shared = [one.id for one in turn[1].stop]
+            found.waiting[turn[0].id] = AwaitsRoom(jobs=tuple(found.shared))
     return found
 
 
@@ -432,15 +443,18 @@ def _backfills(
     policy: Policy,
     waiting: Sequence[Job],
     until: list[float | None],
+    turn: tuple[Job, Turn] | None,
 ) -> bool:
     """Return whether the job ends before the head can start, a time that is computed on first use."""
     if not until:
         trial = Answer([], [], {})
         queues = {one.spec.queue for one in waiting}
-        _preempt(short[:1], holding, known, trial, policy, queues, [*holding, *placed])
-        until.append(
-            None if trial.stops or trial.moves else _reserved(short[0], holding, found.starts, placed, known, policy)
-        )
+        due = _preempt(short[:1], holding, list(zip(placed, found.starts, strict=True)), known, trial, policy, queues)
+        at = due if turn is None else turn[1].at
+        ends = _reserved(short[0], holding, found.starts, placed, known, policy)
+        known_ends = [one for one in (at if isinstance(at, float) else None, ends) if one is not None]
+        other = turn is not None and turn[0] is not short[0]
+        until.append(None if trial.stops or other else min(known_ends, default=None))
     assert job.spec.max_duration is not None
     began = NOW if job.started_at is None else job.started_at
     ends = max(NOW, began + job.spec.max_duration.total_seconds())
@@ -487,119 +501,108 @@ def _ends_at(job: Job, policy: Policy) -> float:
 def _preempt(
     head: Sequence[Job],
     holding: Sequence[Job],
+    placed: Sequence[tuple[Job, tuple[str, tuple[str, ...]]]],
     known: Mapping[str, Node],
     found: Answer,
     policy: Policy,
     waiting: set[str],
-    having: Sequence[Job] | None = None,
-) -> None:
+) -> bool | float:
+    """Stop jobs for the head; return whether any stop or will, or when they will have saved. With ``placed``, idle jobs stay."""
     for job in head:
         able = sorted((one for one in holding if one.spec.preemptible), key=_loss)
-        may = policy.victims(job, able, holding if having is None else having, waiting)
+        may = policy.victims(job, able, [*holding, *(one for one, _ in placed)], waiting)
 
         def fits(gone: Sequence[Job], job: Job = job) -> bool:
             left = all_left(known, [one for one in holding if one not in gone])
+            for one, (_, spot) in placed:
+                for node_id in spot:
+                    left[node_id].take(one)
             return place(job, usable(job, left, known, policy), known) is not None
 
-        if reclaimed := _idle(holding, policy, fits):
+        if (reclaimed := _idle(holding, policy, fits)) and not placed and found.starts == [] and found.waiting:
             found.reclaimed = [one.id for one in reclaimed]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(found.reclaimed))
-            return
-        if moved := moves(job, holding, known, policy):
-            found.moves = moved
-            found.waiting[job.id] = AwaitsMoves(jobs=tuple(job_id for job_id, _ in moved))
-            return
-        chosen = next((may[:count] for count in range(1, len(may) + 1) if fits(may[:count])), [])
-        for one in chosen[-2::-1]:
-            fewer = [other for other in chosen if other is not one]
-            chosen = fewer if fits(fewer) else chosen
-        if chosen and not fits([]):
+            return True
+        chosen = [] if fits([]) else _fewest(may, fits)
+        saving = [at for one in chosen if (at := _saves_soon(one)) is not None]
+        if chosen and saving:
+            return min(saving)
+        if chosen:
             found.stops = [one.id for one in chosen]
             found.waiting[job.id] = AwaitsRoom(jobs=tuple(one.id for one in chosen))
+            return True
+    return False
 
 
-def moves(
-    head: Job, holding: Sequence[Job], known: Mapping[str, Node], policy: Policy
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the jobs that move so that the head fits, and their new nodes, if they lose less than it gains.
-
-    For each node, jobs leave, the cheapest first, for places that are free now, until the head has more room; the node with the
-    least cost is chosen. Then jobs that need not move stay.
-    """
-    free = all_left(known, holding)
-    gpus = need(head)[1] * ranks_of(head)
-    if not policy.sharing.consolidate or not gpus or gpus > sum(max(0.0, there.gpus) for there in free.values()):
-        return []
-    if place(head, usable(head, free, known, policy), known) is not None:
-        return []
-    able = [job for job in holding if _moves(job, head, policy) and all(i in free for i in job.nodes)]
-    wanted = ranks_of(head)
-    step = wanted if head.spec.resources.placement_strategy == "STRICT_PACK" else 1
-    chosen: list[tuple[Job, tuple[str, ...]]] = []
-    cleared: list[str] = []
-
-    def room(gone: Sequence[tuple[Job, tuple[str, ...]]]) -> int:
-        after = all_left(known, [job for job in holding if job not in [one for one, _ in gone]])
-        for one, where in gone:
-            for node_id in where:
-                after[node_id].take(one)
-        count = rooms(head, usable(head, after, known, policy), known)
-        strategy = head.spec.resources.placement_strategy
-        return {"STRICT_PACK": max(count.values(), default=0), "STRICT_SPREAD": len(count)}.get(
-            strategy, sum(count.values())
-        )
-
-    def clear(node_id: str) -> list[tuple[Job, tuple[str, ...]]]:
-        found: list[tuple[Job, tuple[str, ...]]] = []
-        for job in sorted((one for one in able if node_id in one.nodes), key=_move_loss):
-            if job in [one for one, _ in chosen]:
-                continue
-            now = all_left(known, holding)
-            for one, where in [*chosen, *found]:
-                for place_id in where:
-                    now[place_id].take(one)
-            now = {i: there for i, there in now.items() if i not in [*cleared, node_id]}
-            spot = place(job, usable(job, now, known, policy), known)
-            if spot is not None:
-                found.append((job, spot))
-                if room([*chosen, *found]) >= max(step, room(chosen) + 1):
-                    return found
-        return []
-
-    while room(chosen) < wanted:
-        open_ = usable(head, free, known, policy)
-        trials = [(clear(i), i) for i in open_ if i not in cleared and suits(head, known[i])]
-        costs = [(_lost(one), len(one), i, one) for one, i in trials if one]
-        if not costs:
-            return []
-        _, _, node_id, best = min(costs, key=lambda entry: entry[:3])
-        chosen += best
-        cleared.append(node_id)
-    for one in sorted(chosen, key=lambda entry: _move_loss(entry[0]), reverse=True):
-        if room([other for other in chosen if other is not one]) >= wanted:
-            chosen.remove(one)
-    starts_at = _reserved(head, holding, [], [], known, policy)
-    gained = gpus * ((NOW if starts_at is None else starts_at) - (waits_since(head) if starts_at is None else NOW))
-    return [(job.id, where) for job, where in chosen] if _lost(chosen)[0] < gained else []
+def _fewest(able: Sequence[Job], fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
+    """Return the first jobs without which it fits, less those that are not needed."""
+    chosen = next((list(able[:count]) for count in range(1, len(able) + 1) if fits(able[:count])), [])
+    for one in chosen[-2::-1]:
+        fewer = [other for other in chosen if other is not one]
+        chosen = fewer if fits(fewer) else chosen
+    return chosen
 
 
-def _moves(job: Job, head: Job, policy: Policy) -> bool:
-    same = not policy.sharing.queues or job.spec.queue == head.spec.queue
-    return job.spec.preemptible and not (same and job.priority > head.priority)
-
-
-def _move_loss(job: Job) -> tuple[float, float, int]:
-    """Return the loss by a move: the work to repeat, and the duration of the start."""
+def _saves_soon(job: Job) -> float | None:
+    """Return when a job that is about to save has saved: within a minute, and sooner than it has been without a save."""
     assert job.attempt is not None
     assert job.attempt.running_at is not None
-    gpus, cpus, age = _loss(job)
-    start = job.attempt.running_at - job.attempt.started_at
-    return gpus + ranks_of(job) * need(job)[1] * start, cpus + ranks_of(job) * need(job)[0] * start, age
+    saved = job.checkpoints.durable_at
+    if saved is None or saved < job.attempt.running_at:
+        return None
+    every = saved - job.attempt.running_at
+    at = saved + every + min(10.0, every / 10)
+    return at if NOW < at <= NOW + 60 and at - NOW < NOW - saved else None
 
 
-def _lost(moved: Sequence[tuple[Job, tuple[str, ...]]]) -> tuple[float, float]:
-    losses = [_move_loss(job) for job, _ in moved]
-    return sum(gpus for gpus, _, _ in losses), sum(cpus for _, cpus, _ in losses)
+@dataclass
+class Turn:
+    """Jobs that stop for one by time sharing now, and when all that it needs have stopped."""
+
+    stop: list[Job]
+    at: float
+
+
+def _turn(
+    job: Job,
+    holding: Sequence[Job],
+    placed: Sequence[Job],
+    starts: Sequence[tuple[str, tuple[str, ...]]],
+    known: Mapping[str, Node],
+    policy: Policy,
+) -> Turn | None:
+    """Return which jobs of higher levels, and of the same user or of one with a larger share, stop when they have saved."""
+    having = [*holding, *placed]
+    aged = NOW - waits_since(job) >= policy.sharing.ageing
+    able: list[tuple[float, tuple[float, float, int], Job]] = []
+    for one in holding:
+        assert one.attempt is not None
+        assert one.attempt.running_at is not None
+        began, saved = one.attempt.running_at, one.checkpoints.durable_at
+        if not one.spec.preemptible or saved is None or saved < began or one.priority > job.priority:
+            continue
+        at = NOW if NOW - saved <= 60 else saved + (saved - began) + min(10.0, (saved - began) / 10)
+        same = not policy.sharing.queues or one.spec.queue == job.spec.queue
+        larger = one.submission.user == job.submission.user or policy.user_share(one, having) > policy.user_share(
+            job, having
+        )
+        higher = policy.level_of(one, policy.class_of(NOW - began)) > policy.level(job)
+        if same and (aged or (higher and larger)) and NOW <= at <= NOW + 3600:
+            able.append((at, _loss(one), one))
+    able.sort(key=lambda entry: entry[:2])
+
+    def fits(gone: Sequence[Job]) -> bool:
+        left = all_left(known, [one for one in holding if one not in gone])
+        for one, (_, spot) in zip(placed, starts, strict=True):
+            for node_id in spot:
+                left[node_id].take(one)
+        return place(job, usable(job, left, known, policy), known) is not None
+
+    chosen = [] if fits([]) else _fewest([one for _, _, one in able], fits)
+    times = {one.id: at for at, _, one in able}
+    if not chosen:
+        return None
+    return Turn([one for one in chosen if times[one.id] <= NOW], max(times[one.id] for one in chosen))
 
 
 def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]], bool]) -> list[Job]:
@@ -611,13 +614,7 @@ def _idle(holding: Sequence[Job], policy: Policy, fits: Callable[[Sequence[Job]]
         if job.spec.preemptible and limit is not None and since is not None and since + limit <= NOW:
             due.append((since, job.submission.sequence, job))
     able = [job for _, _, job in sorted(due, key=lambda entry: entry[:2])]
-    if fits([]):
-        return []
-    chosen = next((able[:count] for count in range(1, len(able) + 1) if fits(able[:count])), [])
-    for one in chosen[-2::-1]:
-        fewer = [other for other in chosen if other is not one]
-        chosen = fewer if fits(fewer) else chosen
-    return chosen
+    return [] if fits([]) else _fewest(able, fits)
 
 
 def _loss(job: Job) -> tuple[float, float, int]:
@@ -676,10 +673,9 @@ def random_case(seed: int) -> tuple[list[Job], dict[str, Node], Policy]:
     choose.shuffle(jobs)
     policy = random_policy(choose, users, names, known)
     policy.idle = {job.id: NOW - choose.choice([30, 300, 900]) for job in jobs if job.nodes and choose.random() < 0.2}
-    idle, consolidate = choose.choice([None, None, 60.0, 600.0]), choose.random() < 0.5
-    policy.sharing = replace(policy.sharing, reclaim_idle=idle, consolidate=consolidate)
+    policy.sharing = replace(policy.sharing, reclaim_idle=choose.choice([None, None, 60.0, 600.0]))
     if scattered and choose.random() < 0.8:
-        policy.sharing = replace(policy.sharing, user_jobs=None, user_gpus=None, reclaim_idle=None, consolidate=True)
+        policy.sharing = replace(policy.sharing, user_jobs=None, user_gpus=None, reclaim_idle=None)
     return jobs, known, policy
 
 
@@ -784,16 +780,16 @@ def same(seed: int) -> bool:
     stops = [e.job_id for e in asked if isinstance(e.by, ByPreemption)]
     closing = {e.job_id for e in asked if isinstance(e.by, ByNodeReservation)}
     reclaimed = [e.job_id for e in asked if isinstance(e.by, ByIdleReclaim)]
-    moved = [(e.job_id, e.by.nodes) for e in asked if isinstance(e.by, ByConsolidation)]
-    known_kinds = len(stops) + len(closing) + len(reclaimed) + len(moved) == len(asked)
+    shared = [e.job_id for e in asked if isinstance(e.by, ByTimeSharing)]
+    known_kinds = len(stops) + len(closing) + len(reclaimed) + len(shared) == len(asked)
     whole = len(starts) + len(asked) == len(commands.events) and known_kinds
-    found = (starts, stops, closing, reclaimed, moved, commands.waiting)
+    found = (starts, stops, closing, reclaimed, shared, commands.waiting)
     return whole and found == (
         wanted.starts,
         wanted.stops,
         wanted.closing,
         wanted.reclaimed,
-        wanted.moves,
+        wanted.shared,
         wanted.waiting,
     )
 

@@ -112,18 +112,37 @@ class Policy:
             accounts = [a for a in self.past.used if queue.name in [one.name for one in self.chain(a.queue)]]
             borrows = self.gpus(queue.name, having) >= self.guaranteed(queue.name)
             levels.append((borrows, self.share(within, accounts) / queue.weight))
-        user, queues = job.submission.user, {job.spec.queue} if chain else None
+        since = waits_since(job)
+        level = -1 if NOW - since >= self.sharing.ageing else self.level(job)
+        return tuple(levels), -job.priority, self.user_share(job, having), level, since, job.submission.sequence
+
+    def user_share(self, job: Job, having: Sequence[Job]) -> float:
+        """Return the share of the job's user in its queue."""
+        user, queues = job.submission.user, {job.spec.queue} if self.sharing.queues else None
         mine = [one for one in having if one.submission.user == user and (not queues or one.spec.queue in queues)]
         accounts = [a for a in self.past.used if a.user == user and (not queues or a.queue in queues)]
-        since = waits_since(job)
-        rank = (-1, since) if NOW - since >= self.sharing.ageing else (self.level(job), 0.0)
-        return tuple(levels), -job.priority, self.share(mine, accounts), rank, job.submission.sequence
+        return self.share(mine, accounts)
 
     def level(self, job: Job) -> int:
-        """Return how often a minute is doubled to reach the time that the job is expected to need."""
-        ran = 0.0
-        if job.attempts and job.attempts[-1].state is AttemptState.PREEMPTED:
-            ran = next(30.0 * 2**n for n in range(99) if seconds_run(job) < 60.0 * 2**n)
+        """Return the level of a waiting job."""
+        return self.level_of(job, self.ran_class(job))
+
+    def ran_class(self, job: Job) -> float:
+        """Return the class of a waiting job's run time, which counts only after a preemption."""
+        preempted = job.attempts and job.attempts[-1].state is AttemptState.PREEMPTED
+        return self.class_of(seconds_run(job)) if preempted else 0.0
+
+    @staticmethod
+    def class_of(seconds: float) -> float:
+        return next(30.0 * 2**n for n in range(99) if seconds < 60.0 * 2**n)
+
+    def kind(self, job: Job) -> tuple[object, ...]:
+        """Return values by which jobs that need the same are told apart: a forecast, a run time, a back-off."""
+        times = self.past.run_times.known.get(Like(job.submission.user, job.name), ())
+        return job.name if len(times) >= 3 else "", self.ran_class(job), job.id if job.not_before else ""
+
+    def level_of(self, job: Job, ran: float) -> int:
+        """Return how often a minute is doubled to reach the time that the job is expected to need after ``ran`` seconds."""
         times = self.past.run_times.known.get(Like(job.submission.user, job.name), ())
         longer = [seconds for seconds in times if seconds > ran]
         known = len(times) >= 3 and longer

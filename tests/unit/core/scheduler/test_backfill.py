@@ -14,7 +14,7 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.job.phases import Failed, Succeeded
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import Basis, Like, RunTimeHistory, RunTimes, TimeLeft
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used, UseHistory

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from orchestrator.core import events as ev
 from orchestrator.core.events import MatrixCell
-from orchestrator.core.facts.reasons import AwaitsJob, AwaitsTime, Cancelled, MatrixAtLimit, Paused
+from orchestrator.core.facts.reasons import AwaitsTime, Cancelled, MatrixAtLimit, Paused
 from orchestrator.core.facts.requesters import ByHold, ByMatrix
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.phases import Succeeded
 from orchestrator.core.lifecycle.advance import request_resume
-from orchestrator.core.scheduler.conditions.held import held_back
-from orchestrator.core.scheduler.conditions.prerequisites import hindrance
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.conditions import check
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, waiting_order
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import EndCondition, JobState, StopPurpose
@@ -64,10 +63,15 @@ def test_running_jobs_count_and_one_that_has_run_goes_first() -> None:
     assert [e.job_id for e in commands.events if isinstance(e, ev.AttemptStarted)] == [stopped.id]
 
 
+PAUSED = ev.Prerequisite(job_id=JobId(f"grid-{'b' * 6}"), on=EndCondition.SUCCESS)
+
+
 def test_a_paused_job_or_one_that_waits_for_another_holds_no_place() -> None:
     first, second, third = (member(n, max_concurrent=1) for n in range(3))
     paused = after(first, ev.JobSuspended(job_id=first.id, at=T0, by=ByHold(name="ada")))
-    assert held_back([paused, second, third], {second.id}, NOW).waiting == {}
+    needs = replace(second, submission=replace(second.submission, prerequisites=(PAUSED,)))
+    found = check([needs, third], (), {paused.id: paused}, {}, NOW)
+    assert ([job.id for job in found.released], list(found.waiting)) == ([third.id], [second.id])
 
 
 @settings(max_examples=200, deadline=None)
@@ -75,8 +79,10 @@ def test_a_paused_job_or_one_that_waits_for_another_holds_no_place() -> None:
 def test_the_limit_holds_and_is_used(alive: list[bool], limit: int) -> None:
     jobs = [member(n, max_concurrent=limit) for n in range(len(alive))]
     jobs = [running(job) if is_alive else job for job, is_alive in zip(jobs, alive, strict=True)]
-    free = len(jobs) - sum(alive) - len(held_back(jobs, (), NOW).waiting)
-    assert free == min(len(jobs) - sum(alive), max(0, limit - sum(alive)))
+    waiting = [job for job in jobs if job.state is JobState.PENDING]
+    found = check(waiting, [job for job in jobs if job.state.may_hold_gang], {}, {}, NOW)
+    assert len(found.released) + len(found.waiting) == len(waiting)
+    assert len(found.released) == min(len(jobs) - sum(alive), max(0, limit - sum(alive)))
 
 
 def test_a_job_waits_for_its_start_time_and_the_loop_is_woken_then() -> None:
@@ -117,20 +123,14 @@ def test_conditions_that_are_kept_are_those_counted_anew(seed: int) -> None:
     jobs = LiveJobs(random_member(choose, n) for n in range(12))
     now = NOW
     for _ in range(40):
-        blocked = {i: found for i, job in jobs.items() if (found := hindrance(job, jobs, ended)) is not None}
-        held = held_back(jobs.values(), blocked, now).waiting
-        found = jobs.release(ended, now)
+        anew = LiveJobs(jobs.values())
+        kept, new = jobs.release(ended, now), anew.release(ended, now)
+        assert (kept.waiting, kept.wake_at) == (new.waiting, new.wake_at)
+        assert {job.id: fact for job, fact in kept.failing} == {job.id: fact for job, fact in new.failing}
         waits = {i for i, job in jobs.items() if job.state is JobState.PENDING}
-        line = {job.id for line in jobs.lines.by_lane.values() for job in line}
-        assert {job.id for job in found.released} | line == waits - held.keys() - blocked.keys()
-        assert {job.id: fact for job, fact in found.failing} == {
-            i: fact for i, fact in blocked.items() if not isinstance(fact, AwaitsJob)
-        }
-        told = {i: reason for i in jobs if (reason := jobs.conditions.reason(i)) is not None}
-        assert told == {i: held.get(i, fact) for i, fact in {**blocked, **held}.items() if i in told}
-        assert told.keys() == (held.keys() | blocked.keys()) - {job.id for job, _ in found.failing}
-        times = [fact.start_at for fact in held.values() if isinstance(fact, AwaitsTime)]
-        assert found.wake_at == min(times, default=None)
+        grouped = {job.id for entries in jobs.waiting.groups.values() for _, _, job in entries}
+        assert grouped == waits - kept.waiting.keys() - {job.id for job, _ in kept.failing}
+        assert all(jobs.condition(i) == kept.waiting.get(i) for i in jobs)
         now += choose.choice([0, 0, 20])
         job = jobs[choose.choice(list(jobs))]
         act = choose.random()
@@ -172,7 +172,7 @@ def test_a_decision_costs_the_same_whatever_the_number_of_jobs_with_conditions()
 def test_after_its_first_attempt_the_start_time_is_over() -> None:
     at = datetime.fromtimestamp(NOW + 60, UTC)
     job = pending(replace(make_spec(workers=1), start_at=at), sequence=1, job_id="early-bbbbbb")
-    assert held_back([replace(job, attempts=running(job).attempts)], (), NOW).waiting == {}
+    assert check([replace(job, attempts=running(job).attempts)], (), {}, {}, NOW).waiting == {}
 
 
 def test_a_failure_ends_the_other_jobs_of_a_matrix_that_fails_fast_in_the_same_step() -> None:

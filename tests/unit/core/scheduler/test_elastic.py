@@ -17,7 +17,8 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.elastic import FRESH_SECONDS
-from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, free_on, place
+from orchestrator.core.scheduler.placement import capacity, claim, could_ever_fit, place
+from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose

@@ -10,9 +10,10 @@ import pytest
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.fold import fold
 from orchestrator.core.scheduler.durations import Basis, Like, RunTimes
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.order import Rule
 from orchestrator.core.scheduler.outlook import Outlook, expected_starts, front_of, outlook_of
+from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, decide, waiting_order
 from orchestrator.core.scheduler.use import PastUse
@@ -20,7 +21,7 @@ from orchestrator.spec.queues import parse_queues
 from tests.unit.core.builders import T0, checkpoint, make_spec, node, nodes, pending, running
 from tests.unit.core.scheduler.reference import random_case
 from tests.unit.core.scheduler.reference_sharing import NOW as THEN
-from tests.unit.core.scheduler.test_live import followed
+from tests.unit.core.scheduler.test_live_jobs import followed
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -98,7 +99,11 @@ def test_what_a_preemption_would_stop_and_cost() -> None:
     found = outlook("urgent", low, waits("urgent", 5, 4, priority=60))
     assert [(one.job.id, one.gpu_seconds) for one in found.stops] == [("low", 8 * 90)]
     assert found.starts_at == NOW, "and it is stopped at once"
-    assert outlook("equal", low, waits("equal", 5, 4)).stops == ()
+    equal = outlook("equal", low, waits("equal", 5, 4))
+    assert [(one.job.id, one.gpu_seconds) for one in equal.stops] == [("low", 8 * REPEATED_SECONDS)], (
+        "just after a save"
+    )
+    assert outlook("equal", low, waits("equal", 5, 4, priority=40)).stops == ()
 
 
 @pytest.mark.parametrize(

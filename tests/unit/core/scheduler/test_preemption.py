@@ -12,12 +12,12 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom, NotEnoughFree
 from orchestrator.core.facts.requesters import ByPreemption
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.scheduler.placement import free_on, place
-from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW, WINDOW_SECONDS, make_room
-from orchestrator.core.scheduler.queues import Sharing
-from orchestrator.core.scheduler.reclaim import Reclaim
-from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.shares import Shares
+from orchestrator.core.scheduler.durations import RunTimes
+from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW, WINDOW_SECONDS, LiveJobs
+from orchestrator.core.scheduler.placement import place
+from orchestrator.core.scheduler.preemption import Preemption, Room
+from orchestrator.core.scheduler.resources import free_on
+from orchestrator.core.scheduler.scheduler import Commands, State, decide, indexed, shares_of
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import T0, after, checkpoint, exited, gone, make_spec, node, nodes, pending, released
@@ -39,8 +39,12 @@ def head(ranks: int, priority: int = 60) -> Job:
     return pending(make_spec(workers=ranks, priority=priority), sequence=99, job_id="urgent")
 
 
-def rule(job: Job) -> Reclaim:
-    return Reclaim(job, Shares(Sharing(), NODES, NOW), [])
+def room_for(job: Job, *jobs: Job, now: float = NOW) -> Room:
+    """Return the jobs that stop for one."""
+    there = State(jobs=LiveJobs(jobs), nodes=NODES)
+    return Preemption(
+        indexed(there.jobs), free_on(NODES.values(), jobs), NODES, shares_of(there, now), RunTimes(), now
+    ).room(job)
 
 
 def ask(*jobs: Job, now: float = NOW) -> Commands:
@@ -126,11 +130,11 @@ def test_nothing_stops_while_jobs_are_being_started() -> None:
 
 def test_a_job_is_not_preempted_again_and_again() -> None:
     low = _preempted(running("low", 8), MOST_IN_A_WINDOW)
-    room = make_room(head(4), [low], NODES, NOW, rule(head(4)))
+    room = room_for(head(4), low)
     assert room.stop == ()
     assert room.ask_again_at is not None
     assert room.ask_again_at > NOW
-    assert [job.id for job in make_room(head(4), [low], NODES, room.ask_again_at, rule(head(4))).stop] == ["low"]
+    assert [job.id for job in room_for(head(4), low, now=room.ask_again_at).stop] == ["low"]
     assert room.ask_again_at <= NOW + WINDOW_SECONDS
 
 
@@ -163,7 +167,7 @@ def test_what_stops_is_enough_and_none_of_it_is_too_much(sizes: list[tuple[int, 
         if sum(job.num_workers for job in jobs) + ranks <= 8:
             jobs.append(running(f"job-{number}", ranks, number, priority=priority, preemptible=may))
     urgent = head(wanted)
-    room = make_room(urgent, jobs, NODES, NOW, rule(urgent))
+    room = room_for(urgent, *jobs)
     gone_ids = {job.id for job in room.stop}
 
     def fits(without: set[str]) -> bool:

@@ -23,7 +23,7 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
     assert sum(one.backfilled for one in found) >= 3
     assert any(one.closing for one in found)
     assert any(one.reclaimed for one in found)
-    assert any(one.moves for one in found)
+    assert any(one.shared for one in found)
     assert any(isinstance(fact, NotEnoughFree) and fact.reserved for one in found for fact in one.waiting.values())
     kinds = {type(reason).__name__ for one in found for reason in one.waiting.values()}
     limits = {"QueueAtMaximum", "UserAtLimit"}
@@ -34,20 +34,19 @@ def test_the_cases_hold_what_there_is_to_decide() -> None:
         "AwaitsNodes",
         "BackingOff",
         "AwaitsRoom",
-        "AwaitsMoves",
         *limits,
     }
 
 
 def test_equal_jobs_that_do_not_fit_are_not_tried_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    room = placement._room
+    room = placement._slots
 
     def counted(job: placement.Job, *rest: object) -> dict[str, int]:  # type: ignore[name-defined]
         tried.append(job.id)
         return room(job, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(placement, "_room", counted)
+    monkeypatch.setattr(placement, "_slots", counted)
     jobs = [pending(make_spec(workers=8), sequence=n, job_id=f"job-{n}") for n in range(1, 200)]
     jobs += [pending(make_spec(workers=99), sequence=300 + n, job_id=f"large-{n}") for n in range(100)]
     commands = decide(State(jobs={job.id: job for job in jobs}, nodes=nodes(node("a"), node("b"))), T0)

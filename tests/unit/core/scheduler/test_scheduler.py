@@ -158,7 +158,7 @@ class TestQueue:
     @pytest.mark.parametrize("state", [JobState.SUSPENDED, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
     def test_a_job_that_is_suspended_or_ended_is_left_alone(self, state: JobState) -> None:
         commands = ask(in_state(state))
-        assert (commands.events, commands.effects, commands.wake_at) == ([], [], None)
+        assert (commands.events, commands.wake_at) == ([], None)
 
 
 class TestLive:
@@ -166,9 +166,8 @@ class TestLive:
 
     @pytest.mark.parametrize("job", [starting(), running()], ids=["STARTING", "RUNNING"])
     def test_a_healthy_job_is_to_exist_and_to_be_watched(self, job: Job) -> None:
-        commands = ask(job)
-        assert commands.events == []
-        assert commands.effects == [Ensure(ID, 1, 1)]
+        assert ask(job).events == []
+        assert desired_effect(job) == Ensure(ID, 1, 1)
 
     def test_when_every_rank_ended_with_zero_the_attempt_succeeded(self) -> None:
         assert only_event(zeros(running())) == ev.AttemptSucceeded(job_id=ID, at=NOW, attempt=1)
@@ -193,7 +192,7 @@ class TestLive:
     def test_after_success_the_gang_is_released_and_then_the_job_is_done(self) -> None:
         job = zeros(running())
         job = after(job, only_event(job))
-        assert ask(job).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(job) == ReleaseGang(ID, 1)
         event = only_event(after(job, released(job)))
         assert event == ev.JobFinished(
             job_id=ID, at=NOW, state=JobState.SUCCEEDED, reason=RanksSucceeded(), exit_code=0
@@ -205,7 +204,6 @@ class TestLive:
         (event,) = commands.events
         assert isinstance(event, ev.AttemptFailed)
         assert (event.failure.rank, event.failed_at, event.retry, event.keep_gang) == (1, T0 + 10, True, True)
-        assert commands.effects == []
 
     def test_a_failure_that_is_not_tried_again_says_why(self) -> None:
         job = changed(running(), restarts={"infra": 10})
@@ -222,7 +220,6 @@ class TestLive:
         collateral = exited(job, error_type="RuntimeError", error_message="Connection closed by peer", at=NOW)
         commands = ask(after(job, collateral))
         assert commands.events == []
-        assert commands.effects == [Ensure(ID, 1, 1)]
         assert commands.wake_at == NOW + SETTLE_SECONDS
 
     @pytest.mark.parametrize("job", [starting(), running()], ids=["STARTING", "RUNNING"])
@@ -273,9 +270,9 @@ class TestRecovering:
 
     def test_the_rest_of_the_attempt_is_killed_first(self) -> None:
         job = running()
-        commands = ask(after(job, failed(job)))
-        assert commands.events == []
-        assert commands.effects == [KillRanks(ID, 1, 1)]
+        job = after(job, failed(job))
+        assert ask(job).events == []
+        assert desired_effect(job) == KillRanks(ID, 1, 1)
 
     def test_then_processes_start_again_in_the_same_gang(self) -> None:
         job = running()
@@ -286,7 +283,7 @@ class TestRecovering:
         job = running()
         job = after(job, failed(job, not_before=NOW + 3), gone(job))
         commands = ask(job)
-        assert (commands.events, commands.effects, commands.wake_at) == ([], [], NOW + 3)
+        assert (commands.events, commands.wake_at) == ([], NOW + 3)
         assert isinstance(only_event(job, now=NOW + 3), ev.AttemptStarted)
 
     @pytest.mark.parametrize("lose", [True, False])
@@ -294,13 +291,13 @@ class TestRecovering:
         job = running()
         job = after(job, failed(job, keep_gang=False, not_before=NOW + 3), gone(job))
         job = after(job, lost(job)) if lose else job
-        assert ask(job).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(job) == ReleaseGang(ID, 1)
         event = only_event(after(job, released(job)))
         assert event == ev.JobRequeued(job_id=ID, at=NOW, reason=PlacedAnew(cause=failure().cause), not_before=NOW + 3)
 
     def test_a_gang_that_is_lost_is_released_without_waiting_for_its_processes(self) -> None:
         job = running()
-        assert ask(after(job, failed(job), lost(job))).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(after(job, failed(job), lost(job))) == ReleaseGang(ID, 1)
 
     @pytest.mark.parametrize(
         ("fields", "exit_code"),
@@ -311,9 +308,9 @@ class TestRecovering:
     ) -> None:
         job = running()
         job = after(job, failed(job, retry=False, keep_gang=False, failure=failure(**fields)))
-        assert ask(job).effects == [KillRanks(ID, 1, 1)]
+        assert desired_effect(job) == KillRanks(ID, 1, 1)
         job = after(job, gone(job))
-        assert ask(job).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(job) == ReleaseGang(ID, 1)
         event = only_event(after(job, released(job)))
         assert isinstance(event, ev.JobFinished)
         assert (event.state, sentence(event.reason), event.exit_code) == (
@@ -334,12 +331,12 @@ class TestDraining:
     def test_ranks_are_told_then_the_gang_is_released(self) -> None:
         job = running()
         job = after(job, stop(job, StopPurpose.CANCEL))
-        assert ask(job).effects == [StopRanks(ID, 1, 1, T0 + 50)]
-        assert ask(after(job, gone(job))).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(job) == StopRanks(ID, 1, 1, T0 + 50)
+        assert desired_effect(after(job, gone(job))) == ReleaseGang(ID, 1)
 
     def test_a_lost_gang_is_released_at_once(self) -> None:
         job = running()
-        assert ask(after(job, stop(job, StopPurpose.CANCEL), lost(job))).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(after(job, stop(job, StopPurpose.CANCEL), lost(job))) == ReleaseGang(ID, 1)
 
     def test_a_cancelled_job_is_cancelled(self) -> None:
         event = only_event(self.drained(StopPurpose.CANCEL))
@@ -422,7 +419,7 @@ class TestDraining:
     def test_a_success_that_was_known_before_the_stop_stands_whatever_the_clocks_say(self) -> None:
         job = zeros(running(), at=T0 + 25)  # by the clock of another node, after the stop
         job = after(job, stop(job, StopPurpose.CANCEL), ev.AttemptSucceeded(job_id=ID, at=T0 + 20, attempt=1))
-        assert ask(job).effects == [ReleaseGang(ID, 1)]
+        assert desired_effect(job) == ReleaseGang(ID, 1)
         event = only_event(after(job, released(job)))
         assert isinstance(event, ev.JobFinished)
         assert event.state is JobState.SUCCEEDED
@@ -473,7 +470,6 @@ class TestRequestStop:
 def test_effects_follow_from_the_record_alone() -> None:
     job = running()
     for record in (starting(), job, after(job, failed(job)), after(job, stop(job, StopPurpose.PAUSE))):
-        assert ask(record).effects == [desired_effect(record)]
         assert desired_effect(job_from_dict(job_to_dict(record))) == desired_effect(record)
 
 

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.simulation.bound import shortest_remaining
-from orchestrator.core.simulation.engine import Simulation
+from orchestrator.core.simulation.engine import POLICIES, Simulation
 from orchestrator.core.simulation.measures import Spread, figures_of
-from orchestrator.core.simulation.policies import POLICIES
 from orchestrator.core.simulation.trace import Outcome, Ran, TraceJob
 from tests.unit.core.builders import node, nodes
 
@@ -21,7 +19,7 @@ def job(at: float, seconds: float, ranks: int = 1, **fields: float | str) -> Tra
 
 
 def play(*trace: TraceJob, policy: str = "orch", checkpoint_seconds: float = 10.0) -> Outcome:
-    return Simulation(trace, TWO_NODES, POLICIES[policy], checkpoint_seconds=checkpoint_seconds).run()
+    return Simulation(trace, TWO_NODES, policy, checkpoint_seconds=checkpoint_seconds).run()
 
 
 def times(outcome: Outcome) -> list[tuple[float, float, float]]:
@@ -47,27 +45,17 @@ def test_shares_of_gpus_are_packed_and_two_halves_of_different_ones_are_no_whole
     assert times(play(*halves)) == [(0, 0, 100), (1, 100, 110), (2, 2, 7)]
 
 
-def test_fifo_lets_nothing_overtake_and_shortest_does() -> None:
+def test_fifo_lets_nothing_overtake_and_the_daemon_does() -> None:
     trace = [job(0, 100, 5), job(1, 100, 8), job(2, 10, 3)]
     assert times(play(*trace, policy="fifo"))[2] == (2, 200, 210)
-    assert times(play(*trace, policy="shortest"))[2] == (2, 2, 12)
+    assert times(play(*trace))[2] == (2, 2, 12)
 
 
-def test_jobs_move_for_one_that_fits_only_then_and_repeat_what_no_checkpoint_covers() -> None:
-    trace = [
-        job(0, 100, 3),
-        job(1, 1000, gpus=3.0),
-        job(2, 1000, gpus=1.0),
-        job(45, 50, gpus=2.0),
-        job(46, 60, gpus=4.0),
-    ]
-    apart, moved = play(*trace, checkpoint_seconds=20), play(*trace, policy="orch-moves", checkpoint_seconds=20)
-    assert next(start for at, start, _ in times(apart) if at == 46) >= 1000
-    assert sum(one.moves for one in apart.ran) == 0
-    (one,) = (one for one in moved.ran if one.moves)
-    assert (one.job.at, one.preemptions, one.lost) == (2, 0, (one.ended_at - one.started_at - 1000) * 1)
-    assert 100 <= next(start for at, start, _ in times(moved) if at == 46) <= 150
-    assert figures_of(moved).to_json()["moves"] == 1
+def test_a_long_job_stops_for_a_new_one_when_it_has_saved_and_they_take_turns() -> None:
+    outcome = play(job(0, 5000, 8), job(100, 5000, 8, user="b"), job(200, 60, 8, user="c"), checkpoint_seconds=600)
+    assert [start for _, start, _ in times(outcome)] == [0, 2400, 4800]
+    assert max(one.lost for one in outcome.ran) == 0
+    assert max(one.preemptions for one in outcome.ran) > 1
 
 
 def test_a_preempted_job_repeats_what_no_checkpoint_covers() -> None:
@@ -83,15 +71,8 @@ def test_the_one_that_loses_least_is_preempted() -> None:
     assert times(play(*trace))[0] == (0, 0, 122)  # at 32 the first job loses 2 seconds, the second 4
 
 
-def test_the_bound_stops_the_longer_job_for_the_shorter_one() -> None:
-    outcome = shortest_remaining([job(0, 100, 8), job(10, 5, 8), job(20, 1, 9)], 8)
-    assert times(outcome) == [(0, 0, 105), (10, 10, 15)]
-    assert figures_of(outcome).preemptions == 1
-    assert len(outcome.refused) == 1
-
-
 def test_an_empty_trace_has_figures() -> None:
-    assert figures_of(play()).jobs == figures_of(shortest_remaining([], 8)).jobs == 0
+    assert figures_of(play()).jobs == 0
 
 
 def test_the_figures() -> None:
@@ -127,7 +108,7 @@ TRACES = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(trace=TRACES, policy=st.sampled_from(sorted(POLICIES)))
 def test_every_job_runs_whole_and_no_gpu_is_given_twice(trace: list[TraceJob], policy: str) -> None:
-    outcome = Simulation(trace, TWO_NODES, POLICIES[policy], checkpoint_seconds=10).run()
+    outcome = Simulation(trace, TWO_NODES, policy, checkpoint_seconds=10).run()
     assert len(outcome.ran) + len(outcome.refused) == len(trace)
     assert all(one.ended_at >= one.started_at + one.job.seconds for one in outcome.ran)
     used = sum(one.job.seconds * one.job.all_gpus + one.lost for one in outcome.ran)
@@ -135,7 +116,7 @@ def test_every_job_runs_whole_and_no_gpu_is_given_twice(trace: list[TraceJob], p
     starts = {at for one in outcome.ran for at in (one.started_at, one.ended_at)}
     for at in starts:
         assert sum(one.job.all_gpus for one in outcome.ran if _surely_runs(one, at)) <= 8
-    assert outcome == Simulation(trace, TWO_NODES, POLICIES[policy], checkpoint_seconds=10).run()
+    assert outcome == Simulation(trace, TWO_NODES, policy, checkpoint_seconds=10).run()
 
 
 def _surely_runs(one: Ran, at: float) -> bool:

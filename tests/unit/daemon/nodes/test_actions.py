@@ -12,7 +12,7 @@ from orchestrator.api.errors import BadRequestError, DiskFullError, NoSuchNodeEr
 from orchestrator.api.queue_views import NodeChange, ReservationRequest
 from orchestrator.api.service import NodeVerb
 from orchestrator.core.facts.requesters import ByNodeDrain
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.daemon.nodes.actions import NodeActions
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.daemon.nodes.fork_servers import ForkServers
 from orchestrator.daemon.nodes.idle_workers import KNOWN_ACTORS, IdleWorkers, can_start_more
 from tests.unit.core.builders import make_spec, node, pending, running

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError, DiskFullError
 from orchestrator.api.queue_views import QueueChange
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.loop import Published
 from orchestrator.daemon.requests.sharing import SharingDesk

@@ -42,14 +42,12 @@ def test_the_terms_are_those_of_the_settings() -> None:
             "ORCH_QUEUES": "lab",
             "ORCH_AGEING": "2h",
             "ORCH_USER_MAX_GPUS": "4",
-            "ORCH_TIME_SHARING": "1m",
             "ORCH_RECLAIM_IDLE": "30m",
-            "ORCH_CONSOLIDATE": "yes",
         }
     )
     sharing = sharing_of(settings)
     assert (sharing.queues, sharing.ageing, sharing.user_gpus) == (parse_queues("lab"), 7200.0, 4)
-    assert (sharing.time_sharing, sharing.reclaim_idle, sharing.consolidate) == (60.0, 1800.0, True)
+    assert sharing.reclaim_idle == 1800.0
 
 
 def test_since_when_the_gpus_of_a_job_are_idle_is_known_also_to_the_next_daemon() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.cluster import Node
-from orchestrator.core.scheduler.placement import free_on, place
-from orchestrator.core.scheduler.room.topology import FLAT, topology_of
-from orchestrator.core.scheduler.room.vacancy import Vacancy
+from orchestrator.core.scheduler.placement import place
+from orchestrator.core.scheduler.resources import free_on, topology_of
 from tests.unit.core.builders import make_spec, node, nodes, pending
 
 
@@ -19,12 +18,8 @@ RACKS = (on("a", 4, rack="r1"), on("b", 3, rack="r2"), on("c", 3, rack="r2"), on
 
 
 def put(workers: int, *known: Node, strategy: str = "PACK") -> tuple[str, ...] | None:
-    """Return the placement of a gang, which must be the same with an index of free resources."""
-    job, there = pending(make_spec(workers=workers, strategy=strategy)), nodes(*known)
-    free = free_on(known, ())
-    found = place(job, free, there)
-    assert place(job, Vacancy(free, topology_of(known)), there) == found
-    return found
+    """Return the placement of a gang."""
+    return place(pending(make_spec(workers=workers, strategy=strategy)), free_on(known, ()), nodes(*known))
 
 
 @pytest.mark.parametrize(
@@ -64,4 +59,4 @@ def test_the_label_with_the_fewest_values_is_the_widest_level() -> None:
 def test_a_node_without_the_label_is_a_group_of_its_own() -> None:
     assert put(5, on("a", 4), on("b", 3, rack="r1"), on("c", 2, rack="r1")) == ("b", "b", "b", "c", "c")
     assert put(5, on("a", 4), on("b", 3)) == ("a",) * 4 + ("b",)
-    assert topology_of((on("a", 4), node("b", labels={"disk": "nvme"}))) is FLAT
+    assert topology_of((on("a", 4), node("b", labels={"disk": "nvme"}))) == {}

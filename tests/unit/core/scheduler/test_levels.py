@@ -13,13 +13,12 @@ from orchestrator.core.facts.reasons import MadeRoom
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.past_attempts import KEPT_ATTEMPTS
-from orchestrator.core.scheduler.durations import Like, RunTimeHistory, RunTimes, ran_seconds
-from orchestrator.core.scheduler.live import LiveJobs
+from orchestrator.core.scheduler.durations import UNKNOWN_SECONDS, Like, RunTimeHistory, RunTimes, attained, ran_seconds
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.order import Rule
 from orchestrator.core.scheduler.outlook import outlook_of
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import State, waiting_order
-from orchestrator.core.scheduler.service.levels import UNKNOWN_SECONDS, attained, level
 from orchestrator.core.scheduler.use import PastUse
 from orchestrator.core.states import JobState, StopPurpose
 from tests.unit.core.builders import (
@@ -93,9 +92,7 @@ def test_a_limit_puts_a_job_forward_and_never_back() -> None:
 
 def test_attained_service_counts_where_nothing_else_is_known() -> None:
     jobs = [preempted(waits("hours", 1), 5000), preempted(waits("minutes", 2), 400), waits("new", 3)]
-    assert order(*jobs) == ["minutes", "new", "hours"], (
-        "what ran for less than an unknown job counts for has lost nothing"
-    )
+    assert order(*jobs) == ["new", "minutes", "hours"], "of one level the one that has waited the longest goes first"
     times = {"digits": (5060, 5060, 5060)}
     assert order(*jobs, times=times)[0] == "hours", "it is nearly done, as far as is known"
 
@@ -145,7 +142,7 @@ def test_service_counts_that_the_record_no_longer_lists() -> None:
 
 @pytest.mark.parametrize(("seconds", "wanted"), [(0, 0), (60, 0), (61, 1), (120, 1), (121, 2), (UNKNOWN_SECONDS, 4)])
 def test_each_level_stands_for_twice_as_much(seconds: float, wanted: int) -> None:
-    assert level(seconds) == wanted
+    assert RunTimes().level(Like("ada", "digits"), 0.0, seconds) == wanted
 
 
 def test_what_is_learned_between_decisions_changes_the_order_of_an_index_that_is_kept() -> None:

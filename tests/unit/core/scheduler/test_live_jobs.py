@@ -15,11 +15,10 @@ from orchestrator.core.facts.requesters import ByLimit
 from orchestrator.core.ids import JobId
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.lifecycle.fold import fold
-from orchestrator.core.scheduler.live import LiveJobs
-from orchestrator.core.scheduler.occupancy import Occupancy
+from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.scheduler import State, decide, shares_of, waiting_order
 from orchestrator.core.states import JobState, StopPurpose
-from tests.support.work import calls, lines
+from tests.support.work import calls
 from tests.unit.core.builders import T0, gone, make_spec, node, nodes, pending, released, running, up
 from tests.unit.core.scheduler.reference import random_case
 from tests.unit.core.scheduler.reference_sharing import NOW
@@ -109,32 +108,3 @@ def test_a_record_that_has_not_changed_is_looked_at_again_when_its_time_comes() 
     between = decide(state, first.wake_at - 1)
     assert (between.events, between.wake_at) == ([], first.wake_at)
     assert [type(event) for event in decide(state, first.wake_at).events] == [ev.StopRequested]
-
-
-def wide(ranks: int) -> Job:
-    """Return a job with one rank on each of ``ranks`` nodes."""
-    return running(pending(make_spec(workers=ranks), job_id="wide"), nodes=tuple(f"n{rank}" for rank in range(ranks)))
-
-
-def test_a_change_that_moves_no_rank_costs_the_same_whatever_the_size_of_the_gang() -> None:
-    def work(ranks: int) -> int:
-        occupancy, job = Occupancy(), wide(ranks)
-        occupancy.put(job)
-        changed = replace(job, version=job.version + 1)
-        return calls(lambda: occupancy.put(changed))
-
-    assert work(400) == work(4)
-
-
-def test_free_room_is_counted_in_one_pass_over_a_gang_of_many_nodes() -> None:
-    def work(ranks: int) -> int:
-        occupancy, there = Occupancy(), nodes(*(node(f"n{rank}") for rank in range(ranks)))
-        occupancy.put(wide(ranks))
-
-        def count() -> None:
-            with occupancy.free(there) as (free, _):
-                assert free["n0"].gpus == 7
-
-        return lines(count)
-
-    assert work(400) < 5 * work(100)

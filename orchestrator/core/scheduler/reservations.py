@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.durations import RunTimes
 
 
-class Timetable(Mapping[str, "Node"]):
-    """Nodes, some of them with reservations, as they are at a time; ``plain`` has them without their reservations."""
+class ReservedNodes(Mapping[str, "Node"]):
+    """Nodes, some of them with reservations, as they are at a time; ``plain`` has them without their reservations.
+
+    ``closed`` are those on which nothing runs now, with the reservation of each.
+    """
 
     def __init__(self, nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> None:
         self.plain = nodes
         self._at = at
         self._run_times = run_times
         self._reserved = {node_id: node.reservations for node_id, node in nodes.items() if node.reservations}
-        self._open = {node_id: now for node_id in self._reserved if (now := _open(nodes[node_id], at)) is not None}
-        self._nodes = {i: replace(n, reserved=self._open[i]) if i in self._open else n for i, n in nodes.items()}
-        self._alike: frozenset[str] | None = None
+        begun = {i: [r for r in there if r.start <= at < r.end] for i, there in self._reserved.items()}
+        self.closed: Mapping[str, NodeReservation] = {i: there[0] for i, there in begun.items() if there}
+        self._nodes = {i: replace(n, reserved=self.closed[i]) if i in self.closed else n for i, n in nodes.items()}
 
     def __getitem__(self, node_id: str) -> Node:
         return self._nodes[node_id]
@@ -42,11 +45,6 @@ class Timetable(Mapping[str, "Node"]):
 
     def __len__(self) -> int:
         return len(self._nodes)
-
-    @property
-    def closed(self) -> Mapping[str, NodeReservation]:
-        """Return the nodes on which nothing runs now, and the reservation of each."""
-        return self._open
 
     def closed_to(self, job: Job, at: float | None = None) -> frozenset[str]:
         """Return the nodes on which a job that starts at a time, by default now, would still run when they are reserved."""
@@ -61,34 +59,25 @@ class Timetable(Mapping[str, "Node"]):
 
     def why(self, job: Job, node_ids: frozenset[str]) -> tuple[NodeReserved, ...]:
         """Return the reservations that keep a job from nodes, the first of each, in order of time."""
+        left = self._run_times.left(job, self._at)
         found = []
         for node_id in node_ids:
             one = min((r for r in self._reserved[node_id] if r.end > self._at), key=lambda r: (r.start, r.id))
-            expected = self._run_times.left(job, self._at)
             found.append(
                 NodeReserved(
                     node=self._nodes[node_id].name,
                     start=one.start,
                     end=one.end,
                     said=one.reason,
-                    seconds=None if expected is None else expected.seconds,
-                    begun=node_id in self._open,
+                    seconds=None if left is None else left.seconds,
+                    begun=node_id in self.closed,
                 )
             )
         return tuple(sorted(found, key=lambda fact: (fact.start, fact.node)))
 
-    def alike(self, job: Job) -> bool:
-        """Whether all otherwise equal jobs of the job's user are expected to need the same time.
-
-        That is so if no run times of like jobs of the user are known.
-        """
-        if self._alike is None:
-            self._alike = frozenset(who.user for who in self._run_times.likes())
-        return job.submission.user not in self._alike
-
     def ends(self) -> list[float]:
         """Return when the coming reservations of nodes that are not reserved now end, in order."""
-        later = (r for i, reservations in self._reserved.items() if i not in self._open for r in reservations)
+        later = (r for i, reservations in self._reserved.items() if i not in self.closed for r in reservations)
         return sorted({one.end for one in later if one.end > self._at})
 
     def next_change(self) -> float | None:
@@ -97,22 +86,17 @@ class Timetable(Mapping[str, "Node"]):
         return min((at for at in times if at > self._at), default=None)
 
 
-def _open(node: Node, at: float) -> NodeReservation | None:
-    return next((one for one in node.reservations if one.start <= at < one.end), None)
-
-
 def nodes_at(nodes: Mapping[str, Node], at: float, run_times: RunTimes) -> Mapping[str, Node]:
     """Return the nodes as they are at a time; ``nodes`` itself if none has a reservation."""
-    if any(node.reservations for node in nodes.values()):
-        return Timetable(nodes, at, run_times)
-    return nodes
+    reserved = any(node.reservations for node in nodes.values())
+    return ReservedNodes(nodes, at, run_times) if reserved else nodes
 
 
 def plain(nodes: Mapping[str, Node]) -> Mapping[str, Node]:
     """Return the nodes without their reservations."""
-    return nodes.plain if isinstance(nodes, Timetable) else nodes
+    return nodes.plain if isinstance(nodes, ReservedNodes) else nodes
 
 
 def closed_to(job: Job, nodes: Mapping[str, Node], at: float | None = None) -> frozenset[str]:
     """Return the nodes on which a job may not start at a time, by default now, because they will be reserved."""
-    return nodes.closed_to(job, at) if isinstance(nodes, Timetable) else frozenset()
+    return nodes.closed_to(job, at) if isinstance(nodes, ReservedNodes) else frozenset()

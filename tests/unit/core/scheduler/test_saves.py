@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from orchestrator.core import events as ev
 from orchestrator.core.ids import JobId
 from orchestrator.core.scheduler.outlook import outlook_of
+from orchestrator.core.scheduler.preemption import IMMINENT_SECONDS, LATE_SECONDS, RECORDED
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.service.saves import IMMINENT_SECONDS, LATE_SECONDS, RECORDED
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from tests.unit.core.builders import T0, after, checkpoint, make_spec, node, nodes, pending, running
 
@@ -43,7 +43,11 @@ def test_the_next_checkpoint_is_expected_as_long_after_the_last_as_that_came_aft
     assert job_from_dict(job_to_dict(job)).checkpoints == job.checkpoints
     first = after(running(), checkpoint(running(), 5, path="/c/5", at=T0 + 90))
     assert first.checkpoints.durable_every is None
-    assert RECORDED.next_at(first, T0 + 100) is None
+    began = first.attempts[-1].running_at
+    assert began is not None
+    every = T0 + 90 - began
+    assert RECORDED.next_at(first, T0 + 100) == T0 + 90 + every + every / 10, "as long again as the first one took"
+    assert RECORDED.next_at(running(), T0 + 100) is None
 
 
 def test_a_stop_waits_for_a_checkpoint_that_is_due_within_a_minute() -> None:

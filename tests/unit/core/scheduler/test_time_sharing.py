@@ -10,14 +10,14 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.reasons import AwaitsRoom
 from orchestrator.core.facts.requesters import ByTimeSharing
 from orchestrator.core.scheduler.durations import Like, RunTimes
-from orchestrator.core.scheduler.preemption import MOST_IN_A_WINDOW
+from orchestrator.core.scheduler.live_jobs import MOST_IN_A_WINDOW
+from orchestrator.core.scheduler.preemption import LATE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
-from orchestrator.core.scheduler.service.levels import SHARED_CLAIMS_AFTER
 from orchestrator.core.scheduler.use import Account, Amounts, PastUse, Used
 from orchestrator.core.sentences import sentence
 from tests.unit.core.builders import T0, after, checkpoint, gone, make_spec, node, nodes, pending, released, running
-from tests.unit.core.scheduler.service.test_levels import preempted
+from tests.unit.core.scheduler.test_levels import preempted
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
@@ -38,10 +38,8 @@ def waits(job_id: str, ranks: int = 4, *, sequence: int = 9, user: str = "ada", 
     return pending(make_spec(workers=ranks, **keys), sequence=sequence, job_id=job_id, user=user, at=NOW - 60)
 
 
-def ask(
-    *jobs: Job, seconds: float | None = 60.0, now: float = NOW, past: PastUse | None = None, **keys: Any
-) -> Commands:
-    sharing = Sharing(time_sharing=seconds, **keys)
+def ask(*jobs: Job, now: float = NOW, past: PastUse | None = None, **keys: Any) -> Commands:
+    sharing = Sharing(**keys)
     return decide(State(jobs={job.id: job for job in jobs}, nodes=NODES, sharing=sharing, past=past or PastUse()), now)
 
 
@@ -59,7 +57,6 @@ def test_a_job_that_has_run_for_long_stops_for_a_new_one_and_both_say_so() -> No
     assert sentence(after(long, event).reason) == (
         "making room for new, which is expected to need less time; its processes have time to save"
     )
-    assert stopped(long, new, seconds=None) == [], "it is off unless it is asked for"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +64,7 @@ def test_a_job_that_has_run_for_long_stops_for_a_new_one_and_both_say_so() -> No
     [
         (runs("long", 8, saved=NOW - 100), waits("new")),
         (runs("long", 8, saved=None), waits("new")),
-        (runs("long", 8, at=NOW - 700, saved=NOW - 5), waits("new")),
+        (runs("long", 8, at=NOW - 1900, saved=NOW - 5), waits("new")),
         (runs("long", 8, preemptible=False), waits("new")),
         (runs("long", 8, priority=60), waits("new")),
         (runs("long", 8), preempted(waits("new"), 20_000)),
@@ -100,9 +97,7 @@ def test_it_is_asked_again_when_the_next_checkpoint_is_due() -> None:
     commands = ask(long, waits("new"))
     assert (commands.events, commands.wake_at) == ([], NOW + 10)
     young = runs("young", 8, at=NOW - 100, saved=NOW - 5)
-    assert ask(young, waits("new")).wake_at == NOW - 100 + 960 + 1, (
-        "when it has run for longer than a new job counts for"
-    )
+    assert ask(young, waits("new")).wake_at == NOW - 100 + 1920, "when it is on a higher level than a new job"
 
 
 def test_no_more_stop_than_are_needed_and_those_that_lose_least() -> None:
@@ -111,6 +106,39 @@ def test_no_more_stop_than_are_needed_and_those_that_lose_least() -> None:
     assert sorted(stopped(*jobs, waits("new", 3))) == ["long-1", "long-2"]
     large = runs("large", 6, saved=NOW - 1)
     assert stopped(runs("small", 2, saved=NOW - 2), large, waits("new", 6)) == ["large"]
+
+
+def saves(job_id: str, ranks: int, *, every: float, ago: float) -> Job:
+    """Return a job that saves regularly, the last time ``ago`` seconds ago."""
+    job = runs(job_id, ranks, saved=NOW - ago - every)
+    return after(job, checkpoint(job, 6, path="/c/6", at=NOW - ago))
+
+
+def test_jobs_stop_one_after_the_other_each_when_it_has_saved_and_what_they_leave_is_kept() -> None:
+    now, soon = saves("now", 4, every=600, ago=20), saves("soon", 4, every=600, ago=500)
+    new, small = waits("new", 8), waits("small", 1, sequence=10)
+    commands = ask(now, soon, new, small)
+    (event,) = commands.events
+    assert event.job_id == "now"
+    now = after(now, event)
+    now = after(now, gone(now, at=NOW), released(now, at=NOW))
+    now = after(now, ev.JobRequeued(job_id=now.id, at=NOW, reason=now.reason))
+    commands = ask(now, soon, new, small)
+    assert commands.events == [], "neither an equal that came later nor the job that stopped starts in its place"
+    assert commands.wake_at == NOW + 100 + LATE_SECONDS
+    soon = after(soon, checkpoint(soon, 7, path="/c/7", at=NOW + 95))
+    assert [e.job_id for e in ask(now, soon, new, small, now=NOW + 96).events] == ["soon"]
+
+
+def test_none_stops_for_a_job_for_which_not_enough_are_due_to_save() -> None:
+    now = saves("now", 4, every=600, ago=20)
+    for other in (
+        saves("late", 4, every=7200, ago=100),
+        saves("over", 4, every=100, ago=200),
+        runs("x", 4, saved=None),
+    ):
+        assert stopped(now, other, waits("new", 8)) == []
+        assert stopped(now, other, waits("new", 8), waits("next", 4, sequence=10)) == ["now"], "but for the next one"
 
 
 def test_jobs_that_were_preempted_often_are_left_alone() -> None:
@@ -131,27 +159,21 @@ def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none
     events = ask(long, other, new, waits("small", 1, sequence=10), now=NOW + 5).events
     assert [e.job_id for e in events if isinstance(e, ev.AttemptStarted)] == ["new"]
     free = [runs("kept", 6, preemptible=False), waits("large", 4), waits("small", 1, sequence=10)]
-    assert [e.job_id for e in ask(*free).events] == ["small"], "with time sharing a job that waits claims nothing"
-    assert [e.job_id for e in ask(*free, ageing=60.0 / SHARED_CLAIMS_AFTER).events] == [], (
-        "unless it has waited too long"
-    )
+    assert [e.job_id for e in ask(*free).events] == ["small"], "a job for which none can stop claims nothing"
+    assert [e.job_id for e in ask(*free, ageing=60.0).events] == [], "unless it has waited too long"
 
 
-def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels_and_counts_what_it_has_claimed() -> (
-    None
-):
+def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels() -> None:
     fresh = runs("fresh", 6, at=NOW - 30, saved=NOW - 5, user="bob")
     large, small = waits("large", 8, user="ada"), waits("small", 1, sequence=10, user="bob")
     past = PastUse(used={Account("default", "ada"): Used(NOW, Amounts(gpus=1e9))})
     assert stopped(fresh, large, past=past) == []
-    late = {"past": past, "ageing": 60.0 / SHARED_CLAIMS_AFTER}
-    (event,) = ask(fresh, large, **late).events
+    (event,) = ask(fresh, large, past=past, ageing=60.0).events
     assert isinstance(event, ev.StopRequested)
     assert (event.job_id, event.by) == ("fresh", ByTimeSharing(job="large", overdue=True))
     assert sentence(after(fresh, event).reason).startswith("making room for large, which has waited for too long;")
     kept = runs("kept", 1, preemptible=False)
-    assert ask(fresh, kept, large, small, **late).events == [], "nor for another: it would be claimed"
-    assert ask(fresh, large, past=past, ageing=100.0 / SHARED_CLAIMS_AFTER).wake_at == NOW + 40
+    assert ask(fresh, kept, large, small, past=past, ageing=60.0).events == [], "nor for another: it would be claimed"
 
 
 def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:

@@ -1,1 +1,0 @@
-"""Free resources of the nodes, and the jobs that hold the rest, updated with each change. Begin with ``vacancy.py``."""
