@@ -14,8 +14,10 @@ from typing import Any
 
 from orchestrator.core.conformance import misfits
 from orchestrator.core.events import RankExited
+from orchestrator.core.facts.gangs import ActorLost
 from orchestrator.runtime.forkserver import request, wire
 from orchestrator.runtime.forkserver.reports import Reports
+from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import last_words
 from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
@@ -113,7 +115,7 @@ def _read_exit_record(data: bytes) -> bool:
         path = Path(paths.exit_record(JOB, 1, 0))  # type: ignore[arg-type]  # an id
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-        told = last_words(paths, JOB, 1, 1)  # type: ignore[arg-type]  # an id
+        told = last_words(paths, JOB, 1, 1, GangLostError(ActorLost()))  # type: ignore[arg-type]  # an id
     ends = [event.exit for event in told if isinstance(event, RankExited)]
     assert [end for end in ends if misfits(end)] == []
     return bool(ends)

@@ -136,7 +136,7 @@ def test_actions(served: ServedFake, client: Client) -> None:
         ("update", {"priority": "high"}, "valid integer"),
         ("cancel", {"priority": 3}, "cancel takes no priority"),
         ("pause", {"from_checkpoint": True}, "pause takes no from_checkpoint"),
-        ("cancel", {"force": True}, "Extra inputs"),
+        ("cancel", {"violent": True}, "Extra inputs"),
         ("explode", {}, "verb"),
     ],
 )

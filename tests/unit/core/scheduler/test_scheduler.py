@@ -26,7 +26,7 @@ from orchestrator.core.lifecycle.failure import SETTLE_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide, queue_order
 from orchestrator.core.sentences import failure_sentence, sentence
-from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose, StopScope
+from orchestrator.core.states import AttemptState, EndOrder, FailureClass, JobState, StopPurpose, StopScope
 from orchestrator.core.stored.job_record import job_from_dict, job_to_dict
 from orchestrator.spec.job import HealthSpec, RetrySpec
 from tests.unit.core.builders import (
@@ -76,8 +76,8 @@ def waiting_job(name: str, sequence: int, **fields: Any) -> Job:
     return pending(make_spec(**fields), sequence=sequence, job_id=name)
 
 
-def zeros(job: Job, at: float = T0 + 10) -> Job:
-    return after(job, *(exited(job, r, exit_code=0, at=at) for r in range(job.num_workers)))
+def zeros(job: Job, at: float = T0 + 10, ordered: EndOrder | None = None) -> Job:
+    return after(job, *(exited(job, r, exit_code=0, at=at, ordered=ordered) for r in range(job.num_workers)))
 
 
 class TestQueue:
@@ -410,7 +410,7 @@ class TestDraining:
 
     def test_a_job_that_saved_and_ended_with_zero_when_it_was_told_did_not_succeed(self) -> None:
         job = running()
-        job = zeros(after(job, stop(job, StopPurpose.PAUSE)), at=T0 + 21)
+        job = zeros(after(job, stop(job, StopPurpose.PAUSE)), at=T0 + 21, ordered=EndOrder.STOP)
         job = after(job, stop(job, StopPurpose.CANCEL, at=T0 + 22), gone(job), released(job))
         event = only_event(job)
         assert isinstance(event, ev.JobFinished)
