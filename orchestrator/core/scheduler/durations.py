@@ -35,6 +35,8 @@ ENOUGH: Final = 3
 """Minimum number of run times for a forecast."""
 LEVEL_SECONDS: Final = 60.0
 """Seconds that the lowest level stands for."""
+CLAIMS_AFTER: Final = 10.0
+"""A job that has waited for this multiple of ``ageing`` claims what is free, and running jobs stop for it whatever their level."""
 UNKNOWN_SECONDS: Final = 600.0
 """Minimum seconds that a job of which nothing is known is expected to need."""
 
@@ -211,6 +213,11 @@ def waiting_since(job: Job) -> float:
     """Return since when a waiting job waits: its submission, or the preemption of its last attempt."""
     ended = job.attempts[-1].ended_at if was_preempted(job) else None
     return job.submission.submitted_at if ended is None else ended
+
+
+def claims_at(job: Job, ageing: float) -> float:
+    """Return from when on a waiting job claims what is free in any case."""
+    return waiting_since(job) + CLAIMS_AFTER * ageing
 
 
 def attained(job: Job) -> float:

@@ -165,20 +165,13 @@ class WaitingOrder:
         self._now = now
         self._latest = now - shares.sharing.ageing
         self._passed: set[Group] = set()
-        self._first: set[str] = set()
 
     def __iter__(self) -> Iterator[Job]:
         yield from self._resized
         overdue = self._overdue()
-        self._first = {job.id for job in overdue}
         yield from overdue
-        for job in self._by_share():
-            if job.id not in self._first:
-                yield job
-
-    def first_of_all(self, job: Job) -> bool:
-        """Whether the job comes before all other lanes: its own is overdue, or the only one."""
-        return len(self._lanes) < 2 or job.id in self._first
+        first = {job.id for job in overdue}
+        yield from (job for job in self._by_share() if job.id not in first)
 
     def pass_over(self, group: Group) -> None:
         """Offer no more jobs of the group."""

@@ -9,7 +9,7 @@ stops if jobs that are ending anyway make enough room, or if no set of jobs woul
 *Time sharing* stops only jobs that have saved in their present attempt, each within ``REPEATED_SECONDS`` of a save. So
 each attempt makes progress, and no more work than that is repeated. The waiting job must be in the same queue, of at
 least the same priority, on a lower level, and of the same user or of one with a smaller share; once it has waited for
-``ageing``, levels and shares do not count. Jobs that it needs stop one after the other, each when it has saved.
+ten times ``ageing``, levels and shares do not count. Jobs that it needs stop one after the other, each when it has saved.
 Meanwhile what they leave is kept for the waiting job, so no job begins to stop unless all that it needs are due to save.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from orchestrator.core.cluster import EPSILON
 from orchestrator.core.facts.requesters import ByIdleReclaim, ByShrinking
 from orchestrator.core.lifecycle.advance import request_stop
-from orchestrator.core.scheduler.durations import LEVEL_SECONDS, running_level, waiting_since
+from orchestrator.core.scheduler.durations import LEVEL_SECONDS, claims_at, running_level
 from orchestrator.core.scheduler.elastic import may_shrink
 from orchestrator.core.scheduler.live_jobs import occupant_of
 from orchestrator.core.scheduler.order import AGED, group_of
@@ -268,7 +268,7 @@ class Preemption:
 
     def turn(self, job: Job) -> Turn | None:
         """Return the jobs that stop for ``job`` by time sharing; None if no set of jobs that are due to save makes room."""
-        aged = waiting_since(job) <= self._now - self._shares.sharing.ageing
+        aged = claims_at(job, self._shares.sharing.ageing) <= self._now
         group = self._jobs.waiting.group(job.id) or group_of(job, ())
         level = AGED if aged else group.level(self._run_times)
         queue = self._shares.tree.queue_of(job)

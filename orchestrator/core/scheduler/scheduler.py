@@ -34,7 +34,7 @@ from orchestrator.core.lifecycle.advance import advance, is_returning, request_s
 from orchestrator.core.scheduler import elastic
 from orchestrator.core.scheduler.backfill import Reservation, has_bounded_start, reservation
 from orchestrator.core.scheduler.conditions import fail_fast
-from orchestrator.core.scheduler.durations import limit_left, waiting_since
+from orchestrator.core.scheduler.durations import claims_at, limit_left, waiting_since
 from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.order import WaitingOrder, group_of
 from orchestrator.core.scheduler.placement import (
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from orchestrator.core.scheduler.preemption import Saves
     from orchestrator.core.scheduler.resources import FreeNodes
 
-CLAIMS_AFTER: Final = 3.0
-"""A job that has waited for this multiple of ``ageing`` claims what is free, wherever it is in the order."""
 MOST_TURNS: Final = 8
 """Maximum number of jobs that found too little free and are considered for time sharing in a decision."""
 SOONEST: Final = 1.0
@@ -197,8 +195,7 @@ class _Pass:
 
     - if others stop for it, or will by time sharing;
     - if it is known by when the first job that does not fit starts (``has_bounded_start``);
-    - once it has waited for ``ageing`` and no other lane comes before it, or for three times as long: as long as jobs of
-      other users come first by their shares, claimed GPUs would only be idle.
+    - once it has waited for ten times ``ageing``: in simulations, GPUs kept earlier were idle for days.
     """
 
     def __init__(
@@ -347,19 +344,14 @@ class _Pass:
         self._stopping = [one.job for one in self._jobs.occupants() if one.job.stop is not None]
         by = [one.stop.by for one in self._stopping if one.stop is not None]
         self._served = {one.job for one in by if isinstance(one, FOR_A_JOB)}
-        self._commands.ask_again(self._claims_at(job))
+        at = claims_at(job, self._shares.sharing.ageing)
+        self._commands.ask_again(at if at > self._now else None)
 
     def _claims(self, job: Job) -> bool:
         """Whether free resources are kept from all other jobs for one that does not fit."""
         if self._has_turn(job) or self._bounded or job.id in self._served or is_returning(job):
             return True
-        aged = waiting_since(job) <= self._now - self._shares.sharing.ageing
-        return (aged and self._order.first_of_all(job)) or self._claims_at(job) is None
-
-    def _claims_at(self, job: Job) -> float | None:
-        """Return from when on the job claims what is free in any case; None for now."""
-        at = waiting_since(job) + CLAIMS_AFTER * self._shares.sharing.ageing
-        return at if at > self._now else None
+        return claims_at(job, self._shares.sharing.ageing) <= self._now
 
     @property
     def _turns_over(self) -> bool:
@@ -436,7 +428,7 @@ class _Pass:
         elif self._turn is not None:
             job, turn = self._turn
             self._commands.ask_again(turn.ask_again_at)
-            overdue = waiting_since(job) <= self._now - self._shares.sharing.ageing
+            overdue = claims_at(job, self._shares.sharing.ageing) <= self._now
             self._stop(turn.stop, ByTimeSharing(job=job.id, overdue=overdue))
             if turn.stop:
                 self._commands.waiting[job.id] = AwaitsRoom(jobs=tuple(other.id for other in turn.stop))

@@ -269,7 +269,6 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
     left = all_left(known, holding)
     found = Answer([], [], {})
     overdue = policy.overdue(waiting)
-    first, alone = {one.id for one in overdue}, len({lane_of(one) for one in waiting}) < 2
     placed: list[Job] = []
     short: list[Job] = []
     remaining = list(waiting)
@@ -360,7 +359,7 @@ def answer(jobs: Sequence[Job], known: Mapping[str, Node], policy: Policy | None
             turns += 0 if turn else 1
             mine = None if turn or turns > 8 else _turn(job, holding, placed, found.starts, known, policy)
             turn = turn or (mine and (job, mine))
-            keeps = mine is not None or bounded or _claims(job, holding, policy, first=job.id in first or alone)
+            keeps = mine is not None or bounded or _claims(job, holding, policy)
             if not keeps:
                 passed_by.append(job)
             if shape in full or (keeps and claim(job, may, known)):
@@ -397,11 +396,10 @@ def _unequal(job: Job, passed_by: Sequence[Job], policy: Policy) -> bool:
     return any(one.priority != job.priority or (several and one.spec.queue != job.spec.queue) for one in passed_by)
 
 
-def _claims(job: Job, holding: Sequence[Job], policy: Policy, *, first: bool) -> bool:
+def _claims(job: Job, holding: Sequence[Job], policy: Policy) -> bool:
     """Return whether free resources are kept for a job that does not fit: others stop for it, or it has waited for long."""
     served = any(getattr(one.stop.by, "job", None) == job.id for one in holding if one.stop is not None)
-    waited = NOW - waits_since(job)
-    return served or waited >= 3 * policy.sharing.ageing or (first and waited >= policy.sharing.ageing)
+    return served or NOW - waits_since(job) >= 10 * policy.sharing.ageing
 
 
 def _bounded(
@@ -573,7 +571,7 @@ def _turn(
 ) -> Turn | None:
     """Return which jobs of higher levels, and of the same user or of one with a larger share, stop when they have saved."""
     having = [*holding, *placed]
-    aged = NOW - waits_since(job) >= policy.sharing.ageing
+    aged = NOW - waits_since(job) >= 10 * policy.sharing.ageing
     able: list[tuple[float, tuple[float, float, int], Job]] = []
     for one in holding:
         assert one.attempt is not None

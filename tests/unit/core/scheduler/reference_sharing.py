@@ -249,7 +249,7 @@ def random_policy(
     sharing = Sharing(
         queues=queues,
         half_life=choose.choice([600.0, 86400.0]),
-        ageing=choose.choice([300.0, 86400.0]),
+        ageing=choose.choice([60.0, 300.0, 86400.0]),
         user_jobs=choose.choice([None, None, None, 2]),
         user_gpus=choose.choice([None, None, None, 4]),
     )

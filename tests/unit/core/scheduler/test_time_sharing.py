@@ -160,7 +160,7 @@ def test_what_becomes_free_is_kept_for_the_job_that_others_stop_for_and_for_none
     assert [e.job_id for e in events if isinstance(e, ev.AttemptStarted)] == ["new"]
     free = [runs("kept", 6, preemptible=False), waits("large", 4), waits("small", 1, sequence=10)]
     assert [e.job_id for e in ask(*free).events] == ["small"], "a job for which none can stop claims nothing"
-    assert [e.job_id for e in ask(*free, ageing=60.0).events] == [], "unless it has waited too long"
+    assert [e.job_id for e in ask(*free, ageing=6.0).events] == [], "unless it has waited too long"
 
 
 def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels() -> None:
@@ -168,12 +168,12 @@ def test_a_job_that_has_waited_too_long_is_served_whatever_the_shares_and_levels
     large, small = waits("large", 8, user="ada"), waits("small", 1, sequence=10, user="bob")
     past = PastUse(used={Account("default", "ada"): Used(NOW, Amounts(gpus=1e9))})
     assert stopped(fresh, large, past=past) == []
-    (event,) = ask(fresh, large, past=past, ageing=60.0).events
+    (event,) = ask(fresh, large, past=past, ageing=6.0).events
     assert isinstance(event, ev.StopRequested)
     assert (event.job_id, event.by) == ("fresh", ByTimeSharing(job="large", overdue=True))
     assert sentence(after(fresh, event).reason).startswith("making room for large, which has waited for too long;")
     kept = runs("kept", 1, preemptible=False)
-    assert ask(fresh, kept, large, small, past=past, ageing=60.0).events == [], "nor for another: it would be claimed"
+    assert ask(fresh, kept, large, small, past=past, ageing=6.0).events == [], "nor for another: it would be claimed"
 
 
 def test_a_known_short_job_is_served_before_the_unknown_ones() -> None:
