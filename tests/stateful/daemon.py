@@ -17,6 +17,7 @@ from orchestrator.daemon.requests.submissions import Submissions
 from orchestrator.daemon.requests.usage import Desks
 from orchestrator.daemon.service import Service
 from orchestrator.daemon.stopping import StopRequest
+from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError
@@ -160,6 +161,7 @@ class SteppedDaemon:
             blind_to=_unused,
             resume_path=reader.checkpoint_path,
             pool=cast("Pool", AtOnce()),
+            under_way=SubmissionsUnderWay(settings.paths, cast("Pool", AtOnce())),
         )
         return Service(
             submissions=submissions,
