@@ -269,6 +269,7 @@ ON_ITS_MACHINE = {
     "cli/commands/sessions/login.py",  # the help of the daemon's address
     "daemon/process/doctor.py",  # checks that are made where the part `daemon` is installed
     "daemon/process/preflight.py",  # the start of a daemon
+    "store/errors.py",  # the daemon's own store
 }
 
 

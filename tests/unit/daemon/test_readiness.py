@@ -135,6 +135,7 @@ def test_a_disk_that_takes_no_job_is_named_and_does_not_keep_the_daemon_from_sta
                 endpoints=Endpoints(home=str(tmp_path), started_at=0.0),
                 ray_address=str,
                 simulated_gpus=int,
+                ray_problem=str,
             )
             health.damaged = [DamagedRecord("torn-aaaaaa", "the record of job torn-aaaaaa is damaged", rebuilt=False)]
             view = await health.view()

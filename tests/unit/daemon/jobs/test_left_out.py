@@ -132,10 +132,10 @@ def test_a_script_that_misses_such_a_file_is_told_how_to_bring_it_along(work: Pa
         missing_file=missing,
     )
     event = RankEvent(number=1, kind="exited", at=5.0, exit=end)
-    told = exited(job.id, 1, 0, event, str(work))
+    told = exited(job.id, 1, 0, event, str(work), at=5.0)
     assert (told.exit.missing_file, told.exit.left_out_by) == (missing, ".gitignore")
     other = replace(event, exit=replace(end, missing_file="other.txt"))
-    assert exited(job.id, 1, 0, other, str(work)).exit.left_out_by == ""
+    assert exited(job.id, 1, 0, other, str(work), at=5.0).exit.left_out_by == ""
     from orchestrator.core.lifecycle.fold import fold
 
     verdict = classify(fold(job, told), 100.0)

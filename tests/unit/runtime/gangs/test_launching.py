@@ -69,6 +69,9 @@ class World:
             for attempt in self.launched
         ]
 
+    async def run(self, *_: Any) -> None:
+        """Lay out no working copy: the job has no archive here."""
+
     def apart(self, _: Job) -> list[str]:
         if self.refused is None:
             raise LaunchedError
