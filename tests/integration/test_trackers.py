@@ -6,11 +6,12 @@ import importlib
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,20 +129,37 @@ def mlflow_rows(home: Path) -> Rows:
     return [(step, values) for (_, step), values in sorted(rows.items())]
 
 
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """Yield the complete records of a run's file: a log in LevelDB's format, in blocks of 32 KiB, after 7 bytes of its own."""
+    at, body = 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        body += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4) and at <= len(data):  # the whole record, its last piece
+            yield body
+            body = b""
+
+
 def wandb_rows(home: Path) -> Rows:
+    """Return the rows of all files of the run. A later one may repeat a row of an earlier one, under its step."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    from orchestrator.analysis.trackers.backends.wandb_file import _records
-
-    rows: Rows = []
+    rows: dict[int, tuple[int, dict[str, float]]] = {}
     for path in sorted((home / "trackers" / "wandb" / "wandb").glob(f"offline-run-*-{JOB}/run-{JOB}.wandb")):
-        for body, _ in _records(path.read_bytes()[7:], 7):
+        for body in wandb_records(path.read_bytes()):
             record = Record()
             record.ParseFromString(body)
             if record.WhichOneof("record_type") == "history":
                 values = {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
-                rows.append((values["step"], values))
-    return rows
+                row = {name: value for name, value in values.items() if name != "_runtime"}
+                number = record.history.step.num
+                assert rows.setdefault(number, (values["step"], row)) == (values["step"], row)
+    return list(rows.values())
 
 
 READ: dict[str, Callable[[Path], Rows]] = {

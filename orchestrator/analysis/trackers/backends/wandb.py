@@ -1,4 +1,9 @@
-"""Weights & Biases: one run for each job, by its id; offline where no key is known."""
+"""Weights & Biases: one run for each job, by its id; offline where no key is known.
+
+wandb's own process keeps points in memory, and writes them to the run's file every 15 seconds. Points therefore count as
+delivered a minute after they were handed over. A process that is killed before that is followed by one that hands them over again:
+a server that has them says so, and in the files of an offline run they are repeated under the same step, which is the same row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ from urllib.parse import urlsplit
 
 import wandb
 
-from orchestrator.analysis.trackers.backends.wandb_file import WandbFile
 from orchestrator.analysis.trackers.names import PROJECT
 
 if TYPE_CHECKING:
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST: Final = "https://api.wandb.ai"
 DELIVERED_SECONDS: Final = 60.0
-"""Time after which the points that an online run has received count as delivered."""
+"""Time after which points that were handed over count as delivered."""
 
 
 def mode_of(environ: dict[str, str] | os._Environ[str]) -> str:
@@ -46,8 +50,6 @@ class WandbRun:
         folder = facts.folder / "wandb"
         folder.mkdir(parents=True, exist_ok=True)
         self._id = facts.job_id
-        self._root = folder / "wandb"
-        before = [WandbFile(path).read_on() for path in self._root.glob(f"*run-*-{self._id}/run-{self._id}.wandb")]
         mode = mode_of(os.environ)
         quiet = {"console": "off", "x_disable_stats": True, "x_disable_meta": True, "disable_git": True, "silent": True}
         self._run = wandb.init(
@@ -63,33 +65,27 @@ class WandbRun:
             settings=wandb.Settings(**quiet, save_code=False),
         )
         self._run.define_metric("*", step_metric="step")
-        self._online = mode == "online"
+        online = mode == "online"
         # For a run that the server resumes, it gives the next step.
-        self._before = self._run.step - 1 if self._online else max(before, default=-1)
-        self._file = WandbFile(self._root / f"{self._folder_name()}" / f"run-{self._id}.wandb")
+        self._before = self._run.step - 1 if online else -1
         self._sent: list[tuple[float, int]] = []
         self._safe = self._before
         self.facts = {"project": str(self._run.project), "run": self._id, "mode": mode}
-        self.where = self._run.url if self._online and self._run.url else f"wandb sync {self._root}/*run-*-{self._id}"
-
-    def _folder_name(self) -> str:
-        return str(os.path.basename(os.path.dirname(self._run.dir)))  # noqa: PTH119, PTH120 - a name out of a text
+        self.where = self._run.url if online and self._run.url else f"wandb sync {folder}/wandb/*run-*-{self._id}"
 
     def missing(self, points: Sequence[Point]) -> Sequence[Point]:
-        """Return the points after the newest one that the server, or a file of this run, has."""
+        """Return the points after the newest one that the server has; all of them for an offline run."""
         return [point for point in points if point.number > self._before]
 
     def write(self, points: Sequence[Point]) -> None:
         """Hand the points to wandb's own process."""
         for point in points:
-            self._run.log({**point.values, "step": point.step, "_timestamp": point.at}, step=point.number)
+            self._run.log({**point.values, "step": point.step, "_timestamp": point.at}, step=point.number, commit=True)
         if points:
             self._sent.append((time.monotonic(), points[-1].number))
 
     def kept(self) -> int | None:
-        """Return the newest point in the file of an offline run; for an online one, the newest written a minute ago."""
-        if not self._online:
-            return max(self._before, self._file.read_on())
+        """Return the newest point that was handed over a minute ago."""
         now = time.monotonic()
         while self._sent and now - self._sent[0][0] >= DELIVERED_SECONDS:
             self._safe = self._sent.pop(0)[1]
