@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CorruptCheckpointError
 from orchestrator.checkpoint.format import codec, layout, tensorfile
-from orchestrator.checkpoint.format.buffers import writable
 from orchestrator.checkpoint.format.sharded import join, pieces_of
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotMeta, SnapshotSlot
 from orchestrator.checkpoint.storage.reader import Checkpoint
@@ -79,7 +78,7 @@ def _read(slot: SnapshotSlot, meta: SnapshotMeta, name: str) -> Any:
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} has no part {name!r}")
     slot.prefault()
     tree = slot.memory[region.tree_at : region.tree_at + region.tree_bytes]
-    image = writable(region.image_bytes)
+    image = memoryview(bytearray(region.image_bytes))
     image[:] = memoryview(slot.memory)[region.image_at : region.image_at + region.image_bytes]
     if not slot.holds(meta):
         raise CorruptCheckpointError(f"the snapshot of step {meta.step} was overwritten while it was read")

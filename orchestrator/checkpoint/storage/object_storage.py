@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.abandoned import stop_if_abandoned
 from orchestrator.checkpoint.errors import CheckpointError
 from orchestrator.checkpoint.format import layout
-from orchestrator.checkpoint.format.buffers import writable
 from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
 from orchestrator.spec.plain_files import refuse_larger
@@ -81,7 +80,7 @@ class ObjectStorage:
     def read(self, path: str, most_bytes: int = SMALL_BYTES) -> memoryview:
         with _as_os_errors(), self._fs.open(self._path(path), "rb") as file:
             refuse_larger(int(file.size), most_bytes, self.location(path))
-            content, at = writable(int(file.size)), 0
+            content, at = memoryview(bytearray(int(file.size))), 0
             while piece := file.read(_CHUNK):
                 content[at : at + len(piece)] = piece
                 at += len(piece)

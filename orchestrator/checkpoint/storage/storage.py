@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Protocol
 from orchestrator import trees
 from orchestrator.abandoned import sha256_of, stop_if_abandoned
 from orchestrator.checkpoint.format import layout
-from orchestrator.checkpoint.format.buffers import writable
 from orchestrator.checkpoint.format.layout import SMALL_BYTES
 from orchestrator.checkpoint.format.manifest import FileRecord
 from orchestrator.checkpoint.storage.spares import FULL, Spares
@@ -201,7 +200,7 @@ class LocalStorage:
         with self._opened(path) as file:  # directly into the result's memory
             size, at = os.fstat(file.fileno()).st_size, 0
             refuse_larger(size, most_bytes, self.location(path))
-            content = writable(size)
+            content = memoryview(bytearray(size))
             while at < len(content):
                 count = file.readinto(content[at:])
                 if not count:

@@ -16,12 +16,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2 ** (8 * ctypes.sizeof(ctypes.c_ulong)) - 1
-_MADV_COLLAPSE = 25
 _READ_BYTES = 65536
-_HUGE_PAGE_BYTES = 2 * 1024 * 1024
-_LARGEST_MAPPED_BYTES = (32 << 20) - (
-    64 << 10
-)  # glibc adapts its limits to blocks of at most 32 MiB, with their headers
 
 # Resolved once, in the fork server: a keeper should not call dlopen between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -197,45 +192,6 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def keep_freed_memory() -> None:
-    """Make the C library return freed memory to the kernel only once there are 64 MiB of it, here and in forks.
-
-    glibc adapts this limit to the largest block that was freed, up to 32 MiB, so one such block sets it for good. With a low
-    limit a training step returns its gradients and activations, and the kernel clears each page again in the next step. Whether
-    this happens depends on where the heap ends, which differs between a fork and a fresh interpreter. Other C libraries are unchanged.
-    """
-    malloc, free = _libc.malloc, _libc.free
-    malloc.argtypes, malloc.restype, free.argtypes, free.restype = (
-        [ctypes.c_size_t],
-        ctypes.c_void_p,
-        [ctypes.c_void_p],
-        None,
-    )
-    free(malloc(_LARGEST_MAPPED_BYTES))
-
-
-def huge_page_candidates() -> list[int]:
-    """Return addresses of this process's private writable memory that huge pages could hold, one per huge page."""
-    found: list[int] = []
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            span, access, _offset, _device, inode, *_name = line.split(maxsplit=5)
-            if access == "rw-p" and inode == "0":
-                low, high = (int(address, 16) for address in span.split("-"))
-                first = -(-low // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-                found.extend(range(first, high - _HUGE_PAGE_BYTES + 1, _HUGE_PAGE_BYTES))
-    return found
-
-
-def collapse_into_huge_page(address: int) -> bool:
-    """Replace 2 MiB of small pages by one huge page; False where the kernel (before 6.1, or without free ones) refuses.
-
-    A fork copies one entry for each page of its parent: 512 times fewer entries halve its time. A child that writes to
-    a huge page copies only the 4 KiB in question.
-    """
-    return bool(_libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE_BYTES), _MADV_COLLAPSE) == 0)
 
 
 def loaded_libraries() -> frozenset[str]:

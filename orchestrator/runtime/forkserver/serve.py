@@ -94,7 +94,6 @@ class Server:
         self._keepers: dict[int, str] = {}  # process number -> the mode of its request
         self._spares = spares.Spares()
         self._running = True
-        self._to_collapse: list[int] = []
         self._wake, writer = socket.socketpair()
         self._wake.setblocking(False)
         writer.setblocking(False)
@@ -107,7 +106,6 @@ class Server:
 
     def serve(self, baseline: Baseline) -> Program | None:
         """Serve until the server must stop; return the program in a training process, None in the server."""
-        self._to_collapse = linux.huge_page_candidates()
         while self._running:
             for descriptor in self._ready(self._restartable(baseline)):
                 if descriptor == self._listener.fileno():
@@ -161,9 +159,6 @@ class Server:
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._wake.fileno(), *self._owner.descriptors, *self._connections):
             poll.register(descriptor, select.POLLIN)
-        # Optimising forks takes half a second in all, in pieces of milliseconds between requests.
-        while self._to_collapse and not poll.poll(0):
-            linux.collapse_into_huge_page(self._to_collapse.pop())
         seconds = min(startup.TICK_SECONDS, self._spares.look_again_seconds(needed))
         return [descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))]
 

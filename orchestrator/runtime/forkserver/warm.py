@@ -153,7 +153,6 @@ def warm(
     names = [name for name in sys.modules if name and "." not in name]
     modules = {name: getattr(sys.modules[name], "__file__", None) for name in names}
     setters = tuple(_openblas_setters())
-    linux.keep_freed_memory()
     gc.collect()
     gc.freeze()  # no collection in a child touches what was imported here
     return Baseline(

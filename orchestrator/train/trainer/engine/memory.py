@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import re
 import resource
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 _MESSAGES = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _GIB = 1024**3
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_KEPT_BYTES = 1 << 30
-_LARGEST_IN_HEAP_BYTES = 32 << 20  # glibc's maximum
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -40,19 +36,6 @@ def reset_peak(device: torch.device) -> None:
     """Restart the measurement of the peak, where the device supports that."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-
-
-def keep_freed_memory() -> bool:
-    """Make the C library keep freed memory for the next step; return whether that is possible.
-
-    A step on the CPU frees its gradients and activations and allocates them again a moment later. By default glibc
-    returns them to the kernel meanwhile, which zeroes each page again: a quarter of the time of a step of a two-
-    million-parameter model.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES) and mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES))
 
 
 def free_unused(device: torch.device) -> None:

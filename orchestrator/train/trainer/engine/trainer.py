@@ -29,7 +29,7 @@ from orchestrator.train.trainer.data.batches import (
     to_device,
 )
 from orchestrator.train.trainer.engine.finite import FiniteGuard
-from orchestrator.train.trainer.engine.memory import describe_shortage, free_unused, is_out_of_memory, keep_freed_memory
+from orchestrator.train.trainer.engine.memory import describe_shortage, free_unused, is_out_of_memory
 from orchestrator.train.trainer.engine.model_options import prepare_model
 from orchestrator.train.trainer.engine.precision import MixedPrecision
 from orchestrator.train.trainer.engine.step_clock import Part, make_clock
@@ -130,8 +130,6 @@ class MultiGPUTrainer(ABC):
         """
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
-        if self.place.device.type == "cpu":
-            keep_freed_memory()
         self.loss_fn = loss_fn
         self.module = prepare_model(model, self.config, self.place)
         self.model = self.wrap(self.module)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import resource
 import runpy
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from orchestrator.gpu.sample import GpuInfo, Sample, Vendor
 from orchestrator.train.errors import DataError
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.data.batches import compute_loss, count, map_tensors, split
-from orchestrator.train.trainer.engine.memory import keep_freed_memory
 from orchestrator.train.trainer.engine.step_clock import CpuClock, Part
 from orchestrator.train.trainer.engine.trainers import DistributedDataParallelTrainer
 from orchestrator.train.trainer.measure import energy, peaks
@@ -384,18 +382,3 @@ def test_a_comparison_says_what_the_numbers_can_show() -> None:
     assert "same and one: no difference that these runs could show" in text
     assert "short against one: too few steps" in text
     assert "unknown" in text
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
-def test_freed_memory_is_kept_for_the_next_step() -> None:
-    """Pages of a tensor that is made again and again are not requested from the kernel each time."""
-    assert keep_freed_memory()
-
-    def faults() -> int:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(20):
-            torch.ones(1_000_000)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    faults()
-    assert faults() < 2 * 977, "4 MB are 977 pages"
