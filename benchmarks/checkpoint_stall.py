@@ -2,9 +2,8 @@
 
 The state is a multilayer perceptron with Adam. In each round every arm does ten times (at 100 million parameters twice) a training step and a
 save, as a loop does that saves at every step; its value is their mean. The stall is the time of the save call,
-``state_dict()`` included, and the time that the next optimizer step waits for the rest. The arm
-``overlap=False`` copies everything before it returns, as saves do where rehearsals showed that they must. As in a job, a persister
-writes our snapshots to storage meanwhile, in a process of its own. The ratio of a training step with a snapshot at each step to one
+``state_dict()`` included. As in a job, a persister writes our snapshots to storage meanwhile, in a process of its own.
+The ratio of a training step with a snapshot at each step to one
 without is reported as well, for a batch of 8 (a step that does little but move memory) and, except for the largest model, of
 256; beside it the least cost of any copy: ``state_dict()`` and torch's own copy into memory that is already allocated.
 
@@ -30,7 +29,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from benchmarks import measure
-from orchestrator.checkpoint.snapshots.async_copy import REHEARSALS
 from orchestrator.train.script.environment import read_environment
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.training_context import Context
@@ -129,21 +127,11 @@ class Saves:
         )
         self._copies: list[torch.Tensor] = []
 
-    def late(self) -> float:
-        """Save; return the seconds that the call took. The rest of the stall is in the next step."""
-        return self._save(overlap=None)
-
-    def whole(self) -> float:
-        """Save all at once; return the seconds that the call took."""
-        return self._save(overlap=False)
-
-    def stall(self, save: Callable[[], float]) -> float:
-        """Save, and do a step; return the seconds that training stood still in both."""
-        if self._training.device.type == "cuda":
-            return _longer(self._training, save)
-        seconds, known = save(), self._seconds()
-        self._training.step()
-        return seconds + self._seconds() - known
+    def save(self) -> float:
+        """Save; return the seconds that the call took."""
+        seconds, done = _timed(lambda: self._context.save(self._training.state(), step=self._training.number))
+        assert done
+        return seconds
 
     def bare_copy(self) -> float:
         """Copy all tensors of a state to where they were copied before, and nothing else; return the seconds."""
@@ -159,21 +147,10 @@ class Saves:
         self._training.settle()
 
     def close(self) -> None:
-        """Release the optimizers, end the persister, and remove the snapshots."""
+        """End the persister, and remove the snapshots."""
         self._context.leave_page()
         self._persister.communicate()
         shutil.rmtree(self.snapshots)
-
-    def _save(self, *, overlap: bool | None) -> float:
-        seconds, done = _timed(
-            lambda: self._context.save(self._training.state(), step=self._training.number, overlap=overlap)
-        )
-        assert done
-        return seconds
-
-    def _seconds(self) -> float:
-        """Return the stall of the last save on the page: it grows when an optimizer waits for the rest."""
-        return self._page.read().save_seconds or 0.0
 
 
 def _tensors(state: Any) -> list[torch.Tensor]:
@@ -191,19 +168,18 @@ def measured(size: str, rounds: int, place: Path, device: torch.device) -> dict[
     try:
         times = 2 if size == "100M" else 10
         blocks = {name: _mean_of(one, times) for name, one in _arms(training, saves, place).items()}
-        arms = measure.interleave(blocks, rounds, warm_up=REHEARSALS)
-        ways = {"": saves.late, "whole": saves.whole, "bare_copy": saves.bare_copy}
+        arms = measure.interleave(blocks, rounds)
+        ways = {"orch": saves.save, "bare_copy": saves.bare_copy}
         batches = (BATCH,) if size == "100M" else (BATCH, LARGE_BATCH)
         steps = [_step_shares(training, ways, rounds, batch) for batch in batches]
     finally:
         saves.close()
-    ours, whole, bare = (arms.values.pop(name) for name in ("orch", "orch, overlap=False", "bare copy"))
+    ours, bare = arms.values.pop("orch"), arms.values.pop("bare copy")
     name = f"checkpoint_stall_{size}"
-    found = _judged(name, ours, arms.values, [of[""] for of in steps], parameters=training.parameters)
+    found = _judged(name, ours, arms.values, [of["orch"] for of in steps], parameters=training.parameters)
     return {
         **found,
         "targets": TARGETS,
-        "whole": _judged(name, whole, arms.values, [of["whole"] for of in steps]),
         "bare_copy": _judged(name, bare, arms.values, [of["bare_copy"] for of in steps]),
     }
 
@@ -219,11 +195,7 @@ def _judged(
 def _arms(training: Training, saves: Saves, place: Path) -> dict[str, Callable[[], float]]:
     def ours() -> float:
         training.step()
-        return saves.stall(saves.late)
-
-    def whole() -> float:
-        training.step()
-        return saves.stall(saves.whole)
+        return stall_of(saves.save)
 
     def bare() -> float:
         training.step()
@@ -247,7 +219,6 @@ def _arms(training: Training, saves: Saves, place: Path) -> dict[str, Callable[[
 
     return {
         "orch": ours,
-        "orch, overlap=False": whole,
         "bare copy": bare,
         "torch.save with fsync": synchronous,
         "dcp.async_save": asynchronous,

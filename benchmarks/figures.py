@@ -117,16 +117,15 @@ ROWS: Final = (
     ),
     *(
         Row(
-            label=f"`save({argument})` of {size[:-1]} M parameters with Adam: training stands still",
+            label=f"`save()` of {size[:-1]} M parameters with Adam: training stands still",
             measure="checkpoint_stall",
-            ours=("sizes", size, *path, "ours"),
+            ours=("sizes", size, "ours"),
             other=("`torch.save` with fsync", ("sizes", size, "peers", "torch.save with fsync")),
             unit="ms",
             scale=1e3,
             digits=1,
         )
         for size in ("2M", "100M")
-        for argument, path in (("", ()), ("overlap=False", ("whole",)))
     ),
     Row(
         label="the end of a rank, processor time",

@@ -1,22 +1,80 @@
-"""Layout of a state's parts in a slot: planned once for a structure, and used until the structure changes."""
+"""Layout of a state's parts in a slot, and the copy into it.
+
+Planned once for a structure, and used until the structure changes: a copy then allocates and plans nothing.
+"""
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.format import foreign_values as foreign
 from orchestrator.checkpoint.snapshots.encode_plan import PartPlan
 from orchestrator.checkpoint.snapshots.file import HEADER_BYTES, PartRegion
 from orchestrator.checkpoint.snapshots.page_lock import PageLocks
-from orchestrator.checkpoint.snapshots.slot_copier import SlotCopier
+from orchestrator.checkpoint.snapshots.tensor_copy import TensorCopy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from orchestrator.checkpoint.snapshots.file import SnapshotSlot
     from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
 
 _PAGE = 4096
 _TREE_SLACK = 1024  # space for plain values that become longer
+
+
+class SlotCopier:
+    """The views into one slot for one set of plans."""
+
+    def __init__(
+        self,
+        slot: SnapshotSlot,
+        regions: Mapping[str, PartRegion],
+        plans: Mapping[str, PartPlan],
+        threads: int,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:
+        self.slot, self.plans = slot, dict(plans)
+        self._regions = dict(regions)
+        self._tensors: list[tuple[str, int]] = []
+        self._bytes: list[tuple[str, int, int]] = []
+        targets: list[Any] = []
+        torch = sys.modules.get("torch")
+        for name, plan in plans.items():
+            start = regions[name].image_at
+            slot.memory[start : start + len(plan.header)] = plan.header
+            for index, (entry, source) in enumerate(zip(plan.entries, plan.sources, strict=True)):
+                at = start + len(plan.header) + entry.begin
+                if entry.end == entry.begin:
+                    continue
+                if torch is not None and isinstance(source, torch.Tensor):
+                    view = memoryview(slot.memory)[at : at + entry.end - entry.begin]
+                    targets.append(torch.frombuffer(view, dtype=source.dtype).reshape(source.shape))
+                    self._tensors.append((name, index))
+                else:
+                    self._bytes.append((name, index, at))
+        self._copy = TensorCopy(targets, threads=threads, pool=pool)
+
+    @property
+    def from_gpu(self) -> bool:
+        """Whether any tensor is on an NVIDIA or AMD GPU."""
+        return any(source.is_cuda for source in self._sources())
+
+    def copy(self) -> None:
+        """Copy the present content of the plans' sources; the slot has all of it when this returns."""
+        memory = self.slot.memory
+        for name, plan in self.plans.items():
+            at = self._regions[name].tree_at
+            memory[at : at + len(plan.tree)] = plan.tree
+        for name, index, at in self._bytes:
+            content = foreign.memory(self.plans[name].sources[index])
+            memory[at : at + len(content)] = content
+        self._copy.copy(self._sources())
+
+    def _sources(self) -> list[Any]:
+        return [self.plans[name].sources[index] for name, index in self._tensors]
 
 
 class StateLayout:

@@ -28,10 +28,6 @@ class TopScores:
             replaced = self._best.pop(0)[1]
         return replaced != word, replaced if replaced != word else 0
 
-    def forget(self, word: int) -> None:
-        """Remove a save that does not count after all."""
-        self._best = [item for item in self._best if item[1] != word]
-
     def learn(self, scored: Iterable[tuple[int, float | None]]) -> None:
         """Add the saves of earlier attempts."""
         for word, score in scored:

@@ -8,20 +8,17 @@ A snapshot that is *wanted* on storage (an explicit interval, one of the best sc
 reached it: a save waits while all slots hold such snapshots and storage works. Where storage fails, training continues
 and the skipped snapshots are reported.
 
-In a window in which certain tensors do not change (async_copy.py), a thread copies them while training continues, and
-the snapshot counts once they are copied: a process that dies before leaves the previous snapshot.
+Everything is copied before ``save`` returns: what training changes afterwards is not in the snapshot.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from concurrent.futures import Executor, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.format.layout import Version
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, SnapshotMeta, identity
-from orchestrator.checkpoint.snapshots.late_copy import Late, LateCopies, LateCopy
 from orchestrator.checkpoint.snapshots.slot_pool import SlotPool
 from orchestrator.checkpoint.snapshots.state_layout import StateLayout
 
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from orchestrator.checkpoint.snapshots.async_copy import Window
     from orchestrator.checkpoint.snapshots.top_scores import TopScores
 
 
@@ -46,12 +42,9 @@ class SnapshotWriter:
         job_id: str = "",
         token: str = "",
         threads: int = 1,
-        later: Executor | None = None,
         best: TopScores | None = None,
     ) -> None:
-        """Copy with up to ``threads`` threads; deferred tensors on ``later`` (another thread).
-
-        ``best``: the saves with the best scores are wanted on storage.
+        """Copy with up to ``threads`` threads. ``best``: the saves with the best scores are wanted on storage.
 
         Raises SnapshotUnavailableError when shared memory cannot be used.
         """
@@ -63,15 +56,9 @@ class SnapshotWriter:
         self._lock = directory.writer_lock(rank)
         self._lock.acquire()
         self._layout = StateLayout(threads)
-        self._late_copies = LateCopies(later)
-        self.rest: Future[LateCopy] | None = None
-        """The deferred copy of the last save. None: it was complete at once."""
-        self.rehearsed: Late | None = None
-        """The rehearsal of the last save, to check whether deferring would be safe."""
         self._best = best if rank == 0 else None
         self.slots = SlotPool(directory, rank)
         """The rank's slots, with their memory and the time that a save waited for one."""
-        self._late_word = 0
         self.copy_seconds = 0.0  # duration of the last snapshot, without planning and allocating
 
     def save(
@@ -81,7 +68,6 @@ class SnapshotWriter:
         step: int,
         gang: bool,
         metrics: Mapping[str, float] | None = None,
-        window: Window | None = None,
         wanted: bool = False,
         on_wait: Callable[[], None] | None = None,
     ) -> int:
@@ -89,12 +75,8 @@ class SnapshotWriter:
 
         ``wanted``: it must reach storage. ``on_wait`` is called when the save must first wait for storage.
 
-        Large tensors of the ``window`` may be copied afterwards, until ``rest`` is done; if one changes before, the
-        snapshot does not count. Raises SnapshotUnavailableError when shared memory is insufficient,
-        UnsupportedStateError as the codec does.
+        Raises SnapshotUnavailableError when shared memory is insufficient, UnsupportedStateError as the codec does.
         """
-        self._finish()
-        self.rehearsed = None
         self.slots.waited_seconds = 0.0
         word = identity(Version(attempt=self._attempt, step=step))
         if self.slots.holds(word):
@@ -103,24 +85,15 @@ class SnapshotWriter:
         try:
             index = self.slots.choose(on_wait)
             wanted = self._is_best(word, metrics or {}) or wanted
-            return self._write(index, word, step, gang, metrics or {}, window, wanted)
+            return self._write(index, word, step, gang, metrics or {}, wanted)
         finally:
             self._layout.forget()
 
     def close(self) -> None:
         """Release the writer's lock; the snapshots stay."""
-        self._finish()
-        self._late_copies.close()
         self._layout.close()
         self._lock.release()
         self.slots.close()
-
-    def _finish(self) -> None:
-        if self.rest is not None:
-            wait([self.rest])
-            if self._best is not None and self.rest.result().failure:
-                self._best.forget(self._late_word)
-            self.rest = None
 
     def _is_best(self, word: int, metrics: Mapping[str, float]) -> bool:
         """Whether this save is one of the best so far; the one that it replaces need not reach storage any more."""
@@ -138,20 +111,15 @@ class SnapshotWriter:
         step: int,
         gang: bool,  # noqa: FBT001 - a field of the page, private
         metrics: Mapping[str, float],
-        window: Window | None,
         wanted: bool,  # noqa: FBT001 - private
     ) -> int:
         copier = self._layout.copier(index, self.slots)
         began = time.perf_counter()
         copier.slot.begin()
         copier.slot.want(word if wanted else 0)
-        late = copier.copy(window)
+        copier.copy()
         regions = self._layout.regions()
         copier.slot.describe(self._meta(step=step, gang=gang, created_at=time.time(), metrics=metrics, parts=regions))
-        if late is None or late.copied:
-            copier.slot.commit(word)
-            self.rehearsed = late
-        else:
-            self.rest, self._late_word = self._late_copies.begin(copier.slot, late, word), word
+        copier.slot.commit(word)
         self.copy_seconds = time.perf_counter() - began
         return sum(region.tree_bytes + region.image_bytes for region in regions)

@@ -30,7 +30,7 @@ class CheckpointReport:
     def __init__(self, page: ProgressPage | None) -> None:
         self._page = page
         self._facts = CheckpointFacts()
-        self._publishing = threading.Lock()  # the thread that copies the rest of a snapshot reports, too
+        self._publishing = threading.Lock()  # a save and should_save may be called from different threads
         self._warned: set[str] = set()
 
     def publish(self, **changes: Any) -> None:
@@ -65,16 +65,6 @@ class CheckpointReport:
         """Record that a save has returned after ``seconds``; as ProgressPage.write_saved."""
         if self._page is not None:
             self._page.write_saved(seconds, snapshot_step=snapshot_step, counts=counts)
-
-    def completed(self, step: int) -> None:
-        """Record that the rest of a snapshot is copied; its save has already returned."""
-        if self._page is not None:
-            self._page.write_snapshot(step)
-
-    def waited(self, seconds: float) -> None:
-        """Record how long training waited for the rest of the last save."""
-        if self._page is not None:
-            self._page.write_waited(seconds)
 
     # -- its result
 

@@ -158,22 +158,6 @@ class ProgressPage:
             self._counts[10] += counts
             self._publish(now)
 
-    def write_snapshot(self, step: int) -> None:
-        """Record, and count, a snapshot of ``step`` that was completed after its save ended."""
-        with self._lock:
-            now = time.time()
-            self._counts[9], self._snapshot_at = step, now
-            self._counts[10] += 1
-            self._publish(now)
-
-    def write_waited(self, seconds: float) -> None:
-        """Record how long the loop waited for the rest of its last save."""
-        with self._lock:
-            self._save_seconds += seconds
-            if self._last_clock is not None:
-                self._last_clock += seconds
-            self._publish(time.time())
-
     def write_facts(self, facts: CheckpointFacts) -> None:
         """Publish facts about checkpoints; long texts are cut to fit the page."""
         body = _facts_body(facts)

@@ -67,7 +67,6 @@ class SaveSchedule:
         self._began: float | None = None  # its time
         self._due_at: int | None = None  # the step of the next save, once known
         self._last: tuple[int, float] | None = None
-        self._lost = False
         self._stalled = 0.0  # seconds spent in saves since the last call
         self._step_seconds: float | None = None
         self._cost: float | None = None
@@ -78,16 +77,6 @@ class SaveSchedule:
         old = self._cost
         self._cost = cost_seconds if old is None else old + _COST_WEIGHT * (cost_seconds - old)
         self._stalled += stall_seconds
-
-    def waited(self, *, stall_seconds: float, cost_seconds: float) -> None:
-        """Record how long the loop waited for the rest of a save, and the cost that repeats at the next one."""
-        self._stalled += stall_seconds
-        if self._cost is not None:
-            self._cost += _COST_WEIGHT * cost_seconds
-
-    def lost(self) -> None:
-        """Record that the last save does not count: the next one is due at once. Callable from any thread."""
-        self._lost = True
 
     def is_due(self, step: int) -> bool:
         """Whether to save at ``step``. Call once per step, on every rank."""
@@ -103,9 +92,6 @@ class SaveSchedule:
 
     def _decide(self, step: int, now: float) -> bool:
         ahead = 0 if self._board is None else 1  # other ranks may already have called this for the step
-        if self._lost and (self._due_at is None or self._due_at > step + ahead):
-            self._began = self._due_at = None
-        self._lost = False
         if self._due_at is None and self._is_time(now, ahead):
             self._due_at = step + ahead
             if self._board is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.errors import CheckpointError, StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.format.sharded import parts_of
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.checkpoint.snapshots.async_copy import AsyncCopyPolicy, OptimizerGuard, Window
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory, identity
 from orchestrator.checkpoint.snapshots.reader import SnapshotReader
 from orchestrator.checkpoint.snapshots.tensor_copy import copy_threads
@@ -20,13 +18,10 @@ from orchestrator.train.script.checkpoint_report import CheckpointReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from concurrent.futures import Executor, Future
 
-    from orchestrator.checkpoint.snapshots.late_copy import LateCopy
     from orchestrator.checkpoint.storage.reader import Checkpoint
     from orchestrator.train.script.environment import RankEnvironment
     from orchestrator.train.script.progress import ProgressPage
-    from orchestrator.train.script.save_schedule import SaveSchedule
 
 
 _STORE_ALONE_SECONDS = 30.0  # longest wait for the rank actor, which may store the newest snapshot itself
@@ -36,22 +31,13 @@ _STORE_ALONE_POLL_SECONDS = 0.01
 class Saver:
     """Saves and loads for one rank. Not thread-safe; the context serialises."""
 
-    def __init__(
-        self, environment: RankEnvironment, page: ProgressPage | None, late_copies: Executor | None = None
-    ) -> None:
-        """Copy deferred tensors with ``late_copies``; None: with a thread of its own."""
+    def __init__(self, environment: RankEnvironment, page: ProgressPage | None) -> None:
         self._environment = environment
-        self._late_copies = late_copies
         self.report = CheckpointReport(page)
         self.stall_seconds = 0.0  # of the last save
         self.cost_seconds = 0.0  # of a save like the last one, without allocation
         self._store: CheckpointRepository | None = None
         self._writer: SnapshotWriter | None = None
-        self.schedule: SaveSchedule | None = None
-        """Receives the results of a save that arrive after the save has returned."""
-        self._guard: OptimizerGuard | None = None
-        self._async_copy = AsyncCopyPolicy()
-        self._awaited: Future[LateCopy] | None = None
 
     def save(
         self,
@@ -60,7 +46,6 @@ class Saver:
         step: int,
         rank_state: Any,
         metrics: Mapping[str, float],
-        overlap: bool | None = None,
         durable: bool = False,
         leaving: bool = False,
     ) -> bool:
@@ -75,7 +60,7 @@ class Saver:
         try:
             # To storage first: a snapshot may wait for a rank actor that has already ended.
             stored = leaving and self._store_alone(parts, step, metrics, gang=gang)
-            if self._snapshot(parts, step, metrics, gang=gang, overlap=overlap, durable=durable and not stored):
+            if self._snapshot(parts, step, metrics, gang=gang, durable=durable and not stored):
                 return True
             return stored or self._store_now(parts, step, metrics, gang=gang)
         finally:
@@ -84,9 +69,6 @@ class Saver:
     def load(self, into: Any = None) -> Checkpoint | None:
         """Load the newest valid checkpoint, as Context.load describes."""
         clock = time.perf_counter()
-        self._await_rest()
-        if self._writer is not None:
-            self._writer.rehearsed = None  # loading may overwrite the state's memory
         store = self._checkpoints()
         try:
             loaded = store.load_latest(into)
@@ -101,10 +83,8 @@ class Saver:
         return loaded
 
     def leave(self) -> None:
-        """Stop reporting and waiting for threads of the parent; for a forked child, which is not the rank."""
+        """Stop reporting; for a forked child, which is not the rank."""
         self.report.leave()
-        if self._guard is not None:
-            self._guard.close()
 
     def _snapshot(
         self,
@@ -113,7 +93,6 @@ class Saver:
         metrics: Mapping[str, float],
         *,
         gang: bool,
-        overlap: bool | None,
         durable: bool,
     ) -> bool:
         """Save into shared memory, for the rank actor to store; False when that is not possible."""
@@ -123,13 +102,11 @@ class Saver:
         clock = time.perf_counter()
         try:
             writer = self._snapshots(here.snapshot_dir)
-            window = self._window(asked=overlap, gang=gang)
             if writer.save(
                 parts,
                 step=step,
                 gang=gang,
                 metrics=metrics,
-                window=window,
                 wanted=durable,
                 on_wait=self.report.stalled,
             ):
@@ -139,10 +116,7 @@ class Saver:
             return False
         self.report.snapshots_on(writer.slots.memory_bytes)
         self.report.backlog(writer.slots)
-        whole = writer.rest is None
-        self.report.returned(time.perf_counter() - clock, snapshot_step=step if whole else None, counts=whole)
-        if writer.rest is not None:
-            writer.rest.add_done_callback(lambda rest: self._rest_copied(step, rest.result()))
+        self.report.returned(time.perf_counter() - clock, snapshot_step=step, counts=True)
         return True
 
     def _best(self) -> TopScores | None:
@@ -158,48 +132,6 @@ class Saver:
             return best
         best.learn((identity(info.version), info.metrics.get(attribute)) for info in infos if info.is_complete)
         return best
-
-    def _window(self, *, asked: bool | None, gang: bool) -> Window | None:
-        # A gang that dies before a late part is copied may lose one more step: others may have reused the previous one.
-        several = gang and self._environment.world_size > 1
-        if asked is False or (asked is None and several) or "torch" not in sys.modules:
-            return None
-        if self._guard is None:
-            self._guard = OptimizerGuard(self._before_step)
-        return self._async_copy.window(self._guard.addresses, asked=asked is True)
-
-    def _before_step(self) -> None:
-        """Finish the deferred copy: an optimizer is about to step."""
-        self._await_rest()
-        rehearsed = None if self._writer is None else self._writer.rehearsed
-        if self._writer is not None and rehearsed is not None:
-            clock = time.perf_counter()
-            self._writer.rehearsed = None
-            self._async_copy.rehearsed(well=rehearsed.is_unchanged())
-            self._waited(time.perf_counter() - clock, cost_seconds=0.0)
-
-    def _await_rest(self) -> None:
-        rest = None if self._writer is None else self._writer.rest
-        if rest is None or rest is self._awaited:
-            return
-        clock = time.perf_counter()
-        copied = rest.result()
-        self._awaited = rest
-        self._waited(time.perf_counter() - clock, cost_seconds=copied.seconds)
-
-    def _waited(self, seconds: float, *, cost_seconds: float) -> None:
-        if self.schedule is not None:
-            self.schedule.waited(stall_seconds=seconds, cost_seconds=cost_seconds)
-        self.report.waited(seconds)
-
-    def _rest_copied(self, step: int, copied: LateCopy) -> None:
-        if copied.failure:
-            self._async_copy.end()
-            self.report.failed(step, RuntimeError(f"{copied.failure}; saves no longer overlap with training"))
-            if self.schedule is not None:
-                self.schedule.lost()
-        else:
-            self.report.completed(step)
 
     def _store_now(self, parts: Mapping[str, Any], step: int, metrics: Mapping[str, float], *, gang: bool) -> bool:
         """Save to storage while training waits; return whether that succeeded."""
@@ -244,7 +176,6 @@ class Saver:
                 job_id=here.job_id,
                 token=here.token or "",
                 threads=copy_threads(here.local_world_size),
-                later=self._late_copies,
                 best=self._best(),
             )
         return self._writer

@@ -155,7 +155,6 @@ class Context:
         step: int,
         rank_state: Any = None,
         metrics: Mapping[str, SupportsFloat] | None = None,
-        overlap: bool | None = None,
         durable: bool | None = None,
     ) -> bool:
         """Save a checkpoint of ``step``. True when this rank's part is safe, False when saving failed.
@@ -165,14 +164,7 @@ class Context:
         rank or on none; the checkpoint then counts when every rank's part is stored. Both may nest dictionaries, lists,
         tuples, plain values, numpy and torch; nothing is pickled. A step already saved by this attempt is left as is.
 
-        Under orch large parameters and optimizer states on the CPU are copied while the next forward and backward passes run, and
-        the next ``step`` of a torch optimizer waits for the rest. Where one rank stores everything, this begins after three saves have
-        shown that nothing else changes them in between; with ``overlap=True`` it begins at once. True then means that the rest is still
-        being copied. A change in between is detected (one through ``.data`` if it changes many numbers) and reported as a failed save; the
-        previous checkpoint is kept, and the next save is due at once and copies everything. ``overlap=False`` copies everything at once, as every
-        save does after ``should_stop`` was true; use it for a last save before ``os._exit``.
-
-        Under orch a save is in memory when this returns, and is then written to storage. With ``durable=True`` (the
+        Under orch the whole state is in memory when this returns, and is then written to storage. With ``durable=True`` (the
         default where ``checkpoint.interval`` is a number of steps or a time), or with a score among the ``keep_best`` best,
         this save itself is written, after earlier such saves; ``save`` waits while two of them are not yet written. Any
         other save may be skipped for a newer one.
@@ -186,7 +178,6 @@ class Context:
         self._check_asked()
         scores = {name: _metric(name, value, "save") for name, value in (metrics or {}).items()}
         with self._lock:
-            late = False if self._stopping else overlap  # this may be the last save
             sure = self._environment.interval != AUTO if durable is None else durable
             # When orch did not request the stop, its sender may also end the rank actor before the actor has stored a snapshot.
             leaving = self._stopping and not (self._page is not None and self._page.stop_requested)
@@ -195,7 +186,6 @@ class Context:
                 step=number,
                 rank_state=rank_state,
                 metrics=scores,
-                overlap=late,
                 durable=sure,
                 leaving=leaving,
             )
@@ -212,7 +202,7 @@ class Context:
         """
         number = _whole("step", step, "should_save")
         if self._schedule is None:
-            self._schedule = self._saver.schedule = self._make_schedule()
+            self._schedule = self._make_schedule()
         before = self._schedule.choice
         due = self._schedule.is_due(number)
         choice = self._schedule.choice

@@ -57,6 +57,19 @@ def test_the_copiers_stay_while_the_structure_does(slots: SlotPool) -> None:
     layout.close()
 
 
+def test_a_copy_has_the_content_of_every_source_when_it_returns(slots: SlotPool) -> None:
+    layout, large, small = StateLayout(), torch.arange(1 << 20, dtype=torch.float32), torch.ones(10)
+    layout.update({"state": {"large": large, "small": small, "log": b"z" * 2000}})
+    copier = layout.copier(0, slots)
+    (region,) = layout.regions()
+    for _ in range(2):
+        copier.copy()
+        image = bytes(copier.slot.memory[region.image_at : region.image_at + region.image_bytes])
+        assert all(part in image for part in (large.numpy().tobytes(), small.numpy().tobytes(), b"z" * 2000))
+        large += 1
+    layout.close()
+
+
 @pytest.mark.parametrize(
     "parts",
     [

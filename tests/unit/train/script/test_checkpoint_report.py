@@ -29,12 +29,6 @@ class Page:
     def write_saved(self, seconds: float, *, snapshot_step: int | None, counts: bool) -> None:
         self.calls.append(("saved", seconds, snapshot_step, counts))
 
-    def write_snapshot(self, step: int) -> None:
-        self.calls.append(("snapshot", step))
-
-    def write_waited(self, seconds: float) -> None:
-        self.calls.append(("waited", seconds))
-
 
 @pytest.fixture
 def page() -> Page:
@@ -49,9 +43,7 @@ def report(page: Page) -> CheckpointReport:
 def test_the_times_of_a_save_are_on_the_page(report: CheckpointReport, page: Page) -> None:
     report.stalled()
     report.returned(0.5, snapshot_step=3, counts=True)
-    report.waited(0.1)
-    report.completed(3)
-    assert page.calls == [("saving",), ("saved", 0.5, 3, True), ("waited", 0.1), ("snapshot", 3)]
+    assert page.calls == [("saving",), ("saved", 0.5, 3, True)]
 
 
 def test_a_failure_is_told_until_a_checkpoint_is_stored(report: CheckpointReport, page: Page) -> None:
@@ -104,7 +96,5 @@ def test_a_forked_child_and_a_rank_without_a_page_write_nothing(report: Checkpoi
     for one in (report, CheckpointReport(None)):
         one.stalled()
         one.returned(0.5, counts=True)
-        one.completed(1)
-        one.waited(0.5)
         one.publish(saved_step=1)
     assert (page.calls, page.facts) == ([], [])

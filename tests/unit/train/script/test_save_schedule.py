@@ -115,30 +115,6 @@ def test_automatic_learns_that_saving_has_become_expensive(clock):
     assert 105 <= alone.choice.steps <= 115
 
 
-def test_automatic_counts_what_a_save_costs_after_it_has_returned(clock):
-    alone = schedule(IntervalSetting())
-    for step in range(1, 500):
-        clock[0] += 0.1
-        if alone.is_due(step):
-            alone.saved(stall_seconds=0.0, cost_seconds=0.002)
-            alone.waited(stall_seconds=0.0, cost_seconds=0.008)
-    assert 9 <= alone.choice.steps <= 11  # as for 0.01 s
-
-
-@pytest.mark.parametrize("setting", [IntervalSetting(steps=10), IntervalSetting(seconds=60.0), IntervalSetting()])
-def test_after_a_save_that_was_lost_the_next_is_due_at_once(clock, setting):
-    alone = schedule(setting)
-    due = []
-    for step in range(1, 8):
-        clock[0] += 0.1
-        if alone.is_due(step):
-            due.append(step)
-            alone.saved(stall_seconds=0.0, cost_seconds=0.5)
-            if step < 3:
-                alone.lost()
-    assert due == [1, 2, 3]
-
-
 def in_step(schedules, steps, order, clock):
     """Drive ranks as collectives would: none asks about a step before all have asked about the one before."""
     answers = []
@@ -174,17 +150,6 @@ def test_all_ranks_answer_alike_whoever_asks_first(boards, clock, setting, order
     expected = {None: 10, 1: 1, 4: 4, 0.1: 1, 0.5: 5}[setting.steps or setting.seconds]
     assert saved[0] == 2  # announced one step ahead to all ranks
     assert {later - earlier for earlier, later in itertools.pairwise(saved[1:])} == {expected}
-
-
-@pytest.mark.parametrize("setting", [IntervalSetting(steps=1), IntervalSetting(steps=4), IntervalSetting(seconds=2.0)])
-@pytest.mark.parametrize("order", [lambda _: (0, 1, 2), lambda _: (2, 1, 0)])
-def test_all_ranks_answer_alike_after_a_save_that_was_lost(boards, clock, setting, order):
-    ranks = [schedule(setting, rank=rank, board=board) for rank, board in enumerate(boards)]
-    for begin in range(1, 60, 7):
-        ranks[0].lost()
-        answers = in_step(ranks, range(begin, begin + 7), order, clock)
-        assert {len(set(answer)) for answer in answers} == {1}
-        assert any(answer[0] for answer in answers[:2])  # at once, or one step ahead
 
 
 def test_a_new_run_starts_afresh(tmp_path):

@@ -193,6 +193,27 @@ def test_rank_and_rank_actor_never_store_at_the_same_time(make, tmp_path):
     persister.close()
 
 
+def test_what_changes_after_a_save_is_not_in_the_snapshot(make, page):
+    """Such as a few numbers written through `.data`, which torch does not count, before the next step of an optimizer."""
+    ctx = make()
+    model = torch.nn.Linear(2048, 2048)
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(1, 8):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2048)).square().mean().backward()
+        optimizer.step()
+        weight, mean = model.weight.detach().clone(), optimizer.state[model.weight]["exp_avg"].clone()
+        assert ctx.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, step=step)
+        assert page.read().snapshot_step == step
+        if step >= 5:  # a script that does so only from some step on
+            model.weight.data[-1, -5:] += 1
+            optimizer.state[model.weight]["exp_avg"].data[-1, -5:] += 1
+        loaded = make(ORCH_ATTEMPT="2").load()
+        assert loaded.step == step
+        assert torch.equal(loaded.state["model"]["weight"], weight)
+        assert torch.equal(loaded.state["optimizer"]["state"][0]["exp_avg"], mean)
+
+
 HOLD = """
 import sys
 from orchestrator.checkpoint.snapshots.file import SnapshotDirectory

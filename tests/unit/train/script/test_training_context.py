@@ -7,7 +7,6 @@ import sys
 import textwrap
 import threading
 import warnings
-from concurrent.futures import Executor, Future
 
 import numpy as np
 import pytest
@@ -264,29 +263,6 @@ def test_should_stop_follows_the_page(make, page):
     page.request_stop()
     assert ctx.should_stop()
     assert page.read().stop_seen
-
-
-class Never(Executor):
-    """Executor that starts no call."""
-
-    def submit(self, _call, /, *_args, **_kwargs):
-        return Future()
-
-
-def test_a_save_is_whole_at_once_after_it_was_told_to_stop(make, page, tmp_path):
-    ctx = make(ORCH_SNAPSHOT_DIR=str(tmp_path / "snapshots"))
-    ctx._saver._late_copies = Never()
-    model = torch.nn.Linear(1024, 1024)
-    optimizer = torch.optim.SGD(model.parameters())
-    try:
-        ctx.save({"model": model.state_dict()}, step=1)
-        optimizer.step()
-        page.request_stop()
-        assert ctx.should_stop()
-        ctx.save({"model": model.state_dict()}, step=2, overlap=True)
-        assert page.read().snapshot_step == 2
-    finally:
-        ctx.leave_page()
 
 
 def test_sigterm_asks_for_a_stop_and_children_keep_the_default(tmp_path):
