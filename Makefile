@@ -18,10 +18,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # Parts joined by + run at the same time: the others use the processors while the integration tests wait.
 PARTS := lint tools docs+types+layers+unit+integration
 # What `make nightly` runs beside the other Pythons: targets of this file.
-NIGHTLY := bounds reference
+NIGHTLY := rare bounds reference
+# Tests of rare faults, of other tools' installers and of whole examples, which take minutes: part of `make nightly`, not of `make test`.
+RARE := tests/faults/test_drills.py tests/faults/test_stopped.py tests/integration/test_installers.py tests/integration/test_systemd.py \
+	tests/integration/test_trainer_examples.py tests/integration/test_trainer_huggingface.py tests/integration/test_two_hosts.py
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 
-.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions clean again
+.PHONY: setup demo test check nightly bounds tools lint docs types layers unit integration rare faults gpu reference campaign fuzz mutants soak hosts power-cuts tensorflow dashboards pictures format instructions clean again
 
 setup: $(STAMP)
 	@case "$$SHELL" in \
@@ -91,7 +94,11 @@ unit: $(STAMP)
 
 integration: $(STAMP)
 	.ci/install-test-tools
-	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder tests/integration tests/acceptance tests/faults
+	$(BIN)/python -m pytest -q -n 3 $(XDIST) --no-loadscope-reorder $(addprefix --ignore=,$(RARE)) tests/integration tests/acceptance tests/faults
+
+rare: $(STAMP)
+	.ci/install-test-tools
+	$(BIN)/python -m pytest -q -n 2 $(XDIST) $(RARE)
 
 # Only the tests that kill real processes; they are part of integration too.
 faults: $(STAMP)
@@ -134,7 +141,7 @@ soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --kills $(KILLS) --json benchmarks/results/$$(date +%F)-soak.json
 
 # Faults of whole hosts and of the network between three of them, which are namespaces of this machine; needs root. Shorter: make hosts
-# HOST_FAULTS=20. make test has a short form with two hosts (tests/integration/test_two_hosts.py).
+# HOST_FAULTS=20. make rare has a short form with two hosts (tests/integration/test_two_hosts.py).
 hosts: $(STAMP)
 	$(BIN)/python -m pytest -q tests/hosts
 	$(BIN)/python -m benchmarks.hosts --faults $(HOST_FAULTS) --json benchmarks/results/$$(date +%F)-hosts.json
