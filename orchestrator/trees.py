@@ -426,7 +426,7 @@ class _Removing:
             try:
                 handle = os.open(name, _LIST, dir_fd=level.handle)
             except PermissionError:
-                _permit(name, level.handle)
+                permit(name, level.handle)
                 handle = os.open(name, _LIST, dir_fd=level.handle)
         except (FileNotFoundError, NotADirectoryError):  # the next round unlinks what has replaced it
             return None
@@ -456,8 +456,8 @@ class _Removing:
         self.left.add(level.below(name) if shown is None else shown, cause)
 
 
-def _permit(name: str, folder: int) -> None:
-    """Give the owner all permissions of a directory that cannot be opened. Raises OSError."""
+def permit(name: str | os.PathLike[str], folder: int | None = None) -> None:
+    """Give the owner, this user, all permissions of a directory that cannot be opened; a link is not followed. Raises OSError."""
     handle = os.open(name, _ENTER, dir_fd=folder)
     try:
         os.chmod(f"/proc/self/fd/{handle}", _OWNER)  # fchmod does not accept such a descriptor

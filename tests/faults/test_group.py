@@ -17,6 +17,7 @@ import pytest
 # Imported here, because a process that has become another user may not be able to read this Python's files.
 from orchestrator.api.client import Client
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.core.ids import JobId
 from tests.support.stack import ORCH, PATIENCE_SECONDS, Stack, wait_until
 
 if TYPE_CHECKING:
@@ -150,3 +151,23 @@ def test_members_can_pass_through_the_home_and_open_nothing_in_it(stack: Stack) 
     for file in (paths.home / "left-open", paths.store, paths.daemon_log):
         assert as_user(MEMBER, lambda file=file: file.read_bytes()).startswith("PermissionError"), file
     assert as_user(STRANGER, lambda: os.stat(paths.socket), member=False).startswith("PermissionError")
+
+
+def test_a_job_that_closes_its_own_directories_hides_nothing_and_keeps_no_secret(stack: Stack) -> None:
+    text = """
+name: closed
+entrypoint: bash -c "mkdir -p ../report; chmod 000 ../report; chmod 500 .."
+working_dir: null
+secrets: [TOKEN_OF_MINE]
+resources: {resources_per_worker: {gpu: 0}}
+"""
+
+    def submitted() -> str:
+        endpoint = Endpoint(socket_path=str(stack.settings.socket))
+        member = Client(endpoint, environ={"PATH": "/usr/bin:/bin", "TOKEN_OF_MINE": "hush"})
+        return member.submit_text(text, cwd="/srv").job_id
+
+    job_id = as_user(MEMBER, submitted)
+    wait_until("it has ended", lambda: as_user(MEMBER, lambda: client(stack).job(job_id).state) == "SUCCEEDED")
+    assert as_user(OWNER, lambda: client(stack).job(job_id).report) == ""
+    wait_until("its secrets are gone", lambda: not stack.settings.paths.secrets(JobId(job_id)).exists())

@@ -37,6 +37,8 @@ def test_what_gitignore_leaves_out_is_told_before_and_after(stack: Stack, tmp_pa
         "by": [".gitignore"],
         "largest": ["data/train.bin"],
         "more": False,
+        "links_out": 0,
+        "links": [],
     }
     job = stack.wait(reply["job_id"])
     assert job.failure is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.abandoned import stop_if_abandoned
@@ -61,7 +62,8 @@ class CurveService:
 
 def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
     """Read the records in a job's directory. Blocks."""
-    reported = [p for p in (directory / "metrics.jsonl.1", directory / "metrics.jsonl") if p.is_file()]
+    files = (directory / "metrics.jsonl.1", directory / "metrics.jsonl")
+    reported = [p for p in files if os.path.isfile(p)]  # noqa: PTH113  # Path.is_file raises
     sampled_gpus = [] if query.by_step else _telemetry(directory)
     spans = _extents(
         [(p, progress_rows.time_of) for p in reported] + [(p, telemetry_rows.time_of) for p in sampled_gpus]

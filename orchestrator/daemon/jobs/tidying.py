@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestrator import trees
 from orchestrator.runtime.nodes.directories import node_directory, page_directory, remove_of_jobs
 from orchestrator.runtime.spawn.rank_locks import remove_locks
 from orchestrator.store.errors import StoreError
@@ -81,8 +82,13 @@ class Tidying:
         return failed
 
     def _unlink_secrets(self, job_id: JobId, failed: dict[str, str]) -> None:
+        secrets = self._paths.secrets(job_id)
         try:
-            self._paths.secrets(job_id).unlink(missing_ok=True)
+            try:
+                secrets.unlink(missing_ok=True)
+            except PermissionError:  # the job has closed its own directory
+                trees.permit(secrets.parent)
+                secrets.unlink(missing_ok=True)
         except OSError as error:
             failed[job_id] = str(error)
 

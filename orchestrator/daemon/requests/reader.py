@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
@@ -142,9 +143,9 @@ class JobReader:
         )
 
     def _report(self, job: Job) -> str:
-        """Return the page of the job's report; empty while there is none."""
+        """Return the page of the job's report; empty while there is none, or where the job has closed its directory."""
         page = self._paths.job(job.id) / REPORT / PAGE_FILE
-        return str(page) if job.state.is_terminal and page.is_file() else ""
+        return str(page) if job.state.is_terminal and os.path.isfile(page) else ""  # noqa: PTH113  # Path.is_file raises
 
     def view(self, job: Job) -> v.JobView:
         """Return the view, cached for a job without reports until its record or its reason to wait changes."""

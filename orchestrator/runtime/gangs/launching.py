@@ -107,6 +107,8 @@ class Launcher:
             ended = {path.name for path in exits.iterdir()}
         except FileNotFoundError:
             return
+        except OSError as error:  # the job has closed its own directory: it is not known which ranks have run
+            raise GangLostError(self._not_read(job, error)) from error
         for rank in ranks:
             if exit_record_name(rank) in ended:
                 raise GangLostError(ActorLost(rank=rank))
@@ -120,8 +122,11 @@ class Launcher:
         try:
             await self._pool.run(renew, job.submission.snapshot, paths.blob, paths.work(job.id), paths.laid_out(job.id))
         except (OSError, ValueError) as error:
-            host = os.uname().nodename
-            raise GangLostError(FilesNotSent(rank=0, node=job.nodes[0], said=str(error), host=host)) from error
+            raise GangLostError(self._not_read(job, error)) from error
+
+    @staticmethod
+    def _not_read(job: Job, error: Exception) -> FilesNotSent:
+        return FilesNotSent(rank=0, node=job.nodes[0], said=str(error), host=os.uname().nodename)
 
     async def _launch(self, job: Job, gang: Gang, seats: tuple[ev.Seat, ...]) -> None:
         await self._bring_files(job)
