@@ -15,12 +15,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+from orchestrator.runtime.spawn.environment import inheritable_environment
 from tests.support.stack import PATIENCE_SECONDS
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 """An interpreter without torch: its server is warm at once."""
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("COV_", "PYTEST_"))}
+ENVIRONMENT = inheritable_environment(os.environ)
+"""What the daemon passes on: of other variables torch reads some as it is imported, such as CI, and a server without them starts a rank cold."""
 
 
 @dataclass
