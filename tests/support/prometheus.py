@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -125,17 +126,30 @@ class Watched:
         )
         _shorten(folder)
         self.url = local.prometheus_url
+        login = f"{lp.USER}:{local.password_file.read_text().strip()}".encode()
+        self._login = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
         for i, command in enumerate(local.commands):
             log = stack.enter_context((folder / f"{i}.log").open("w"))
             stack.callback(_end, subprocess.Popen(command, stdout=log, stderr=log))
         for url in (local.prometheus_url, str(local.alertmanager_url)):
-            self.eventually(partial(_ready, f"{url}/-/ready"), f"{url} is ready")
+            self.eventually(partial(self._ready, f"{url}/-/ready"), f"{url} is ready")
+
+    def _opened(self, url: str) -> Any:
+        """Open an address of Prometheus or Alertmanager, with their password."""
+        return urllib.request.urlopen(urllib.request.Request(url, headers=self._login), timeout=PATIENCE_SECONDS)
+
+    def _ready(self, url: str) -> bool:
+        try:
+            with self._opened(url) as response:
+                return bool(response.status == 200)
+        except OSError:
+            return False
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the series of an instant query; fail the test if the query fails."""
         text = urllib.parse.urlencode({"query": expr})
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/query?{text}", timeout=PATIENCE_SECONDS) as response:
+            with self._opened(f"{self.url}/api/v1/query?{text}") as response:
                 found: list[dict[str, Any]] = json.load(response)["data"]["result"]
                 return found
         except urllib.error.HTTPError as error:
@@ -167,7 +181,7 @@ class Watched:
 
     def rules(self) -> Iterator[dict[str, Any]]:
         """Yield every rule as Prometheus has loaded and evaluated it."""
-        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=PATIENCE_SECONDS) as response:
+        with self._opened(f"{self.url}/api/v1/rules") as response:
             for group in json.load(response)["data"]["groups"]:
                 yield from group["rules"]
 
@@ -226,14 +240,6 @@ def check_texts(watched: Watched) -> None:
             assert "<no value>" not in text, alert
             assert "%!" not in text, alert
             assert "error" not in text.split(":")[0].lower(), alert
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=300) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
