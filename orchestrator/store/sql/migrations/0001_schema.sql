@@ -30,7 +30,7 @@ CREATE INDEX jobs_by_user ON jobs (user, sequence);
 CREATE INDEX jobs_by_state ON jobs (state, sequence);
 CREATE INDEX jobs_by_time ON jobs (submitted_at, sequence);
 CREATE INDEX jobs_by_matrix ON jobs (matrix, sequence) WHERE matrix IS NOT NULL;
-CREATE INDEX jobs_by_matrix_name ON jobs (matrix_name, sequence) WHERE matrix_name IS NOT NULL;
+CREATE INDEX jobs_by_matrix_name ON jobs (matrix_name, uid, sequence) WHERE matrix_name IS NOT NULL;
 
 -- Everything that happened to a job; number 1 is its submission. Rows of one job lie together.
 CREATE TABLE events (

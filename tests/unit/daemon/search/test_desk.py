@@ -65,8 +65,9 @@ class Oracle:
             self.fails -= 1
             raise AdvisorError("no module named optuna")
         self.asked.append(([trial["state"] for trial in trials], want))
-        self.thinks.set()
-        await self.may_answer.wait()
+        if want:  # else it is only told of what has been reported, at any time
+            self.thinks.set()
+            await self.may_answer.wait()
         suggested = [{"lr": round(0.1 * (len(trials) + n + 1), 3)} for n in range(want)]
         return {"suggested": suggested, "pruned": self.prune, "given": self.given, "missing": {}}
 
