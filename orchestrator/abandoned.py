@@ -1,4 +1,4 @@
-"""Lets blocking work end early once nobody waits for its result: long reads look here between two pieces.
+"""Lets blocking work end early once its result is not wanted any more: long reads look here between two pieces.
 
 Who runs the work (``runtime/pools.py``) says in whose name it runs; elsewhere, as in a training process, no work is
 abandoned and the calls here do nothing.
@@ -20,7 +20,7 @@ _here = threading.local()
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the result of this work any more."""
+    """The result of this work is not wanted any more."""
 
 
 class Readable(Protocol):
@@ -42,7 +42,7 @@ def abandonable(given_up: threading.Event) -> Iterator[None]:
 
 
 def stop_if_abandoned() -> None:
-    """Raise AbandonedError once nobody waits for the work of this thread."""
+    """Raise AbandonedError once the result of this thread's work is not wanted."""
     given_up: threading.Event | None = getattr(_here, "given_up", None)
     if given_up is not None and given_up.is_set():
         raise AbandonedError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4096
 SHORTEST = 16
-"""Characters that a token has at least: nobody can guess that many, however often he tries."""
+"""Characters that a token has at least: that many cannot be guessed, with any number of tries."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -4,7 +4,7 @@ A cookie names a user, a time and how often that user had signed out; its MAC us
 read. A user who signs out ends all of his sessions, in every browser. Links are kept in memory, as digests: a link that was
 used, has expired or is of an earlier daemon is refused.
 
-Nobody can keep another from signing in: each user has some unused links of his own, the oldest of which give way, and the right token
+No user can keep another from signing in: each has some unused links, the oldest of which give way, and the right token
 is accepted whatever was tried before it. The limit of wrong ones only bounds what they cost; a token has at least
 ``spec.token_file.SHORTEST`` characters, so that guessing is hopeless at any rate.
 """

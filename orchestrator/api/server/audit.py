@@ -2,7 +2,7 @@
 
 Lines are JSON objects, only ever appended, and on the disk before the answer is sent. Neither bodies nor query strings are in them: they
 may hold secrets. Old files are renamed (``audit.jsonl.1``, ...), and the oldest is removed. Refusals are the only lines that
-somebody without rights can cause, so at most ``MOST_REFUSALS`` a minute of one user or address are written, the rest are counted.
+a caller without rights can cause, so at most ``MOST_REFUSALS`` a minute of one user or address are written, the rest are counted.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class OrchProtocol(H11Protocol):
 
 
 class Guests:
-    """Bounds the connections of each user of a Unix socket but its owner: nobody keeps the others out."""
+    """Bounds the connections of each user of a Unix socket but its owner: no user keeps the others out."""
 
     def __init__(self, most: int, owner_uid: int) -> None:
         self._most = most
