@@ -388,10 +388,10 @@ class JobService(Protocol):
         """Return the daemon's own state; also before it is ready."""
         ...
 
-    async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
+    def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
         """Begin to stop the daemon and return; with ``stop_jobs``, jobs save and return to the queue first."""
         ...
 
-    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
+    async def prune(self, *, older_than_seconds: float, dry_run: bool) -> PruneReply:
         """Remove files and records of jobs that ended more than ``older_than_seconds`` ago."""
         ...

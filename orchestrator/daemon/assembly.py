@@ -11,21 +11,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.server.audit import AuditLog
-from orchestrator.daemon.curves.desk import CurveDesk
+from orchestrator.daemon.curves import Curves
 from orchestrator.daemon.daemon import Daemon
 from orchestrator.daemon.diagnosis.finding_watch import FindingWatch, senses_of
-from orchestrator.daemon.estimates.desk import EstimateDesk
-from orchestrator.daemon.estimates.record import EstimateRecord
+from orchestrator.daemon.estimates import EstimateRecord, Estimates
 from orchestrator.daemon.gpus.balances import JobBalances
 from orchestrator.daemon.gpus.conditions import known_conditions
 from orchestrator.daemon.gpus.reserving import GpuReserving
 from orchestrator.daemon.gpus.table import GpuTable
 from orchestrator.daemon.gpus.watch import GpuWatch
 from orchestrator.daemon.health import DaemonHealth, Endpoints
+from orchestrator.daemon.job_reports import JobReports
+from orchestrator.daemon.job_trackers import JobTrackers
 from orchestrator.daemon.jobs.attendance import Attendance
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.daemon.jobs.prerequisites import still_needed
-from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.daemon.jobs.tidying import Tidying
 from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
@@ -39,30 +40,31 @@ from orchestrator.daemon.nodes.health import NodeHealth
 from orchestrator.daemon.nodes.idle_workers import IdleWorkers, can_start_more
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
-from orchestrator.daemon.notify.notifier import Notifier
 from orchestrator.daemon.observers import JobObservers
 from orchestrator.daemon.readiness import readiness_of
 from orchestrator.daemon.recovery import Recovery
-from orchestrator.daemon.reports.job_reports import JobReports
 from orchestrator.daemon.requests.actions import JobActions
-from orchestrator.daemon.requests.inspection import RankInspection
+from orchestrator.daemon.requests.files import JobSpecs
+from orchestrator.daemon.requests.matrices import BestValues, Matrices
 from orchestrator.daemon.requests.pruning import Pruning
+from orchestrator.daemon.requests.queues import Queues
+from orchestrator.daemon.requests.ranks import JobSessions, RankInspection
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
-from orchestrator.daemon.requests.sessions import JobSessions
 from orchestrator.daemon.requests.submissions import Submissions
-from orchestrator.daemon.requests.usage import desks_of
+from orchestrator.daemon.requests.usage import Usage
 from orchestrator.daemon.runtime_side import RuntimeSide
-from orchestrator.daemon.search.desk import SearchDesk
+from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.service import Service
-from orchestrator.daemon.sharing.book import ShareBook, sharing_of
+from orchestrator.daemon.sharing import SharingState, sharing_of
 from orchestrator.daemon.stopping import Shutdown, StopRequest
-from orchestrator.daemon.trackers.job_trackers import JobTrackers
+from orchestrator.daemon.web_hooks import Notifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.api.views import JobView
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
@@ -110,7 +112,7 @@ class Ground:
     changes: Changes
     pools: Pools
     under_way: SubmissionsUnderWay
-    book: ProgressBook = field(default_factory=ProgressBook)
+    book: ProgressTable = field(default_factory=ProgressTable)
     quarantine: NodeQuarantine = field(default_factory=NodeQuarantine)
     problems: dict[str, str] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -193,7 +195,7 @@ def assemble(ground: Ground, make_runtime: Callable[[Hooks], Runtime]) -> Parts:
         on_event=observed,
         on_decision=ground.metering.decided,
         on_write_failed=ground.metering.commit_failed,
-        shares=ShareBook(sharing_of(ground.settings)),
+        shares=SharingState(sharing_of(ground.settings)),
         log=ground.log,
     )
     runtime = make_runtime(Hooks(decided=decided_jobs(loop), post=loop.post, reported=reported, head_lost=head_lost))
@@ -254,7 +256,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
     hangs = HangWatch(jobs=live, inspector=runtime.calls, command=loop.command, attend=held.attend, log=log)
     senses = senses_of(nodes.gpus, ground.book, hangs, runtime.exporters, runtime.calls)
     findings = FindingWatch(senses, jobs=live, post=loop.post, log=log)
-    desk = EstimateDesk(EstimateRecord.of(settings.home))
+    desk = Estimates(EstimateRecord.of(settings.home))
     intake = ProgressIntake(
         ground.book,
         settings.paths,
@@ -276,7 +278,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
         tidying=tidying,
         reports=JobReports(ground.store, settings.paths, log),
         trackers=JobTrackers(ground.store, settings.paths, log),
-        searches=SearchDesk(loop, ground.store, settings, ground.pools.submissions, ground.under_way, log),
+        searches=Searches(loop, ground.store, settings, ground.pools.submissions, ground.under_way, log),
         watchers=(desk.observe, ground.metering.observe, nodes.health.observe, lambda _, e: nodes.gpus.observe(e)),
         spawn=spawn,
     )
@@ -412,6 +414,7 @@ def _service(
 ) -> Service:
     (queries, health, shutdown, pruning), known = own, nodes.known
     settings, store, gpus, spawn = ground.settings, ground.store, nodes.gpus, ground.background.spawn
+    files = ground.pools.files
     live = LiveFacts(balances=gpus.balances.latest, stall=jobs.hangs.stall, findings=jobs.findings.current)
     reader = JobReader(loop, store, settings.paths, ground.pools, jobs.intake, live, docs_url=settings.docs_url)
     submissions = Submissions(
@@ -430,10 +433,15 @@ def _service(
     return Service(
         submissions=submissions,
         reader=reader,
+        specs=JobSpecs(store, settings.paths, files),
+        matrices=Matrices(
+            loop, store, reader, actions, BestValues(settings.paths.metrics), jobs.observers.searches, files
+        ),
+        queues=Queues(loop, store, ground.pools.outlook, lambda job: _eta(reader.view(job))),
+        usage=Usage(loop, store, settings.paths, files, settings.gpu_hour_price, EstimateRecord.of(settings.home)),
         inspection=RankInspection(reader.record, runtime.calls),
         sessions=JobSessions(reader.record, runtime.calls, ground.log),
-        desks=desks_of(loop, store, settings, ground.pools, reader, actions, jobs.observers.searches),
-        curves=CurveDesk(settings.paths, ground.pools.records),
+        curves=Curves(settings.paths, ground.pools.records),
         actions=actions,
         pruning=pruning,
         nodes=queries,
@@ -442,3 +450,8 @@ def _service(
         health=health,
         shutdown=shutdown,
     )
+
+
+def _eta(job: JobView) -> float | None:
+    """Return the seconds that a running job still needs, by its own progress."""
+    return job.progress.eta_seconds if job.progress is not None else None

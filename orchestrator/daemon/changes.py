@@ -33,7 +33,11 @@ class Changes:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId]) -> int:
+    def current(self) -> int:
+        """Return the counter."""
+        return self.version
+
+    async def wait(self, after: int, timeout_seconds: float, job_ids: frozenset[JobId] = frozenset()) -> int:
         """Return the counter after a change of one of ``job_ids`` (empty: of any job), or at the timeout."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds

@@ -25,7 +25,7 @@ from orchestrator.core.scheduler.live_jobs import LiveJobs, Reasons
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.prerequisites import PrerequisiteEnds, prerequisite_states
-from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.daemon.sharing import SharingState
 from orchestrator.store.errors import BrokenChainError, VersionConflictError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Loop:
         on_event: Callable[[Job, Event], None] = _ignore,
         on_decision: Callable[[float], None] = _ignore_seconds,
         on_write_failed: Callable[[], None] = _ignore_failure,
-        shares: ShareBook | None = None,
+        shares: SharingState | None = None,
         log: FilteringBoundLogger,
         clock: SteadyClock = CLOCK,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -139,7 +139,7 @@ class Loop:
         self.decided = LiveJobs()
         self.nodes: dict[str, Node] = {}
         self.waiting = Reasons()
-        self.shares = ShareBook() if shares is None else shares
+        self.shares = SharingState() if shares is None else shares
         self._ends = PrerequisiteEnds()
         self.blocked_by_disk: str | None = None
         self._inbox = _Inbox()

@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
+    from orchestrator.daemon.job_reports import JobReports
+    from orchestrator.daemon.job_trackers import JobTrackers
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
     from orchestrator.daemon.nodes.idle_workers import IdleWorkers
-    from orchestrator.daemon.notify.notifier import Notifier
-    from orchestrator.daemon.reports.job_reports import JobReports
-    from orchestrator.daemon.search.desk import SearchDesk
-    from orchestrator.daemon.trackers.job_trackers import JobTrackers
+    from orchestrator.daemon.search.searches import Searches
+    from orchestrator.daemon.web_hooks import Notifier
 
 
 class JobObservers:
@@ -32,7 +32,7 @@ class JobObservers:
         tidying: Tidying,
         reports: JobReports,
         trackers: JobTrackers,
-        searches: SearchDesk,
+        searches: Searches,
         watchers: Sequence[Callable[[Job, Event], None]],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
+    from orchestrator.api.service import Caller
     from orchestrator.core.events import Event
     from orchestrator.core.ids import JobId
     from orchestrator.daemon.changes import Changes
@@ -73,13 +74,13 @@ class Shutdown:
         """Return the jobs that have a gang."""
         return tuple(j.id for j in self._loop.decided.active.values() if j.gang_open)
 
-    def begin(self, *, stop_jobs: bool, by: str) -> v.ShutdownReply:
+    def begin(self, *, stop_jobs: bool, caller: Caller) -> v.ShutdownReply:
         """Answer what will happen, then stop. A second request changes nothing."""
         if self._begun or self._stop.requested:
             stop_jobs = self._stop.stop_jobs
         self._begun = True
         holding = self.holding()
-        self._log.info("daemon.stopping", by=by, stop_jobs=stop_jobs, jobs=len(holding))
+        self._log.info("daemon.stopping", by=caller.user, stop_jobs=stop_jobs, jobs=len(holding))
         self._stop.stop_jobs = stop_jobs
         asyncio.get_running_loop().call_later(ANSWER_FIRST_SECONDS, self._stop.now)
         return v.ShutdownReply(running=() if stop_jobs else holding, stopped=holding if stop_jobs else ())

@@ -8,7 +8,7 @@
     home/reserve-start/         space and inodes reserved for the start of a daemon and of its Ray when the disk is full
     home/blobs/sha256/ab/abcd…  working directory archives, by digest
     home/estimates.jsonl        estimates of jobs' remaining time, and when the jobs ended
-    home/searches/ID/           plan.json study.json secrets of a search (daemon/search/book.py has its names)
+    home/searches/ID/           plan.json study.json secrets of a search (daemon/search/files.py has its names)
     home/run/                   orch.sock, daemon.lock, daemon.json, daemon.log, failure.json, token
     home/ray/                   the embedded Ray's own files
     home/jobs/ID/               laid-out work/ modules/ logs/ checkpoints/ exits/ outputs/ telemetry/ report/ metrics.jsonl secrets

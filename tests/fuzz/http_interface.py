@@ -20,7 +20,7 @@ from schemathesis.specs.openapi import checks as openapi
 
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.usage_views import UsageReport, UsageRow
-from orchestrator.daemon.requests.left_files import LeftFiles
+from orchestrator.daemon.requests.files import LeftFiles
 from tests.stateful.daemon import AtOnce
 from tests.support.plain_http import ask
 from tests.support.stack import PATIENCE_SECONDS

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from orchestrator.api.service import ActionRequest, Caller, SubmitRequest, Verb
-from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.loop import Loop
 from orchestrator.daemon.requests.actions import JobActions
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
 from orchestrator.daemon.requests.submissions import Submissions
-from orchestrator.daemon.requests.usage import Desks
-from orchestrator.daemon.service import Service
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.memory.gangs import MemoryGangs
@@ -144,11 +141,11 @@ class SteppedDaemon:
             clock=self.clock,
             pause=self._pause,
         )
-        self.service = self._service(cast("Store", store), settings)
+        self.submissions, self.actions = self._parts(cast("Store", store), settings)
         self._keys = itertools.count()
         self._tries = 0
 
-    def _service(self, store: Store, settings: Settings) -> Service:
+    def _parts(self, store: Store, settings: Settings) -> tuple[Submissions, JobActions]:
         other = NothingElse()
         reader = JobReader(self.loop, store, settings.paths, Pools(), other, LiveFacts())
         submissions = Submissions(
@@ -163,23 +160,7 @@ class SteppedDaemon:
             pool=cast("Pool", AtOnce()),
             under_way=SubmissionsUnderWay(settings.paths, cast("Pool", AtOnce())),
         )
-        return Service(
-            submissions=submissions,
-            reader=reader,
-            desks=Desks(
-                specs=_unused, sharing=_unused, matrices=_unused, usage=_unused, estimates=_unused, pool=_unused
-            ),
-            curves=_unused,
-            actions=JobActions(self.loop, reader, submissions, settings, end_collection=lambda _job: False),
-            changes=Changes(0),
-            inspection=_unused,
-            sessions=_unused,
-            pruning=_unused,
-            nodes=_unused,
-            node_actions=_unused,
-            health=_unused,
-            shutdown=_unused,
-        )
+        return submissions, JobActions(self.loop, reader, submissions, settings, end_collection=lambda _job: False)
 
     async def start(self) -> None:
         """Load the jobs from the store, and read the nodes."""
@@ -210,17 +191,17 @@ class SteppedDaemon:
         self._posted = []
 
     async def submit(self, text: str, key: str) -> JobId:
-        """Submit a job to the service. Raises Crash, and the errors of the service."""
+        """Submit a job to the daemon. Raises Crash, and the errors of the API."""
         request = SubmitRequest(
             yaml=text, source="job.yaml", idempotency_key=key, cwd="/", path="/usr/bin", python=sys.executable
         )
-        reply = await self.service.submit(request, ADA)
+        reply = await self.submissions.submit(request, ADA)
         assert reply.job_id is not None
         return cast("JobId", reply.job_id)
 
     async def act(self, job_id: JobId, verb: Verb, priority: int | None = None) -> None:
         """Request an action on a job from the service; run rounds until it answers. Raises Crash."""
-        await self._until_done(self.service.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
+        await self._until_done(self.actions.act(job_id, ActionRequest(verb=verb, priority=priority), ADA))
 
     async def command(self, make: Callable[[], Sequence[ev.Event]]) -> None:
         """Run a command of another part of the daemon in the loop. Raises Crash."""

@@ -29,7 +29,7 @@ from orchestrator.core.scheduler.preemption import REPEATED_SECONDS
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.scheduler import Commands, State, decide
 from orchestrator.core.states import AttemptState, FailureClass, JobState, StopPurpose
-from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.daemon.sharing import SharingState
 from orchestrator.spec.job import ElasticWorkers
 from orchestrator.spec.queues import parse_queues
 from orchestrator.store.memory import MemoryStore
@@ -94,7 +94,7 @@ class Scheduling(RuleBasedStateMachine):
             reclaim_idle=idle,
         )
         self.names = [queue.name for queue in sharing.queues if queue.name != "top"] or ["default"]
-        self.book = ShareBook(sharing)
+        self.book = SharingState(sharing)
         self.ended: dict[JobId, Job] = {}
         self.submitted = 0
         self.reserved = False

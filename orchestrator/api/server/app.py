@@ -398,13 +398,13 @@ def _add_daemon_routes(app: FastAPI, service: JobService, audit: AuditLog | None
     async def shutdown(body: ShutdownBody, request: Request) -> Response:
         """Stop the daemon; jobs continue unless ``stop_jobs``."""
         caller = _owner_of_daemon(request, "stop it")
-        return answer(await service.shutdown(stop_jobs=body.stop_jobs, caller=caller))
+        return answer(service.shutdown(stop_jobs=body.stop_jobs, caller=caller))
 
     @app.post(f"{API_PREFIX}/prune", response_model=PruneReply)
     async def prune(body: PruneBody, request: Request) -> Response:
         """Remove the files and records of jobs that ended long ago."""
-        caller = _owner_of_daemon(request, "remove jobs")
-        reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run, caller=caller)
+        _owner_of_daemon(request, "remove jobs")
+        reply = await service.prune(older_than_seconds=body.older_than_seconds, dry_run=body.dry_run)
         return answer(reply)
 
 

@@ -10,34 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import yaml
 
 from orchestrator import __version__
+from orchestrator.api.curve_views import CurveQuery, CurvesView, GpuHistoryView
 from orchestrator.api.errors import (
     AmbiguousReferenceError,
     InvalidSpecError,
     NoSuchJobError,
+    NoSuchNodeError,
+    NotFoundError,
     Problem,
     RefusedError,
+    WorkdirNeededError,
 )
+from orchestrator.api.page_links import PageLinkView
 from orchestrator.api.protocol import BODY_SECONDS, MAX_BODY_BYTES, PAGE, PROTOCOL_VERSION
+from orchestrator.api.queue_views import OutlookView, QueueChange, QueueShares, QueueView, UserShareView
+from orchestrator.api.server.app import control_routes
 from orchestrator.api.server.control_socket import bind_control_socket
-from orchestrator.api.server.fakes.curves import FakeCurves
-from orchestrator.api.server.fakes.matrices import FakeMatrices
-from orchestrator.api.server.fakes.nodes import FakeNodes
-from orchestrator.api.server.fakes.queues import FakeQueues
-from orchestrator.api.server.fakes.routes import Routes, lend
-from orchestrator.api.server.fakes.sessions import FakeSessions
-from orchestrator.api.server.fakes.specs import FakeSpecs
 from orchestrator.api.server.gate import Gate, GatePolicy
 from orchestrator.api.server.listeners import ApiServer, Deadlines, address_of, bind_tcp, host_names
 from orchestrator.api.server.read_app import MetricsPage, create_read_app, read_policy
 from orchestrator.api.service import Verb
+from orchestrator.api.spec_views import SpecDiff, SpecView, ValueChange
 from orchestrator.api.transport.endpoint import Endpoint
+from orchestrator.api.usage_views import EstimateQualityView
 from orchestrator.api.views import (
     TERMINAL_STATES,
     ActionReply,
@@ -47,11 +49,13 @@ from orchestrator.api.views import (
     HealthView,
     JobView,
     LogLine,
+    NodeActionReply,
     NodeView,
     PlanReply,
     PruneLeft,
     PruneReply,
     RankStacksView,
+    ReservationView,
     SeatPlan,
     ShutdownReply,
     StacksView,
@@ -60,20 +64,40 @@ from orchestrator.api.views import (
     ThreadView,
 )
 from orchestrator.core.ids import JobId, job_id
+from orchestrator.runtime.ranks.sessions.messages import (
+    EndOfInput,
+    EndReason,
+    Input,
+    SessionEnd,
+    SessionMessage,
+    SessionOutput,
+    SessionRequest,
+    Signal,
+    Size,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from fastapi import FastAPI
+
+    from orchestrator.api.files import FileReader
+    from orchestrator.api.matrix_views import MatrixView
+    from orchestrator.api.queue_views import NodeChange
     from orchestrator.api.server.control_socket import ControlSocket
     from orchestrator.api.service import (
         ActionRequest,
         Caller,
         JobFilter,
         LogQuery,
+        NodeVerb,
         ProfileRequest,
+        SessionChannel,
         SubmitRequest,
+        UsageQuery,
     )
+    from orchestrator.api.usage_views import UsageReport
 
 FIRST_TIME = 1_790_000_000.0
 OUTCOMES = {
@@ -86,11 +110,88 @@ OUTCOMES = {
 }
 
 
-class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, FakeMatrices):
-    """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only."""
+FAIL = b"fail\n"
+"""The command ends with code 3 when it reads this line."""
+PYTHON = "/usr/bin/python3"
+PAGE_ADDRESS = "http://127.0.0.1:8270/"
+
+
+class FakeSession:
+    """Echoes input; writes a new size to standard error; ends with code 0 at the end of input, or by a signal."""
+
+    def __init__(self) -> None:
+        self._out: asyncio.Queue[SessionOutput] = asyncio.Queue(8)
+        self.closed = False
+
+    async def read(self, seconds: float) -> SessionOutput:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return await self._out.get()
+        return SessionOutput()
+
+    async def send(self, message: SessionMessage) -> None:
+        match message:
+            case Input(data=data) if data != FAIL:
+                await self._out.put(SessionOutput(stdout=data))
+            case Input():
+                await self._end(exit_code=3)
+            case EndOfInput():
+                await self._end(exit_code=0)
+            case Size(rows=rows, columns=columns):
+                await self._out.put(SessionOutput(stderr=f"{rows}x{columns}\n".encode()))
+            case Signal(number=number):
+                await self._end(signal=number)
+
+    async def _end(self, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        end = SessionEnd(reason=EndReason.EXITED, exit_code=exit_code, signal=signal)
+        await self._out.put(SessionOutput(end=end))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+# Making a control application takes 0.1 s, most of it in Pydantic: one fake after another reuses it.
+class _Standin:
+    """Proxy with the attributes of ``stands_for``."""
+
+    stands_for: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stands_for, name)
+
+
+class Routes:
+    """The application for the service that ``lend`` was last called with."""
+
+    def __init__(self) -> None:
+        self.service, self.closing = _Standin(), _Standin()
+        service: Any = self.service
+        self.app: FastAPI = control_routes(service, cast("asyncio.Event", self.closing), service, service)
+
+    def release(self) -> None:
+        """Make the routes available to another fake. No request may be running."""
+        _FREE.append(self)
+
+
+_FREE: Final[list[Routes]] = []
+
+
+def lend(service: object, closing: asyncio.Event) -> Routes:
+    """Return routes that no other fake uses until ``release``."""
+    routes = _FREE.pop() if _FREE else Routes()
+    routes.service.stands_for, routes.closing.stands_for = service, closing
+    return routes
+
+
+class FakeService:
+    """The service port in memory; satisfies ``JobService`` and ``ReadSource``. Use it from its event loop only.
+
+    Matrices, queues, curves, GPUs and use are what a test has set.
+    """
+
+    used: UsageReport
 
     def __init__(self, owner: str = "owner") -> None:
-        super().__init__()
         self.owner = owner
         self.ready = True
         self.accepted: dict[tuple[int, str], tuple[str, JobId]] = {}
@@ -107,6 +208,17 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
         self._changed: dict[JobId, int] = {}
         self._version = 1
         self._waiters: set[asyncio.Future[None]] = set()
+        self.recorded: dict[str, CurvesView] = {}
+        self.curve_queries: list[CurveQuery] = []
+        self.history = GpuHistoryView()
+        self.gpu_rows: Sequence[Mapping[str, Any]] = ()
+        self.matrices: dict[str, MatrixView] = {}
+        self.quality: EstimateQualityView = EstimateQualityView(confidence=0.95)
+        self.outlook_answer: OutlookView = OutlookView()
+        self._queues: tuple[QueueView, ...] = ()
+        self._users: tuple[UserShareView, ...] = ()
+        self.files_of: dict[JobId, FileReader] = {}
+        self.pieces: dict[str, bytes] = {}
 
     # -- methods for tests
 
@@ -347,13 +459,13 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
     async def not_ready(self) -> Sequence[str]:
         return () if self.ready else ("Ray is starting",)
 
-    async def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
+    def shutdown(self, *, stop_jobs: bool, caller: Caller) -> ShutdownReply:
         self.calls.append(("shutdown", (stop_jobs, caller.user)))
         running = tuple(job.id for job in self._jobs.values() if not job.is_terminal)
         return ShutdownReply(stopped=running) if stop_jobs else ShutdownReply(running=running)
 
-    async def prune(self, *, older_than_seconds: float, dry_run: bool, caller: Caller) -> PruneReply:
-        self.calls.append(("prune", (older_than_seconds, dry_run, caller.user)))
+    async def prune(self, *, older_than_seconds: float, dry_run: bool) -> PruneReply:
+        self.calls.append(("prune", (older_than_seconds, dry_run)))
         ended = [key for key, job in self._jobs.items() if job.is_terminal]
         old = [key for key in ended if dry_run or key not in self.unremovable]
         left = [
@@ -373,6 +485,137 @@ class FakeService(FakeNodes, FakeQueues, FakeSpecs, FakeSessions, FakeCurves, Fa
 
     async def targets(self) -> Sequence[TargetGroup]:
         return [TargetGroup(targets=("127.0.0.1:9400",), labels={"node": "node-a"})]
+
+    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
+        self.curve_queries.append(query)
+        return self.recorded.get(job_id, CurvesView(job_id=job_id))
+
+    async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
+        self.curve_queries.append(query)
+        return replace(self.history, uses=tuple(use for use in self.history.uses if use.gpu_uuid in uuids))
+
+    async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[Mapping[str, Any]]:  # noqa: ARG002 - the port's signature
+        return self.gpu_rows
+
+    async def find_matrix(self, ref: str, caller: Caller) -> str | None:  # noqa: ARG002
+        named = [found.id for found in self.matrices.values() if found.name == ref]
+        return ref if ref in self.matrices else named[-1] if named else None
+
+    async def matrix(self, matrix_id: str) -> MatrixView:
+        if matrix_id not in self.matrices:
+            raise NotFoundError(f"there is no matrix {matrix_id!r}")
+        return self.matrices[matrix_id]
+
+    async def usage(self, query: UsageQuery) -> UsageReport:
+        self.calls.append(("usage", query))
+        return self.used
+
+    async def estimate_quality(self) -> EstimateQualityView:
+        return self.quality
+
+    async def act_on_matrix(self, matrix_id: str, request: ActionRequest, caller: Caller) -> ActionReply:
+        self.calls.append((f"{request.verb} matrix", (request, caller.user)))
+        found = self.matrices[matrix_id]
+        ids = tuple(job.job_id for job in found.jobs)
+        return ActionReply(job_id=matrix_id, state=found.state, message=f"{len(ids)} jobs", job_ids=ids)
+
+    async def nodes(self) -> Sequence[NodeView]:
+        return sorted(self._nodes.values(), key=lambda node: node.name)
+
+    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> NodeActionReply:
+        self.calls.append((verb, caller.user))
+        state = {"cordon": "CORDONED", "drain": "DRAINING", "uncordon": "READY"}[verb]
+        self._nodes[node] = replace(self._known(node), state=state)
+        return NodeActionReply(node=node, state=state, message=f"{node} is {state.lower()}")
+
+    async def change_node(self, node: str, change: NodeChange, caller: Caller) -> NodeActionReply:
+        self.calls.append(("change_node", (node, change, caller.user)))
+        known = self._known(node)
+        after = {**known.labels, **change.labels}
+        labels = {key: value for key, value in after.items() if value is not None}
+        kept = tuple(one for one in known.reservations if one.id != change.unreserve)
+        if (asked := change.reserve) is not None:
+            view = ReservationView(
+                id=f"r{len(kept) + 1}",
+                start_at=asked.start,
+                end_at=asked.start + asked.seconds,
+                reason=asked.reason,
+                by=caller.user,
+            )
+            kept = (*kept, view)
+        self._nodes[node] = replace(known, labels=labels, reservations=kept)
+        return NodeActionReply(node=node, state=known.state, message=f"{node} has {len(labels)} labels")
+
+    def _known(self, node: str) -> NodeView:
+        if node not in self._nodes:
+            raise NoSuchNodeError(f"no node is called {node!r}")
+        return self._nodes[node]
+
+    async def queue_shares(self) -> QueueShares:
+        waiting = [job for job in self._jobs.values() if job.state == "PENDING"]
+        waiting.sort(key=lambda job: (-job.priority, job.submitted_at))
+        return QueueShares(order=tuple(job.id for job in waiting), queues=self._queues, users=self._users)
+
+    async def outlook(self, job_id: JobId | None) -> OutlookView:
+        self.calls.append(("outlook", job_id))
+        return self.outlook_answer
+
+    async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
+        self.calls.append(("set_queue", (name, change, caller.user)))
+        known = {queue.name: queue for queue in self._queues}
+        before = known.get(name, QueueView(name=name))
+        after = replace(
+            before,
+            parent=before.parent if change.parent is None else change.parent,
+            guaranteed=before.guaranteed if change.guaranteed is None else change.guaranteed,
+            maximum=None if change.unbounded else before.maximum if change.maximum is None else change.maximum,
+            weight=before.weight if change.weight is None else change.weight,
+            changed_by=caller.user,
+        )
+        self._queues = tuple({**known, name: after}.values())
+        return after
+
+    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
+        if self._jobs[job_id].state != "RUNNING":
+            raise RefusedError(f"{job_id} does not run")
+        self.calls.append(("session", (rank, request, caller.user)))
+        return FakeSession()
+
+    async def spec(self, job_id: JobId) -> SpecView:
+        job = self._jobs[job_id]
+        return SpecView(
+            job_id=job.id,
+            name=job.name,
+            user=job.user,
+            submitted_at=job.submitted_at,
+            spec={"name": job.name, "entrypoint": "python train.py"},
+            yaml=f"name: {job.name}\nentrypoint: python train.py\n",
+            python=PYTHON,
+            command=(PYTHON, "train.py"),
+        )
+
+    async def diff(self, before: JobId, after: JobId) -> SpecDiff:
+        names = (self._jobs[before].name, self._jobs[after].name)
+        values = () if names[0] == names[1] else (ValueChange(key="name", before=names[0], after=names[1]),)
+        return SpecDiff(before=before, after=after, values=values)
+
+    async def job_files(self, job_id: JobId) -> FileReader:
+        return self.files_of[job_id]
+
+    def link(self, caller: Caller) -> PageLinkView:
+        return PageLinkView(url=f"{PAGE_ADDRESS}signin?link={caller.user}", address=PAGE_ADDRESS, valid_seconds=600.0)
+
+    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:  # noqa: ARG002
+        return [digest for digest in digests if digest not in self.pieces]
+
+    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:  # noqa: ARG002
+        self.pieces[digest] = data
+
+    def with_files(self, request: SubmitRequest, caller: Caller) -> SubmitRequest:
+        """Return the request. Raises WorkdirNeededError if its files are on another machine."""
+        if caller.is_elsewhere and not request.upload:
+            raise WorkdirNeededError("working_dir . is on the submitter's machine")
+        return request
 
 
 class ServedFake:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.gpus.watch import GpuWatch
     from orchestrator.daemon.jobs.hangs import HangWatch
-    from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
+    from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
@@ -56,7 +56,7 @@ class Senses:
     is_starting: Callable[[str], bool]
 
 
-def senses_of(gpus: GpuWatch, book: ProgressBook, hangs: HangWatch, exporters: Exporters, calls: GangCalls) -> Senses:
+def senses_of(gpus: GpuWatch, book: ProgressTable, hangs: HangWatch, exporters: Exporters, calls: GangCalls) -> Senses:
     """Return the senses of a daemon."""
     return Senses(
         reports=lambda: gpus.reports,

@@ -87,7 +87,7 @@ class JobProgress:
         )
 
 
-class ProgressBook:
+class ProgressTable:
     """Progress of every live job, and of jobs recalled from their files."""
 
     def __init__(self) -> None:

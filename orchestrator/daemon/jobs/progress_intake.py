@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.changes import Changes
-    from orchestrator.daemon.jobs.progress import JobProgress, ProgressBook
+    from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_facts import ProgressSnapshot
@@ -46,7 +46,7 @@ class ProgressIntake:
 
     def __init__(
         self,
-        book: ProgressBook,
+        book: ProgressTable,
         paths: Paths,
         *,
         jobs: Callable[[], Mapping[JobId, Job]],

@@ -10,7 +10,7 @@ from orchestrator.daemon.nodes.views import gpu_states
 if TYPE_CHECKING:
     from orchestrator.daemon.gpus.balances import JobBalances
     from orchestrator.daemon.jobs.hangs import HangWatch
-    from orchestrator.daemon.jobs.progress import ProgressBook
+    from orchestrator.daemon.jobs.progress import ProgressTable
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.metrics.metering import Metering
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
@@ -29,7 +29,7 @@ class MetricsViewSource:
         *,
         loop: Loop,
         store: Store,
-        book: ProgressBook,
+        book: ProgressTable,
         balances: JobBalances,
         hangs: HangWatch,
         known: NodeRegistry,

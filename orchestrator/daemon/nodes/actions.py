@@ -56,41 +56,41 @@ class NodeActions:
         self._reserve = reserve
         self._spawn = spawn
 
-    async def act(self, name: str, verb: NodeVerb, by: str) -> v.NodeActionReply:
+    async def act(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
         """Cordon, drain or uncordon the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
-        node = self._find(name)
+        found = self._find(node)
         if verb is NodeVerb.UNCORDON:
-            self._quarantine.forgive(node.id)
+            self._quarantine.forgive(found.id)
         else:
-            self._quarantine.cordon(node.id, node.name, by)
+            self._quarantine.cordon(found.id, found.name, caller.user)
         await self._save(verb)
         self._nodes.mark_again()
         self._spawn(self._reserve())
-        moved = await self._drain(node, by) if verb is NodeVerb.DRAIN else ()
+        moved = await self._drain(found, caller.user) if verb is NodeVerb.DRAIN else ()
         state = STATES[verb]
         message = (
             f"{plural(len(moved), 'job saves and moves', 'jobs save and move')} away"
             if moved
-            else f"{node.name} is {state.lower()}"
+            else f"{found.name} is {state.lower()}"
         )
-        return v.NodeActionReply(node=node.name, state=state, message=message, jobs=moved)
+        return v.NodeActionReply(node=found.name, state=state, message=message, jobs=moved)
 
-    async def change(self, name: str, change: NodeChange, by: str) -> v.NodeActionReply:
+    async def change(self, node: str, change: NodeChange, caller: Caller) -> v.NodeActionReply:
         """Change labels and reservations of the node with this id or name. Raises NoSuchNodeError, BadRequestError, DiskFullError."""
-        node = self._find(name)
+        found = self._find(node)
         if sum((bool(change.labels), change.reserve is not None, change.unreserve is not None)) != 1:
             raise BadRequestError("give either labels, or reserve, or unreserve", hint="send one request for each")
         if change.reserve is not None:
-            message = self._reserve_node(node, change.reserve, by)
+            message = self._reserve_node(found, change.reserve, caller.user)
         elif change.unreserve is not None:
-            message = self._unreserve(node, change.unreserve)
+            message = self._unreserve(found, change.unreserve)
         else:
-            message = self._label(node, change)
-        await self._save(f"the change of {node.name}")
+            message = self._label(found, change)
+        await self._save(f"the change of {found.name}")
         self._nodes.mark_again()
-        there = nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[node.id]
+        there = nodes_at(self._loop.nodes, self._loop.now(), RunTimes())[found.id]
         state = node_state(there, self._loop.jobs.begun.values())
-        return v.NodeActionReply(node=node.name, state=state, message=message)
+        return v.NodeActionReply(node=found.name, state=state, message=message)
 
     def _label(self, node: Node, change: NodeChange) -> str:
         missing = [key for key, value in change.labels.items() if value is None and key not in node.labels]
@@ -159,18 +159,3 @@ class NodeActions:
 
 def _labels(labels: Mapping[str, str]) -> str:
     return f"its labels are {', '.join(f'{key}={labels[key]}' for key in labels)}" if labels else "it has no labels"
-
-
-class NodeService:
-    """The part of the service that changes nodes."""
-
-    def __init__(self, node_actions: NodeActions) -> None:
-        self._node_actions = node_actions
-
-    async def node_action(self, node: str, verb: NodeVerb, caller: Caller) -> v.NodeActionReply:
-        """Cordon, drain or uncordon a node."""
-        return await self._node_actions.act(node, verb, caller.user)
-
-    async def change_node(self, node: str, change: NodeChange, caller: Caller) -> v.NodeActionReply:
-        """Change labels and reservations of a node; durable once this returns."""
-        return await self._node_actions.change(node, change, caller.user)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.reservations import nodes_at
@@ -44,7 +44,7 @@ class NodeQueries:
         self._blind = blind
         self._rows = rows
 
-    def views(self) -> list[v.NodeView]:
+    async def views(self) -> Sequence[v.NodeView]:
         """Return every node, by name."""
         conditions = known_conditions(self._nodes, self._exporters, self._quarantine.quarantined_gpus, driver=True)
         views = [
@@ -59,9 +59,9 @@ class NodeQueries:
         ]
         return sorted(views, key=lambda n: (n.name, n.id))
 
-    async def gpu_rows(self, max_age_seconds: float) -> Sequence[GpuRow]:
+    async def gpus(self, max_age_seconds: float = 0.0) -> Sequence[dict[str, Any]]:
         """Return every GPU of every node, with its holders and with values at most that old."""
-        return await self._rows(self._quarantine.quarantined_gpus, max_age_seconds)
+        return [row.to_json() for row in await self._rows(self._quarantine.quarantined_gpus, max_age_seconds)]
 
     def simulated_gpus(self) -> int:
         """Return how many of the cluster's GPUs are simulated."""

@@ -14,7 +14,7 @@ from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.secrets import read_secrets
 from orchestrator.daemon.requests.submissions import disk_error
-from orchestrator.daemon.sharing.admission import check_priority, check_queue
+from orchestrator.daemon.sharing import check_priority, check_queue
 from orchestrator.daemon.submitting.submission import prepare_rerun, spec_of_rerun
 
 if TYPE_CHECKING:

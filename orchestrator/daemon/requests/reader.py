@@ -283,36 +283,3 @@ def damaged_error(error: store_errors.UnreadableRecordError) -> RefusedError:
     return RefusedError(
         str(error), hint="`orch doctor` lists what is damaged; docs/operations.md has the way to restore a backup"
     )
-
-
-class JobQueryService:
-    """The part of the service that answers queries about jobs."""
-
-    def __init__(self, reader: JobReader) -> None:
-        self._reader = reader
-
-    async def jobs(self, query: JobFilter) -> Sequence[v.JobView]:
-        """Return the jobs that match the filter, newest first."""
-        return await self._reader.jobs(query)
-
-    async def resolve(self, ref: str, caller: Caller) -> JobId:
-        """Return the id that ``ref`` means."""
-        return await self._reader.resolve(ref, caller)
-
-    async def job(self, job_id: JobId) -> v.JobView:
-        """Return one job."""
-        return await self._reader.job(job_id)
-
-    async def events(
-        self, job_id: JobId, after: int, *, limit: int = PAGE, tail: int | None = None
-    ) -> Sequence[v.EventView]:
-        """Return the job's history."""
-        return await self._reader.events(job_id, after, limit=limit, tail=tail)
-
-    def logs(self, job_id: JobId, query: LogQuery) -> AsyncGenerator[Sequence[v.LogLine], None]:
-        """Return lines of the job's log."""
-        return self._reader.logs(job_id, query)
-
-    async def checkpoints(self, job_id: JobId, *, verify: bool) -> Sequence[v.CheckpointView]:
-        """Return the job's checkpoints, newest first."""
-        return await self._reader.checkpoints(job_id, verify=verify)

@@ -18,9 +18,8 @@ from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.daemon.jobs.interpreter import torch_notes
 from orchestrator.daemon.jobs.prerequisites import own_name_by_id, prerequisite_states, resolve
 from orchestrator.daemon.requests.placement import placement
-from orchestrator.daemon.search.book import SearchBook
-from orchestrator.daemon.search.plan import plan_of
-from orchestrator.daemon.sharing.admission import QueueLimits, check_queue
+from orchestrator.daemon.search.files import SearchFiles, plan_of
+from orchestrator.daemon.sharing import QueueLimits, check_queue
 from orchestrator.daemon.submitting import checking, submission
 from orchestrator.daemon.submitting.under_way import mark_accepted
 from orchestrator.daemon.submitting.uploads import Uploads
@@ -103,7 +102,7 @@ class Submissions:
         self._resume_path = resume_path
         self.pool = pool
         self.limits = QueueLimits(lambda: loop.jobs.values(), settings)  # noqa: PLW0108 - the loop replaces its dictionary
-        self._searches = SearchBook(settings.home)
+        self._searches = SearchFiles(settings.home)
         self._uploads = Uploads(settings.home / "uploads", settings.snapshot_max_bytes)
         self.under_way = under_way
 
@@ -301,29 +300,6 @@ class Submissions:
                 f"checkpoint.storage_path {storage} is not shared with {', '.join(blind)}",
                 hint="mount it there too, name a directory that every node shares, or `orch nodes cordon` those nodes",
             )
-
-
-class SubmissionService:
-    """The part of the service that accepts jobs and their uploads."""
-
-    def __init__(self, submissions: Submissions) -> None:
-        self._submissions = submissions
-
-    async def submit(self, request: SubmitRequest, caller: Caller) -> v.SubmitReply:
-        """Accept a job; durable once this returns."""
-        return await self._submissions.submit(request, caller)
-
-    async def plan(self, request: SubmitRequest, caller: Caller) -> v.PlanReply:
-        """Return what a submission would do; store nothing."""
-        return await self._submissions.plan(request, caller)
-
-    async def missing_pieces(self, digests: Sequence[str], size_bytes: int, caller: Caller) -> Sequence[str]:
-        """Return the pieces of an upload that have to be sent."""
-        return await self._submissions.missing_pieces(digests, size_bytes, caller)
-
-    async def put_piece(self, digest: str, data: bytes, caller: Caller) -> None:
-        """Keep a piece of an upload."""
-        await self._submissions.put_piece(digest, data, caller)
 
 
 def disk_error(error: Exception, home: Path) -> OrchError:

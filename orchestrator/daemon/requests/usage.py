@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.usage_views import UsageReport, UsageRow
 from orchestrator.core.usage import Use, use_between
-from orchestrator.daemon.estimates.record import EstimateRecord, quality
-from orchestrator.daemon.requests.best_values import BestValues
-from orchestrator.daemon.requests.matrices import MatrixDesk, MatrixService
-from orchestrator.daemon.requests.sharing import SharingDesk
-from orchestrator.daemon.requests.specs import JobSpecs
+from orchestrator.daemon.estimates import quality
 from orchestrator.store.errors import JobNotFoundError
 from orchestrator.store.paging import every_record
 from orchestrator.store.port import JobFilter
@@ -23,15 +19,11 @@ if TYPE_CHECKING:
 
     from orchestrator.api.service import UsageQuery
     from orchestrator.api.usage_views import EstimateQualityView
-    from orchestrator.api.views import JobView
     from orchestrator.core.job.record import Job
+    from orchestrator.daemon.estimates import EstimateRecord
     from orchestrator.daemon.loop import Loop
-    from orchestrator.daemon.requests.actions import JobActions
-    from orchestrator.daemon.requests.reader import JobReader
-    from orchestrator.daemon.search.desk import SearchDesk
-    from orchestrator.runtime.pools import Pool, Pools
+    from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
 PAGE: Final = 100
@@ -50,15 +42,18 @@ class Used:
     joules: float | None
 
 
-class UsageDesk:
+class Usage:
     """Reads telemetry in threads of ``pool``. ``price`` is of a GPU hour; None: no cost is reported."""
 
-    def __init__(self, loop: Loop, store: Store, paths: Paths, pool: Pool, price: float | None) -> None:
+    def __init__(
+        self, loop: Loop, store: Store, paths: Paths, pool: Pool, price: float | None, estimates: EstimateRecord
+    ) -> None:
         self._loop = loop
         self._store = store
         self._paths = paths
         self._pool = pool
         self._price = price
+        self._estimates = estimates
 
     async def report(self, query: UsageQuery) -> UsageReport:
         """Return the use in a span, by the requested key. Raises BadRequestError."""
@@ -86,6 +81,10 @@ class UsageDesk:
             total=_row({}, everything, price),
             price_per_gpu_hour=price,
         )
+
+    async def estimate_quality(self) -> EstimateQualityView:
+        """Return how good estimates of the time left were."""
+        return await self._pool.run(lambda: quality(self._estimates.lines()))
 
     async def _jobs(self, since: float) -> AsyncIterator[Job]:
         """Return every stored job that had not ended at ``since``."""
@@ -167,58 +166,3 @@ def _row(keys: Mapping[str, str], used: Sequence[Used], price: float | None) -> 
         measured=len(joules),
         cost=None if price is None else round(hours * price, 6),
     )
-
-
-class Desks(NamedTuple):
-    """The parts that answer queries about specs, shares, matrices, use, and past estimates; ``pool`` reads files."""
-
-    specs: JobSpecs
-    sharing: SharingDesk
-    matrices: MatrixDesk
-    usage: UsageDesk
-    estimates: EstimateRecord
-    pool: Pool
-
-
-def desks_of(
-    loop: Loop,
-    store: Store,
-    settings: Settings,
-    pools: Pools,
-    reader: JobReader,
-    actions: JobActions,
-    searches: SearchDesk,
-) -> Desks:
-    """Create the desks; they work in ``pools``."""
-    best, pool = BestValues(settings.paths.metrics), pools.files
-    return Desks(
-        specs=JobSpecs(store, settings.paths, pool),
-        sharing=SharingDesk(loop, store, pools.outlook, lambda job: _eta(reader.view(job))),
-        matrices=MatrixDesk(loop, store, reader, actions, best, searches, pool),
-        usage=UsageDesk(loop, store, settings.paths, pool, settings.gpu_hour_price),
-        estimates=EstimateRecord.of(settings.home),
-        pool=pool,
-    )
-
-
-def _eta(job: JobView) -> float | None:
-    """Return the seconds that a running job still needs, by its own progress."""
-    return job.progress.eta_seconds if job.progress is not None else None
-
-
-class UsageService(MatrixService):
-    """The part of the service for use."""
-
-    def __init__(self, desks: Desks) -> None:
-        super().__init__(desks.specs, desks.sharing, desks.matrices)
-        self._usage = desks.usage
-        self._estimates = desks.estimates
-        self._files = desks.pool
-
-    async def usage(self, query: UsageQuery) -> UsageReport:
-        """Return what was used in a span of time."""
-        return await self._usage.report(query)
-
-    async def estimate_quality(self) -> EstimateQualityView:
-        """Return how good estimates of time left were."""
-        return await self._files.run(lambda: quality(self._estimates.lines()))

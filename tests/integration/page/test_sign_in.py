@@ -98,7 +98,9 @@ def test_the_keyboard_alone_signs_in_after_a_wrong_token(served: ServedPage, vis
     expect(page.get_by_role("heading", name="Running")).to_be_visible()
 
 
-def test_too_many_wrong_tokens_are_told_and_the_right_one_signs_in(served: ServedPage, visitor: Callable[..., Page]) -> None:
+def test_too_many_wrong_tokens_are_told_and_the_right_one_signs_in(
+    served: ServedPage, visitor: Callable[..., Page]
+) -> None:
     page = visitor()
     for number in range(6):
         guess(page, f"wrong {number}")

@@ -20,7 +20,7 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.protocol import PAGE
 from orchestrator.api.views import CheckpointView, View
-from orchestrator.daemon.requests.left_files import LeftFiles
+from orchestrator.daemon.requests.files import LeftFiles
 from orchestrator.runtime.pools import Pool
 from orchestrator.store.errors import StoreClosedError
 from tests.support.plain_http import JSON, ask

@@ -101,7 +101,7 @@ def test_much_input_is_held_back_and_nothing_is_lost(client: Client, job: JobVie
 def test_the_session_ends_when_the_client_goes(
     served: ServedFake, client: Client, job: JobView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orchestrator.api.server.fakes.sessions import FakeSession
+    from orchestrator.api.server.testing import FakeSession
 
     closed: list[FakeSession] = []
 

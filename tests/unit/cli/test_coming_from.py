@@ -15,7 +15,7 @@ import pytest
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.usage_views import UsageReport, UsageRow
 from orchestrator.api.views import CheckpointView
-from orchestrator.daemon.requests.left_files import LeftFiles
+from orchestrator.daemon.requests.files import LeftFiles
 from orchestrator.runtime.pools import Pool
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
+from orchestrator.api.service import Caller
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
 from tests.unit.core.builders import make_spec, submission
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
 
 LOG = structlog.get_logger()
+ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
+BOB = Caller(uid=1001, gid=1001, user="bob", is_owner=False)
 
 
 class FakeConnection:

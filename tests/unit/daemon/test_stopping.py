@@ -11,7 +11,7 @@ from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.daemon.changes import Changes
 from orchestrator.daemon.stopping import Shutdown, StopRequest
 from tests.unit.core.builders import running
-from tests.unit.daemon.parts import LOG, Rounds
+from tests.unit.daemon.parts import ADA, LOG, Rounds
 
 
 def test_nothing_is_taken_after_the_request() -> None:
@@ -31,8 +31,8 @@ def test_the_answer_names_jobs_with_a_gang_and_the_stop_follows() -> None:
         job = running()
         rounds.loop.decided = LiveJobs([job])
         leaving = Shutdown(StopRequest(), rounds.loop, Changes(0), lambda: False, LOG)
-        assert leaving.begin(stop_jobs=False, by="ada").running == (job.id,)
-        reply = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG).begin(stop_jobs=True, by="ada")
+        assert leaving.begin(stop_jobs=False, caller=ADA).running == (job.id,)
+        reply = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG).begin(stop_jobs=True, caller=ADA)
         assert (reply.running, reply.stopped) == ((), (job.id,))
         async with asyncio.timeout(300):
             await stop.wait()
@@ -51,11 +51,11 @@ def test_a_second_request_changes_nothing_about_the_first(*, first: bool, at_onc
         job = running()
         rounds.loop.decided = LiveJobs([job])
         shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
-        told = shutdown.begin(stop_jobs=first, by="ada")
+        told = shutdown.begin(stop_jobs=first, caller=ADA)
         async with asyncio.timeout(300):
             if not at_once:
                 await stop.wait()
-            assert shutdown.begin(stop_jobs=not first, by="ada") == told
+            assert shutdown.begin(stop_jobs=not first, caller=ADA) == told
             await stop.wait()
         assert stop.drains is first
 
@@ -69,7 +69,7 @@ def test_a_request_after_sigterm_leaves_jobs_running() -> None:
         rounds.loop.decided = LiveJobs([job])
         stop.now()
         shutdown = Shutdown(stop, rounds.loop, Changes(0), lambda: False, LOG)
-        assert shutdown.begin(stop_jobs=True, by="ada").running == (job.id,)
+        assert shutdown.begin(stop_jobs=True, caller=ADA).running == (job.id,)
         assert not stop.drains
 
     asyncio.run(run())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api.server.listeners import Deadlines
 from orchestrator.api.server.testing import serve_fake
-from orchestrator.daemon.requests.left_files import LeftFiles
+from orchestrator.daemon.requests.files import LeftFiles
 from orchestrator.gpu.exporter.acceptor import Acceptor
 from orchestrator.runtime.pools import Pool
 from tests.support.stack import wait_until

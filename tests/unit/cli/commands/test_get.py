@@ -21,7 +21,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.files import FileDigest, FileView
 from orchestrator.api.server.testing import serve_fake
 from orchestrator.api.transport.download import Downloader
-from orchestrator.daemon.requests.left_files import PIECE_BYTES, LeftFiles, left_files
+from orchestrator.daemon.requests.files import PIECE_BYTES, LeftFiles, left_files
 from orchestrator.runtime.pools import Pool
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.api.client import Client
 from orchestrator.api.errors import RefusedError
-from orchestrator.api.server.fakes.sessions import FAIL
+from orchestrator.api.server.testing import FAIL
 from orchestrator.cli.session import Session
 from orchestrator.cli.sessions import attaching
 from orchestrator.runtime.ranks.sessions.messages import AttachRequest

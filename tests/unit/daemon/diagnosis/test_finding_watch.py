@@ -21,7 +21,7 @@ from orchestrator.daemon.diagnosis.observing import job_seen, rank_seen
 from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import job_view
-from orchestrator.daemon.notify.notifier import with_links
+from orchestrator.daemon.web_hooks import with_links
 from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuProcess, Throttle, XidCount
 from orchestrator.gpu.sampler import Health

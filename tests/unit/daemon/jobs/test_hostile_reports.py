@@ -22,7 +22,7 @@ from orchestrator.core.facts.notes import DroppedFact, LastOfItsKind, RecordRepa
 from orchestrator.core.ids import JobId
 from orchestrator.core.job.record import Job
 from orchestrator.core.states import JobState
-from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressBook
+from orchestrator.daemon.jobs.progress import MOST_NOTES, ProgressTable
 from orchestrator.daemon.jobs.views import job_view
 from orchestrator.daemon.loop import Loop
 from orchestrator.store.memory import MemoryStore
@@ -134,7 +134,7 @@ def test_a_record_that_was_repaired_is_told_when_it_is_loaded() -> None:
 
 
 def test_what_a_rank_reports_and_cannot_be_used_is_told_once(tmp_path: Path) -> None:
-    book, job = ProgressBook(), running(pending(make_spec()))
+    book, job = ProgressTable(), running(pending(make_spec()))
     snapshot = ProgressSnapshot(step=1, unusable=("epoch", "checkpoint.saved_at"))
     (told,) = book.take(job, 1, 1, snapshot, tmp_path / "m")
     assert isinstance(told, ev.JobNoted)
@@ -144,7 +144,7 @@ def test_what_a_rank_reports_and_cannot_be_used_is_told_once(tmp_path: Path) -> 
 
 
 def test_a_script_cannot_fill_the_store_with_notes(tmp_path: Path) -> None:
-    book, job = ProgressBook(), running(pending(make_spec()))
+    book, job = ProgressTable(), running(pending(make_spec()))
     made = []
     for number in range(3 * MOST_NOTES):
         facts = CheckpointFacts(failure=f"f{number}", quarantined=(f"q{number}",))
@@ -156,7 +156,7 @@ def test_a_script_cannot_fill_the_store_with_notes(tmp_path: Path) -> None:
 
 
 def test_metrics_of_a_diverged_run_are_json(tmp_path: Path) -> None:
-    book, job = ProgressBook(), running(pending(make_spec()))
+    book, job = ProgressTable(), running(pending(make_spec()))
     book.take(job, 1, 0, ProgressSnapshot(step=1, metrics={"loss": math.nan, "lr": 0.5}), tmp_path / "m")
 
     def refuse(word: str) -> None:
@@ -167,7 +167,7 @@ def test_metrics_of_a_diverged_run_are_json(tmp_path: Path) -> None:
 
 
 def test_a_metrics_file_that_is_a_fifo_or_a_link_is_left_alone(tmp_path: Path) -> None:
-    book, job = ProgressBook(), running(pending(make_spec()))
+    book, job = ProgressTable(), running(pending(make_spec()))
     (tmp_path / "other").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "other")
     os.mkfifo(tmp_path / "fifo")
@@ -196,7 +196,7 @@ COUNTS = st.none() | st.integers(0, 2**63 - 1)
 def test_every_report_can_be_shown(
     step: int | None, total: int | None, epoch: float | None, seconds: float | None, metrics: dict[str, float]
 ) -> None:
-    book, job = ProgressBook(), running(pending(make_spec()))
+    book, job = ProgressTable(), running(pending(make_spec()))
     snapshot = ProgressSnapshot(
         step=step, max_step=step, total_steps=total, epoch=epoch, step_seconds=seconds, metrics=metrics
     )

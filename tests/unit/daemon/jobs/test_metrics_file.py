@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import T0, after, changed, failed, gone, pending, running, started
 
@@ -142,13 +142,13 @@ def test_what_is_no_regular_file_is_neither_read_nor_written_and_nobody_waits_fo
 
 
 def test_the_last_report_of_a_job_is_there_for_the_next_daemon(path: Path) -> None:
-    job, book = running(), ProgressBook()
+    job, book = running(), ProgressTable()
     for step in range(1, 21):  # within one second: only the first of them is written as a line when it arrives
         book.take(job, 1, 0, report(step, T0 + step / 100, metrics={"loss": 1 / step}), path)
     book.settle(job.id, path)
     book.settle(job.id, path)
     assert len(path.read_text().splitlines()) == 2
-    later = ProgressBook()
+    later = ProgressTable()
     assert later.of(job.id) is None
     later.recall({job.id: path})
     found = later.of(job.id)
@@ -159,7 +159,7 @@ def test_the_last_report_of_a_job_is_there_for_the_next_daemon(path: Path) -> No
 
 
 def test_values_that_came_after_the_last_step_are_kept(path: Path) -> None:
-    job, book = running(), ProgressBook()
+    job, book = running(), ProgressTable()
     book.take(job, 1, 0, report(5, T0), path)
     book.take(job, 1, 0, report(5, T0 + 1, metrics={"test_accuracy": 0.99}), path)
     book.settle(job.id, path)
@@ -169,12 +169,12 @@ def test_values_that_came_after_the_last_step_are_kept(path: Path) -> None:
 
 
 def test_steps_that_are_done_again_are_counted_across_daemons(path: Path) -> None:
-    job, book = running(), ProgressBook()
+    job, book = running(), ProgressTable()
     book.take(job, 1, 0, report(30, T0), path)
     book.settle(job.id, path)
     again = after(job, failed(job), gone(job))
     again = after(again, started(again, gang=again.gang))
-    later = ProgressBook()
+    later = ProgressTable()
     later.resume([(again, path)])
     assert later.previous_step(job.id) == 30
     fresh = report(31, T0 + 9, new_step=31, new_step_at=T0 + 9)
@@ -183,7 +183,7 @@ def test_steps_that_are_done_again_are_counted_across_daemons(path: Path) -> Non
 
 
 def test_a_file_that_tells_of_an_attempt_that_never_was_does_not_silence_the_job(path: Path) -> None:
-    job, book = running(), ProgressBook()
+    job, book = running(), ProgressTable()
     metrics_file.append(path, 99, 5, FULL, T0)
     book.resume([(job, path)])
     assert book.of(job.id) is None
@@ -213,7 +213,7 @@ def test_a_file_has_a_bound_and_its_newest_line_is_always_in_it(path: Path) -> N
 
 
 def test_jobs_that_wait_have_no_progress(path: Path) -> None:
-    job, book = changed(pending()), ProgressBook()
+    job, book = changed(pending()), ProgressTable()
     assert not book.knows(job.id)
     book.recall({job.id: path})
     assert book.knows(job.id)

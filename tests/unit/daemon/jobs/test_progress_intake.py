@@ -6,10 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.daemon.changes import Changes
-from orchestrator.daemon.estimates.desk import EstimateDesk
-from orchestrator.daemon.estimates.record import EstimateRecord
+from orchestrator.daemon.estimates import EstimateRecord, Estimates
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.settings import Settings
@@ -33,12 +32,12 @@ class World:
 
     def new(self) -> ProgressIntake:
         return ProgressIntake(
-            ProgressBook(),
+            ProgressTable(),
             self.paths,
             jobs=lambda: {self.job.id: self.job},
             followers=(lambda job, attempt, rank, _: self.followed.append((job.id, attempt, rank)),),
             post=self.posted.extend,
-            estimates=EstimateDesk(EstimateRecord.of(self.paths.home)),
+            estimates=Estimates(EstimateRecord.of(self.paths.home)),
             changes=self.changes,
             pool=Pool("records", 1),
             log=LOG,

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from orchestrator.core import events as ev
 from orchestrator.core.sentences import sentence
-from orchestrator.daemon.jobs.progress import ProgressBook
+from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.spec.job import CheckpointSpec
 from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import after, failed, gone, make_spec, pending, running, started
 
 
-def notes(book: ProgressBook, path: Path, memory_bytes: int | None, **facts: object) -> list[str]:
+def notes(book: ProgressTable, path: Path, memory_bytes: int | None, **facts: object) -> list[str]:
     job = running(pending(make_spec(memory_bytes=memory_bytes)))
     snapshot = ProgressSnapshot(checkpoint=CheckpointFacts(**facts))  # type: ignore[arg-type]
     return [sentence(e.note) for e in book.take(job, 1, 0, snapshot, path) if isinstance(e, ev.JobNoted)]
 
 
 def test_snapshots_that_take_more_than_the_job_asks_for_are_told_once(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     assert notes(book, metrics, 8_000_000_000, snapshot_bytes=6_000_000_000) == []
     assert notes(book, metrics, None, snapshot_bytes=9_000_000_000) == [], "it asks for no share of memory"
     (told,) = notes(book, metrics, 8_000_000_000, snapshot_bytes=9_000_000_000)
@@ -30,7 +30,7 @@ def test_snapshots_that_take_more_than_the_job_asks_for_are_told_once(tmp_path: 
 
 
 def test_how_often_a_job_saves_is_told_with_its_reason_and_again_when_it_is_quite_another(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []
     for steps in (None, 10, 11, 20, 5, 21, 21, 30, 10, 100):
         told += notes(book, metrics, None, interval_steps=steps, interval_reason=f"every {steps} steps: of costs")
@@ -38,20 +38,20 @@ def test_how_often_a_job_saves_is_told_with_its_reason_and_again_when_it_is_quit
 
 
 def test_how_often_a_job_saves_is_for_rank_0_to_say(tmp_path: Path) -> None:
-    job, book = running(pending(make_spec())), ProgressBook()
+    job, book = running(pending(make_spec())), ProgressTable()
     snapshot = ProgressSnapshot(checkpoint=CheckpointFacts(interval_steps=3, interval_reason="every 3 steps"))
     assert book.take(job, 1, 1, snapshot, tmp_path / "metrics.jsonl") == []
     assert [e.kind for e in book.take(job, 1, 0, snapshot, tmp_path / "metrics.jsonl")] == ["job_noted"]
 
 
 def test_why_there_are_no_snapshots_is_told_once(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     assert notes(book, metrics, None, snapshots_off="no room") == ["no room"]
     assert notes(book, metrics, None, snapshots_off="no room") == []
 
 
 def test_waiting_for_storage_is_told_and_again_when_it_has_doubled(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []
     for waits, seconds in ((0, 0.0), (3, 0.1), (9, 0.6), (10, 1.0), (12, 1.3), (40, 2.0), (41, 9.0)):
         told += notes(book, metrics, None, waits=waits, waited_seconds=seconds)
@@ -63,7 +63,7 @@ def test_waiting_for_storage_is_told_and_again_when_it_has_doubled(tmp_path: Pat
 
 
 def test_checkpoints_that_are_not_on_storage_are_told_each_time_that_there_are_more(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []
     for left_out, step in ((0, None), (1, 5), (1, 5), (4, 8)):
         told += notes(book, metrics, None, left_out=left_out, left_out_step=step)
@@ -73,7 +73,7 @@ def test_checkpoints_that_are_not_on_storage_are_told_each_time_that_there_are_m
 
 
 def test_a_script_that_saves_all_the_time_does_not_fill_the_events_while_storage_fails(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []
     for left_out in (*range(1, 21), 20, 20):
         told += notes(book, metrics, None, left_out=left_out, left_out_step=left_out)
@@ -81,7 +81,7 @@ def test_a_script_that_saves_all_the_time_does_not_fill_the_events_while_storage
 
 
 def test_a_failed_save_is_told_once_for_each_cause(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     told = []
     for step, kind in ((1, "ENOSPC"), (2, "ENOSPC"), (3, "EACCES"), (4, ""), (5, ""), (6, "ENOSPC")):
         told += notes(book, metrics, None, failure=f"checkpoint of step {step} not saved", failure_kind=kind)
@@ -93,7 +93,7 @@ def test_a_failed_save_is_told_once_for_each_cause(tmp_path: Path) -> None:
 
 
 def test_steps_lost_by_a_script_that_saves_by_itself_are_counted_from_what_it_was_given(tmp_path: Path) -> None:
-    book, metrics = ProgressBook(), tmp_path / "metrics.jsonl"
+    book, metrics = ProgressTable(), tmp_path / "metrics.jsonl"
     job = running(pending(make_spec(checkpoint=CheckpointSpec(watch="out/ckpt.pt"))))
     book.take(job, 1, 0, ProgressSnapshot(step=320, max_step=320), metrics)
     saved = ev.CheckpointSaved(job_id=job.id, at=5.0, attempt=1, step=300, path="/w/ckpt.pt", digest="d")

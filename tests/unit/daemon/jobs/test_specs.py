@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.events import GitState
 from orchestrator.core.stored.job_record import event_body, event_from
 from orchestrator.daemon.jobs.specs import MASK, spec_diff, spec_view
-from orchestrator.daemon.requests.specs import archived_files
+from orchestrator.daemon.requests.files import archived_files
 from orchestrator.spec.job import change_spec, parse_job
 from orchestrator.spec.problems import SpecError
 from tests.unit.core.builders import submission

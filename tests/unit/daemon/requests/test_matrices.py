@@ -14,9 +14,8 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.gangs import MaxDuration
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
-from orchestrator.daemon.requests.best_values import BestValues
-from orchestrator.daemon.requests.matrices import MatrixDesk
-from orchestrator.daemon.search.desk import SearchDesk
+from orchestrator.daemon.requests.matrices import BestValues, Matrices
+from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.submitting import submission
 from orchestrator.runtime.pools import Pools
 from orchestrator.store.errors import DiskFullError as StoreFullError
@@ -43,8 +42,8 @@ class GridDesk:
         self.desk = desk
         best = BestValues(desk.settings.paths.metrics)
         loop, store = desk.rounds.loop, desk.rounds.store
-        self.searches = SearchDesk(loop, store, desk.settings, Pools().submissions, desk.under_way, LOG)
-        self.matrices = MatrixDesk(loop, store, desk.reader, desk.actions, best, self.searches, Pools().files)
+        self.searches = Searches(loop, store, desk.settings, Pools().submissions, desk.under_way, LOG)
+        self.matrices = Matrices(loop, store, desk.reader, desk.actions, best, self.searches, Pools().files)
 
     async def submit(self, text: str = GRID, *, key: str = "key-grid", **fields: Any) -> v.SubmitReply:
         return await self.desk.submissions.submit(self.desk.request(text, idempotency_key=key, **fields), ADA)

@@ -12,38 +12,38 @@ from orchestrator.api.queue_views import QueueChange
 from orchestrator.core.scheduler.live_jobs import LiveJobs
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.daemon.loop import Published
-from orchestrator.daemon.requests.sharing import SharingDesk
-from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.daemon.requests.queues import Queues
+from orchestrator.daemon.sharing import SharingState
 from orchestrator.runtime.pools import Pools
 from orchestrator.spec.queues import QueueSpec, parse_queues
 from orchestrator.store.errors import StoreError
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredQueueChange
 from tests.unit.core.builders import T0, make_spec, node, nodes, pending, running
-from tests.unit.daemon.parts import Rounds
+from tests.unit.daemon.parts import ADA, BOB, Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-def with_desk(story: Callable[[SharingDesk, Rounds], Awaitable[None]], queues: str = "") -> None:
+def with_desk(story: Callable[[Queues, Rounds], Awaitable[None]], queues: str = "") -> None:
     async def run() -> None:
         async with asyncio.timeout(300), Rounds() as rounds:
-            rounds.loop.shares = ShareBook(Sharing(queues=parse_queues(queues), ageing=1e12))
-            await story(SharingDesk(rounds.loop, rounds.store, Pools().outlook), rounds)
+            rounds.loop.shares = SharingState(Sharing(queues=parse_queues(queues), ageing=1e12))
+            await story(Queues(rounds.loop, rounds.store, Pools().outlook), rounds)
 
     asyncio.run(run())
 
 
 def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> None:
-    async def story(_: SharingDesk, rounds: Rounds) -> None:
+    async def story(_: Queues, rounds: Rounds) -> None:
         busy = running(pending(make_spec(workers=8), job_id="busy-aaaaaa", user="bob"), nodes=("a",) * 8)
         late = pending(make_spec(workers=4), sequence=2, job_id="late-aaaaaa")
         rounds.loop.jobs = Published([busy, late])
         rounds.loop.decided = LiveJobs([busy, late])
         rounds.loop.nodes = nodes(node("a", gpus=8))
         now = rounds.loop.now()
-        desk = SharingDesk(rounds.loop, rounds.store, Pools().outlook, lambda job: 60.0 if job.id == busy.id else None)
+        desk = Queues(rounds.loop, rounds.store, Pools().outlook, lambda job: 60.0 if job.id == busy.id else None)
         found = await desk.outlook(late.id)
         assert found.starts_at == pytest.approx(now + 60, abs=5)
         [holder] = found.holders
@@ -55,13 +55,13 @@ def test_the_outlook_of_jobs_is_that_of_the_loop_with_their_own_progress() -> No
 
 
 def test_a_queue_is_made_and_changed_and_survives_a_restart() -> None:
-    async def story(desk: SharingDesk, rounds: Rounds) -> None:
-        made = await desk.change("research", QueueChange(guaranteed=2, maximum=8, weight=3.0), "ada")
+    async def story(desk: Queues, rounds: Rounds) -> None:
+        made = await desk.change("research", QueueChange(guaranteed=2, maximum=8, weight=3.0), ADA)
         assert (made.guaranteed, made.maximum, made.weight, made.changed_by) == (2, 8, 3.0, "ada")
-        changed = await desk.change("research", QueueChange(unbounded=True, parent="lab"), "bob")
+        changed = await desk.change("research", QueueChange(unbounded=True, parent="lab"), BOB)
         assert (changed.guaranteed, changed.maximum, changed.parent, changed.changed_by) == (2, None, "lab", "bob")
         assert changed.changed_at is not None
-        book = ShareBook(Sharing(queues=parse_queues("lab")))
+        book = SharingState(Sharing(queues=parse_queues("lab")))
         await book.load(rounds.store, [], T0)
         assert book.sharing.queues == rounds.loop.shares.sharing.queues
         assert book.changes["research"].by == "bob"
@@ -71,11 +71,11 @@ def test_a_queue_is_made_and_changed_and_survives_a_restart() -> None:
 
 
 def test_a_table_that_cannot_be_used_is_refused_and_nothing_is_written() -> None:
-    async def story(desk: SharingDesk, rounds: Rounds) -> None:
+    async def story(desk: Queues, rounds: Rounds) -> None:
         with pytest.raises(
             BadRequestError, match=r"guaranteed=3 is more than maximum=2.*its parent 'gone' is not a queue"
         ):
-            await desk.change("research", QueueChange(guaranteed=3, maximum=2, parent="gone"), "ada")
+            await desk.change("research", QueueChange(guaranteed=3, maximum=2, parent="gone"), ADA)
         assert await rounds.store.queue_changes() == []
         assert rounds.loop.shares.sharing.queues == ()
 
@@ -87,9 +87,9 @@ def test_a_change_that_cannot_be_written_does_not_count() -> None:
         async def put_queue_change(self, change: StoredQueueChange) -> None:
             raise StoreError("no space left")
 
-    async def story(_: SharingDesk, rounds: Rounds) -> None:
+    async def story(_: Queues, rounds: Rounds) -> None:
         with pytest.raises(DiskFullError, match="the change of queue research could not be written: no space left"):
-            await SharingDesk(rounds.loop, Full(), Pools().outlook).change("research", QueueChange(weight=2.0), "ada")
+            await Queues(rounds.loop, Full(), Pools().outlook).change("research", QueueChange(weight=2.0), ADA)
         assert rounds.loop.shares.sharing.queues == ()
 
     with_desk(story)
@@ -106,7 +106,7 @@ def test_what_no_longer_follows_from_the_settings_is_left_out() -> None:
             ("fine", {"name": "fine", "weight": 2.0}),
         ):
             await store.put_queue_change(StoredQueueChange(name=name, body=body, by="ada", at=T0))
-        book = ShareBook()
+        book = SharingState()
         assert await book.load(store, [], T0) == ("child", "later", "other", "damaged")
         assert book.sharing.queues == (QueueSpec(name="fine", weight=2.0),)
 
@@ -114,7 +114,7 @@ def test_what_no_longer_follows_from_the_settings_is_left_out() -> None:
 
 
 def test_what_is_told_is_order_shares_and_quotas() -> None:
-    async def story(desk: SharingDesk, rounds: Rounds) -> None:
+    async def story(desk: Queues, rounds: Rounds) -> None:
         held = running(pending(make_spec(workers=4, queue="vision"), job_id="runs"), nodes=("a",) * 4)
         wait = [
             pending(make_spec(workers=8, queue="vision", priority=90), sequence=2, job_id="second"),
@@ -123,7 +123,7 @@ def test_what_is_told_is_order_shares_and_quotas() -> None:
         ]
         rounds.loop.jobs = Published((held, *wait))
         rounds.loop.nodes = nodes(node("a", gpus=8))
-        shares = desk.shares()
+        shares = await desk.shares()
         assert shares.order == ("first", "third", "second")
         found = {queue.name: queue for queue in shares.queues}
         assert list(found) == ["lab", "vision", "prod", "old"], "each under its parent"
@@ -141,10 +141,10 @@ def test_what_is_told_is_order_shares_and_quotas() -> None:
 
 
 def test_without_queues_there_are_users_alone() -> None:
-    async def story(desk: SharingDesk, rounds: Rounds) -> None:
+    async def story(desk: Queues, rounds: Rounds) -> None:
         job = pending(make_spec(queue="anything"), job_id="waits")
         rounds.loop.jobs = Published([job])
-        shares = desk.shares()
+        shares = await desk.shares()
         assert shares.queues == ()
         assert [(user.queue, user.user) for user in shares.users] == [("", "ada")]
 

@@ -35,12 +35,12 @@ from orchestrator.daemon.metrics.metering import Metering
 from orchestrator.daemon.nodes.care import LoopNodes
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.requests.actions import JobActions
-from orchestrator.daemon.requests.inspection import RankInspection
+from orchestrator.daemon.requests.files import JobSpecs
 from orchestrator.daemon.requests.pruning import Pruning
+from orchestrator.daemon.requests.ranks import RankInspection
 from orchestrator.daemon.requests.reader import JobReader, LiveFacts
-from orchestrator.daemon.requests.specs import JobSpecs
 from orchestrator.daemon.requests.submissions import Submissions
-from orchestrator.daemon.sharing.book import ShareBook
+from orchestrator.daemon.sharing import SharingState
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
 from orchestrator.runtime.pools import Pool, Pools
@@ -49,7 +49,7 @@ from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus, DiskTrouble
 from orchestrator.train.script.trace_request import TraceRefusedError
 from tests.unit.core.builders import node, pending, running, started
-from tests.unit.daemon.parts import Rounds
+from tests.unit.daemon.parts import ADA, BOB, Rounds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import JobProgress
 
 T = TypeVar("T")
-ADA = Caller(uid=1000, gid=1000, user="ada", is_owner=True)
-BOB = Caller(uid=1001, gid=1001, user="bob", is_owner=False)
 YAML = """
 version: 1
 name: tiny
@@ -519,7 +517,7 @@ def test_a_rerun_takes_changed_values(tmp_path: Path) -> None:
 
 def test_a_job_of_a_queue_that_is_not_there_is_refused_and_a_plan_says_so(tmp_path: Path) -> None:
     async def story(desk: Desk) -> None:
-        desk.rounds.loop.shares = ShareBook(Sharing(queues=parse_queues("research maximum=1")))
+        desk.rounds.loop.shares = SharingState(Sharing(queues=parse_queues("research maximum=1")))
         lost = desk.request(f"{YAML}queue: gone\n")
         with pytest.raises(RefusedError, match="there is no queue 'gone'; the queues are default, research"):
             await desk.submissions.submit(lost, ADA)

@@ -11,7 +11,8 @@ from orchestrator.api.service import UsageQuery
 from orchestrator.core import events as ev
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.requests.usage import UsageDesk, recorded_energy
+from orchestrator.daemon.estimates import EstimateRecord
+from orchestrator.daemon.requests.usage import Usage, recorded_energy
 from orchestrator.runtime.pools import Pools
 from orchestrator.spec.settings import Settings, SettingsError
 from tests.unit.analysis.runs import START, write_job
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 
 
-def usage(desk: Desk, price: float | None = None) -> UsageDesk:
+def usage(desk: Desk, price: float | None = None) -> Usage:
     store, paths = desk.rounds.store, desk.settings.paths
-    return UsageDesk(desk.rounds.loop, store, paths, Pools().files, price)
+    return Usage(desk.rounds.loop, store, paths, Pools().files, price, EstimateRecord.of(paths.home))
 
 
 async def waited(desk: Desk, name: str, seconds: float, **fields: Any) -> JobId:

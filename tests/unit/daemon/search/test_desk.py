@@ -17,10 +17,9 @@ from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByPruner
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import JobState
-from orchestrator.daemon.requests.best_values import BestValues
-from orchestrator.daemon.requests.matrices import MatrixDesk
+from orchestrator.daemon.requests.matrices import BestValues, Matrices
 from orchestrator.daemon.search.advisor import AdvisorError, process_advisor
-from orchestrator.daemon.search.desk import SearchDesk
+from orchestrator.daemon.search.searches import Searches
 from orchestrator.daemon.submitting import checking
 from orchestrator.parts import install_line
 from orchestrator.runtime.pools import Pools
@@ -82,7 +81,7 @@ class Searching:
 
     def _start(self) -> None:
         rounds = self.desk.rounds
-        self.searches = SearchDesk(
+        self.searches = Searches(
             rounds.loop,
             rounds.store,
             self.desk.settings,
@@ -96,7 +95,7 @@ class Searching:
         rounds.watchers = [self.searches.changed]
         best = BestValues(self.desk.settings.paths.metrics)
         pool = Pools().files
-        self.matrices = MatrixDesk(
+        self.matrices = Matrices(
             rounds.loop, rounds.store, self.desk.reader, self.desk.actions, best, self.searches, pool
         )
         self._task = asyncio.create_task(self.searches.run())

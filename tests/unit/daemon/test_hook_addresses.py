@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from orchestrator.daemon.notify import hook_addresses, webhook
-from orchestrator.daemon.notify.webhook import HookError, post
+from orchestrator.daemon import web_hooks
+from orchestrator.daemon.web_hooks import HookError, post
 
 REFUSED = [
     "169.254.169.254",
@@ -58,7 +58,7 @@ ALLOWED = [
 @pytest.mark.parametrize("address", REFUSED)
 def test_an_address_of_credentials_is_refused_by_name(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of the name server is checked, and the connection goes to that same answer."""
-    assert hook_addresses.is_refused(address)
+    assert web_hooks.is_refused(address)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     asked = []
 
@@ -71,7 +71,7 @@ def test_an_address_of_credentials_is_refused_by_name(address: str, monkeypatch:
 
     async def send() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", answer)
-        monkeypatch.setattr(webhook.asyncio, "open_connection", connect)
+        monkeypatch.setattr(web_hooks.asyncio, "open_connection", connect)
         await post("http://hooks.example/x", b"{}", {})
 
     with pytest.raises(HookError, match="web hooks may not use") as caught:
@@ -82,7 +82,7 @@ def test_an_address_of_credentials_is_refused_by_name(address: str, monkeypatch:
 
 @pytest.mark.parametrize("address", ALLOWED)
 def test_other_addresses_are_allowed(address: str) -> None:
-    assert not hook_addresses.is_refused(address)
+    assert not web_hooks.is_refused(address)
 
 
 @pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.254.43518"])

@@ -12,10 +12,8 @@ import pytest
 from orchestrator.api.curve_views import ChartView, CurveQuery, CurvesView
 from orchestrator.core.diagnosis.pace import Pace
 from orchestrator.core.ids import JobId
-from orchestrator.daemon.curves import progress_rows, telemetry_rows
-from orchestrator.daemon.curves.desk import MOST_BYTES, CurveDesk, gpu_history, job_curves
-from orchestrator.daemon.curves.record_file import extent, read_part
-from orchestrator.daemon.curves.thinning import Grid, chart
+from orchestrator.daemon.curve_records import extent, read_part, readings_of, reported_at, sampled_at
+from orchestrator.daemon.curves import MOST_BYTES, Curves, Grid, chart, gpu_history, job_curves
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.gpu.recording.job_record import COLUMNS
 from orchestrator.runtime.pools import Pool
@@ -138,10 +136,10 @@ def test_a_long_record_is_sampled_and_a_short_part_of_it_is_read_whole(tmp_path:
 
 def test_what_is_read_at_once_is_bounded(tmp_path: Path) -> None:
     path = write_telemetry(tmp_path, "GPU-0", 0, 50_000)
-    lines, sampled = read_part(path, telemetry_rows.time_of, None, None, 100_000)
+    lines, sampled = read_part(path, sampled_at, None, None, 100_000)
     assert sampled
     assert 50_000 < sum(len(one) + 1 for one in lines) <= 100_000
-    assert all(telemetry_rows.time_of(one) is not None for one in lines if one != HEADER.encode())
+    assert all(sampled_at(one) is not None for one in lines if one != HEADER.encode())
 
 
 def test_by_step_the_steps_that_were_done_again_are_those_of_the_later_attempt(tmp_path: Path) -> None:
@@ -168,8 +166,8 @@ def test_a_record_that_is_a_link_or_a_pipe_is_left_out(tmp_path: Path) -> None:
 
 def test_the_extent_of_a_record_that_a_crash_cut(tmp_path: Path) -> None:
     write_metrics(tmp_path, line(1, 1), line(2, 2), '{"at": 17900')
-    assert extent(tmp_path / "metrics.jsonl", progress_rows.time_of) is not None
-    found = extent(tmp_path / "metrics.jsonl", progress_rows.time_of)
+    assert extent(tmp_path / "metrics.jsonl", reported_at) is not None
+    found = extent(tmp_path / "metrics.jsonl", reported_at)
     assert found is not None
     assert (found.begin, found.end) == (BEGIN + 1, BEGIN + 2)
 
@@ -194,7 +192,7 @@ def test_files_are_read_in_a_thread(tmp_path: Path) -> None:
     pool = Pool("records", 1)
 
     async def ask() -> CurvesView:
-        return await CurveDesk(paths, pool).curves(JOB, CurveQuery())
+        return await Curves(paths, pool).curves(JOB, CurveQuery())
 
     assert [one.name for one in asyncio.run(ask()).charts] == ["loss", "step time"]
     pool.close()
@@ -206,7 +204,7 @@ def test_what_the_daemon_writes_is_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics_file.append(path, 1, 7, snapshot, BEGIN, ranks=ranks)
     metrics_file.append(path, 1, 7, snapshot, BEGIN + 1)
-    found = progress_rows.readings_of(path.read_bytes().splitlines(), by_step=False)
+    found = readings_of(path.read_bytes().splitlines(), by_step=False)
     assert found.rank_step_seconds == {0: [(BEGIN, 0.25)], 2: [(BEGIN, 0.25)]}
     assert found.rank_own_seconds == {0: [(BEGIN, 0.1)], 2: [(BEGIN, 0.2)]}
     assert found.metrics == {"loss": [(BEGIN, 0.5), (BEGIN + 1, 0.5)], "nan": [(BEGIN, None), (BEGIN + 1, None)]}

@@ -14,7 +14,6 @@ from orchestrator.core.scheduler.scheduler import shares_of, waiting_order
 from orchestrator.core.scheduler.shares import fair_shares
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import readable
-from orchestrator.daemon.requests.specs import JobSpecs, SpecService
 from orchestrator.spec.queues import QueueSpec, queue_problems
 from orchestrator.store.errors import StoreError
 from orchestrator.store.port import StoredQueueChange
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pool
     from orchestrator.store.port import Store
 
-
 SHOWN_STARTS: Final = 20
 
 
-class SharingDesk:
+class Queues:
     """Reads the loop's jobs; changes are written before they take effect, one after the other.
 
     Expected starts are computed in ``pool``. ``eta`` returns the seconds that a running job still needs, by its own progress.
@@ -52,7 +50,7 @@ class SharingDesk:
         self._store = store
         self._turn = asyncio.Lock()
 
-    def shares(self) -> QueueShares:
+    async def shares(self) -> QueueShares:
         """Return the order of waiting jobs, and the shares of queues and users."""
         now, book = self._loop.now(), self._loop.shares
         state = readable(self._loop)
@@ -84,8 +82,8 @@ class SharingDesk:
             return OutlookView(starts={str(each): at for each, at in found.items()}, order=order)
         return outlook_view(await self._pool.run(outlook_of, job_id, state, now))
 
-    async def change(self, name: str, change: QueueChange, by: str) -> QueueView:
-        """Change or create a queue. Raises BadRequestError for an invalid table, DiskFullError."""
+    async def change(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
+        """Change or create a queue; durable once this returns. Raises BadRequestError for an invalid table, DiskFullError."""
         async with self._turn:
             book = self._loop.shares
             known = {queue.name: queue for queue in book.sharing.queues}
@@ -94,14 +92,14 @@ class SharingDesk:
             problems = queue_problems(table)
             if problems:
                 raise BadRequestError("; ".join(problems), hint="`orch queue` shows the queues as they are")
-            stored = StoredQueueChange(name=name, body=asdict(queue), by=by, at=self._loop.now())
+            stored = StoredQueueChange(name=name, body=asdict(queue), by=caller.user, at=self._loop.now())
             try:
                 await self._store.put_queue_change(stored)
             except StoreError as error:
                 raise DiskFullError(f"the change of queue {name} could not be written: {error}") from error
             book.change(table, stored)
         self._loop.wake()
-        return next(view for view in self.shares().queues if view.name == name)
+        return next(view for view in (await self.shares()).queues if view.name == name)
 
     def _known(self, shares: Shares, hungry: set[str]) -> list[QueueSpec]:
         """Return the configured queues with their children, and queues that have jobs without being configured."""
@@ -155,26 +153,6 @@ class SharingDesk:
             for queue, user in sorted({**running, **waiting})
             if running[queue, user] or waiting[queue, user]
         )
-
-
-class SharingService(SpecService):
-    """The part of the service for queues."""
-
-    def __init__(self, specs: JobSpecs, sharing: SharingDesk) -> None:
-        super().__init__(specs)
-        self._sharing = sharing
-
-    async def queue_shares(self) -> QueueShares:
-        """Return the order of waiting jobs, and the shares of queues and users."""
-        return self._sharing.shares()
-
-    async def outlook(self, job_id: JobId | None) -> OutlookView:
-        """Return when a job is expected to start, and what it waits for; with None, when the first of the queue are."""
-        return await self._sharing.outlook(job_id)
-
-    async def set_queue(self, name: str, change: QueueChange, caller: Caller) -> QueueView:
-        """Change or create a queue; durable once this returns."""
-        return await self._sharing.change(name, change, caller.user)
 
 
 def _changed(queue: QueueSpec, change: QueueChange) -> QueueSpec:

@@ -1,7 +1,7 @@
 """Conducts the searches: gets values from the advisor when a trial has ended, submits them, and ends bad trials.
 
 A trial is a job like any other, submitted by the daemon from the archive of the first one. A daemon that starts again finds the trials
-in the store and the rest in the book, so a search continues where it was, and no trial is submitted twice.
+in the store and the rest in the files, so a search continues where it was, and no trial is submitted twice.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from orchestrator.core.facts.requesters import ByPruner
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.search.advisor import process_advisor
-from orchestrator.daemon.search.book import SearchBook, StudyRecord
-from orchestrator.daemon.search.trial import prepare_trial
-from orchestrator.daemon.search.trials import SETTLE_SECONDS, settles, standing
+from orchestrator.daemon.search.files import SearchFiles, StudyRecord
+from orchestrator.daemon.search.trials import SETTLE_SECONDS, prepare_trial, settles, standing
 from orchestrator.daemon.submitting.under_way import mark_accepted
 from orchestrator.runtime.pools import working_for
 from orchestrator.spec.problems import SpecError
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.search.advisor import Advisor
-    from orchestrator.daemon.search.plan import SearchPlan
+    from orchestrator.daemon.search.files import SearchPlan
     from orchestrator.daemon.search.trials import Standing
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.pools import Pool
@@ -67,7 +66,7 @@ class Search:
     failures: int = 0
 
 
-class SearchDesk:
+class Searches:
     """Conducts searches. ``advisor`` starts the advisor of a space; files are read and written in ``pool``."""
 
     def __init__(
@@ -92,7 +91,7 @@ class SearchDesk:
         self._advisor = advisor
         self._look_seconds = look_seconds
         self._first_delay = first_delay
-        self.book = SearchBook(settings.home)
+        self.book = SearchFiles(settings.home)
         self._searches: dict[str, Search] = {}
         self._new: asyncio.Queue[str] = asyncio.Queue()
         self._reading = asyncio.Lock()

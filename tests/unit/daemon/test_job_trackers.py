@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from orchestrator.core.states import JobState
+from orchestrator.daemon.job_trackers import JobTrackers
 from orchestrator.daemon.jobs.secrets import write_secrets
-from orchestrator.daemon.trackers.job_trackers import JobTrackers
 from orchestrator.spec.job import JobSpec, parse_job
 from orchestrator.spec.paths import Paths
 from tests.support.stack import PATIENCE_SECONDS

@@ -14,8 +14,7 @@ from orchestrator.core.facts.findings import GpusUnused
 from orchestrator.core.scheduler.queues import Sharing
 from orchestrator.core.scheduler.use import Account
 from orchestrator.core.states import JobState
-from orchestrator.daemon.sharing.admission import check_queue
-from orchestrator.daemon.sharing.book import ShareBook, sharing_of
+from orchestrator.daemon.sharing import SharingState, check_queue, sharing_of
 from orchestrator.spec.model import AutoWorkers, ElasticWorkers, WorkerAdvice
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
@@ -57,13 +56,13 @@ def test_since_when_the_gpus_of_a_job_are_idle_is_known_also_to_the_next_daemon(
     closed = ev.FindingClosed(job_id=job.id, at=T0 + 200, attempt=1, finding=idle)
     later = replace(opened, at=T0 + 300)
     found = chain(job, opened, closed, later)
-    book = ShareBook()
+    book = SharingState()
     told = []
     for change in found:
         book.observe(change.after, change.event)
         told.append(dict(book.idle))
     assert told == [{job.id: T0 + 100}, {}, {job.id: T0 + 300}]
-    again = ShareBook()
+    again = SharingState()
     for change in found:  # the current record accompanies each of the events
         again.observe_idle(found[-1].after, change.event)
     assert again.idle == {job.id: T0 + 300}
@@ -88,7 +87,7 @@ def test_what_ended_jobs_used_counts_after_a_restart() -> None:
         rest = chain(last[-1].after, released(last[-1].after, at=T0 + 110))
         rest += chain(rest[-1].after, finished(job, JobState.SUCCEEDED, at=T0 + 111))
         await store.append(rest)
-        book = ShareBook(Sharing(half_life=1e12))
+        book = SharingState(Sharing(half_life=1e12))
         await book.load(store, [], T0 + 200)
         assert book.past.used[Account("default", "ada")].amounts.gpus == pytest.approx(200, rel=0.1)
         assert book.past is book.past, "made once for many decisions"

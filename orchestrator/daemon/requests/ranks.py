@@ -1,23 +1,77 @@
-"""Opens sessions beside ranks: commands and connections to ports. The application decides about permission."""
+"""Inspects the ranks of running jobs for users (traces, stacks) and opens sessions beside them. The application decides about permission."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.core.states import JobState
+from orchestrator.daemon.jobs.views import rank_stacks
+from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 from orchestrator.runtime.ranks.sessions.messages import PortRequest, SessionRefusedError
+from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from structlog.typing import FilteringBoundLogger
 
-    from orchestrator.api.service import Caller, SessionChannel
+    from orchestrator.api.service import Caller, ProfileRequest, SessionChannel
+    from orchestrator.core.diagnosis.health import RankLook
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.rank_rpc import GangSession
     from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
+
+
+class Ranks(Protocol):
+    """Requests to a running gang's ranks."""
+
+    async def trace(self, job: Job, rank: int, steps: int, seconds: float) -> bytes:
+        """Return a trace of a rank's next steps. Raises TraceRefusedError."""
+        ...
+
+    async def look(self, job: Job, *, stacks: bool, ranks: Sequence[int] | None = None) -> dict[int, RankLook]:
+        """Inspect each rank that answers."""
+        ...
+
+    async def note(self, job: Job, lines: Mapping[int, Sequence[str]]) -> None:
+        """Write lines to the ranks' logs."""
+        ...
+
+
+class RankInspection:
+    """Inspects ranks. ``record`` returns a job's record by its id, and raises NoSuchJobError."""
+
+    def __init__(self, record: Callable[[JobId], Awaitable[Job]], ranks: Ranks) -> None:
+        self._record = record
+        self._ranks = ranks
+
+    async def profile(self, job_id: JobId, request: ProfileRequest) -> bytes:
+        """Return a torch.profiler trace of a running job's next steps."""
+        job = await self._running(job_id, "can be traced", request.rank)
+        try:
+            return await self._ranks.trace(job, request.rank, request.steps, request.timeout_seconds)
+        except TraceRefusedError as error:
+            message, _, hint = str(error).partition(": ")
+            raise RefusedError(message, hint=hint) from error
+
+    async def stacks(self, job_id: JobId, rank: int | None) -> v.StacksView:
+        """Return the stacks of a running job's ranks."""
+        job = await self._running(job_id, "has stacks", rank)
+        ranks = tuple(range(job.num_workers)) if rank is None else (rank,)
+        looks = await self._ranks.look(job, stacks=True, ranks=ranks)
+        await self._ranks.note(job, {number: report_lines(look) for number, look in looks.items()})
+        return v.StacksView(job_id=job.id, ranks=tuple(rank_stacks(number, looks.get(number)) for number in ranks))
+
+    async def _running(self, job_id: JobId, what: str, rank: int | None) -> Job:
+        job = await self._record(job_id)
+        if job.state is not JobState.RUNNING:
+            raise RefusedError(f"{job.id} is {job.state.value}; only a running job {what}")
+        if rank is not None and rank >= job.num_workers:
+            raise BadRequestError(f"{job.id} has no rank {rank}", hint=f"0 to {job.num_workers - 1}")
+        return job
 
 
 Result = TypeVar("Result")
@@ -57,16 +111,6 @@ class JobSessions:
             raise RefusedError(error.what, hint=error.remedy) from error
         self._log.info("session.opened", job=job.id, rank=rank, kind=kind, user=caller.user, channel=caller.channel)
         return _Channel(session)
-
-
-class SessionService:
-    """The part of ``api.service.JobService`` about sessions; the class that includes it sets ``_sessions``."""
-
-    _sessions: JobSessions
-
-    async def open_session(self, job_id: JobId, rank: int, request: SessionRequest, caller: Caller) -> SessionChannel:
-        """Open a command, or a connection to a port, beside a rank of a running job."""
-        return await self._sessions.open(job_id, rank, request, caller)
 
 
 class _Channel:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.core.states import JobState, StopPurpose
-from orchestrator.daemon.estimates.desk import EstimateDesk
-from orchestrator.daemon.estimates.record import Ended, Estimated, EstimateRecord, quality
+from orchestrator.daemon.estimates import Ended, Estimated, EstimateRecord, Estimates, quality
 from orchestrator.daemon.jobs import metrics_file
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.unit.core.builders import T0, after, finished, gone, released, running, stop
@@ -35,8 +34,8 @@ class World:
         self.desk = self.new()
         self.job: Job = running()
 
-    def new(self) -> EstimateDesk:
-        return EstimateDesk(self.record, clock=lambda: self.now)
+    def new(self) -> Estimates:
+        return Estimates(self.record, clock=lambda: self.now)
 
     def steps(self, first: int, last: int, *, seconds: float = 1.0, attempt: int = 1, rank: int = 0) -> None:
         for step in range(first, last + 1):

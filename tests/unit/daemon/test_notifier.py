@@ -19,8 +19,16 @@ from orchestrator.clock import ClockReading
 from orchestrator.core.facts.reasons import Cancelled
 from orchestrator.core.facts.requesters import ByUser
 from orchestrator.core.states import JobState
-from orchestrator.daemon.notify.notifier import EACH_AT_ONCE, LONGEST_DELAY_SECONDS, MOST_TRIES, Notifier, delay_seconds
-from orchestrator.daemon.notify.webhook import HookError, post, signing_key
+from orchestrator.daemon.web_hooks import (
+    EACH_AT_ONCE,
+    LONGEST_DELAY_SECONDS,
+    MOST_TRIES,
+    HookError,
+    Notifier,
+    delay_seconds,
+    post,
+    signing_key,
+)
 from orchestrator.spec.job import NotifySpec
 from orchestrator.store.sqlite import SqliteStore
 from tests.unit.core.builders import ID, T0, finished, make_spec, submission

@@ -1,25 +1,139 @@
-"""Answers queries about jobs and GPUs over time from jobs' records alone. Files are read in threads."""
+"""Answers queries about jobs and GPUs over time from jobs' records alone: any number of readings becomes lines of a bounded number of points."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.abandoned import stop_if_abandoned
-from orchestrator.api.curve_views import MOST_POINTS, ChartView, CurveQuery, CurvesView, GpuHistoryView, GpuUseView
-from orchestrator.daemon.curves import progress_rows, telemetry_rows
-from orchestrator.daemon.curves.record_file import extent, read_part
-from orchestrator.daemon.curves.telemetry_rows import PREFIX, QUANTITIES, GpuReadings
-from orchestrator.daemon.curves.thinning import MOST_CURVES, Grid, chart
+from orchestrator.api.curve_views import (
+    MOST_POINTS,
+    ChartView,
+    CurveQuery,
+    CurvesView,
+    CurveView,
+    GpuHistoryView,
+    GpuUseView,
+)
+from orchestrator.daemon.curve_records import (
+    PREFIX,
+    QUANTITIES,
+    GpuReadings,
+    add_rows,
+    extent,
+    identity,
+    read_part,
+    readings_of,
+    reported_at,
+    sampled_at,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from orchestrator.core.ids import JobId
-    from orchestrator.daemon.curves.record_file import Extent, TimeOf
+    from orchestrator.daemon.curve_records import Extent, Readings, TimeOf
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
+
+MOST_CURVES: Final = 16
+"""More GPUs or ranks than this are drawn as one line with a band."""
+
+DIGITS: Final = 5
+
+
+@dataclass(slots=True)
+class Part:
+    """The readings in one part of a span."""
+
+    x: float
+    total: float = 0.0
+    count: int = 0
+    low: float = inf
+    high: float = -inf
+    not_finite: int = 0
+
+    def add(self, value: float | None) -> None:
+        """Add a reading; None stands for one that was not finite."""
+        if value is None or not isfinite(value):
+            self.not_finite += 1
+            return
+        self.total += value
+        self.count += 1
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """``points`` parts of equal length between two ends."""
+
+    begin: float
+    end: float
+    points: int
+
+    def parts(self, readings: Iterable[tuple[float, float | None]]) -> dict[int, Part]:
+        """Return the readings by part; those outside are left out."""
+        found: dict[int, Part] = {}
+        scale = self.points / (self.end - self.begin) if self.end > self.begin else 0.0
+        for x, value in readings:
+            if not self.begin <= x <= self.end:
+                continue
+            number = min(self.points - 1, int((x - self.begin) * scale))
+            part = found.get(number)
+            if part is None:
+                part = found[number] = Part(x)
+            part.add(value)
+        return found
+
+
+def curve(label: str, parts: Mapping[int, Part]) -> CurveView:
+    """Return a line through the means of the parts."""
+    ordered = [parts[number] for number in sorted(parts)]
+    return CurveView(
+        label=label,
+        x=tuple(round(part.x, 3) for part in ordered),
+        values=tuple(_rounded(part.total / part.count) if part.count else None for part in ordered),
+        lows=tuple(_rounded(part.low) if part.count else None for part in ordered),
+        highs=tuple(_rounded(part.high) if part.count else None for part in ordered),
+        not_finite=sum(part.not_finite for part in ordered),
+    )
+
+
+def chart(
+    name: str,
+    unit: str,
+    lines: Sequence[tuple[str, Mapping[int, Part]]],
+    *,
+    kind: str = "GPUs",
+    most: int = MOST_CURVES,
+) -> ChartView | None:
+    """Return the lines that have readings; one for all of them where there are more than ``most``; None without any."""
+    shown = [(label, parts) for label, parts in lines if any(part.count or part.not_finite for part in parts.values())]
+    if not shown:
+        return None
+    if len(shown) <= most:
+        return ChartView(name=name, unit=unit, curves=tuple(curve(label, parts) for label, parts in shown))
+    together: dict[int, Part] = {}
+    for _, parts in shown:
+        for number, part in parts.items():
+            _join(together.setdefault(number, Part(part.x)), part)
+    label = f"mean of {len(shown)} {kind}"
+    return ChartView(name=name, unit=unit, curves=(curve(label, together),), merged=len(shown))
+
+
+def _join(whole: Part, part: Part) -> None:
+    whole.total += part.total
+    whole.count += part.count
+    whole.not_finite += part.not_finite
+    whole.low, whole.high = min(whole.low, part.low), max(whole.high, part.high)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
 
 MOST_BYTES: Final = 1024 * 1024
 """Most bytes read at once, from all records together: some milliseconds of processor time."""
@@ -29,7 +143,7 @@ MOST_USES: Final = 200
 MOST_GPUS: Final = 1024
 
 
-class CurveDesk:
+class Curves:
     """Answers the queries in threads of ``pool``."""
 
     def __init__(self, paths: Paths, pool: Pool) -> None:
@@ -45,35 +159,18 @@ class CurveDesk:
         return await self._pool.run(gpu_history, self._paths.jobs, uuids, query)
 
 
-class CurveService:
-    """The part of the service for these queries."""
-
-    def __init__(self, desk: CurveDesk) -> None:
-        self._desk = desk
-
-    async def curves(self, job_id: JobId, query: CurveQuery) -> CurvesView:
-        """Return what the job recorded over time."""
-        return await self._desk.curves(job_id, query)
-
-    async def gpu_history(self, uuids: Sequence[str], query: CurveQuery) -> GpuHistoryView:
-        """Return what GPUs did over time, and for which jobs."""
-        return await self._desk.gpu_history(uuids, query)
-
-
 def job_curves(directory: Path, job_id: JobId, query: CurveQuery) -> CurvesView:
     """Read the records in a job's directory. Blocks."""
     files = (directory / "metrics.jsonl.1", directory / "metrics.jsonl")
     reported = [p for p in files if os.path.isfile(p)]  # noqa: PTH113  # Path.is_file raises
     sampled_gpus = [] if query.by_step else _telemetry(directory)
-    spans = _extents(
-        [(p, progress_rows.time_of) for p in reported] + [(p, telemetry_rows.time_of) for p in sampled_gpus]
-    )
+    spans = _extents([(p, reported_at) for p in reported] + [(p, sampled_at) for p in sampled_gpus])
     if not spans:
         return CurvesView(job_id=job_id)
     bounds = (None, None) if query.by_step else (query.since, query.until)
     share = MOST_BYTES // (len(reported) + len(sampled_gpus))
-    lines, sampled = _lines(reported, progress_rows.time_of, bounds, share)
-    readings = progress_rows.readings_of(lines, by_step=query.by_step)
+    lines, sampled = _lines(reported, reported_at, bounds, share)
+    readings = readings_of(lines, by_step=query.by_step)
     begin, end = _ends(spans, readings if query.by_step else None)
     grid = _grid(query, begin, end)
     charts = _progress_charts(readings, grid, ranks=not query.together)
@@ -91,7 +188,7 @@ def gpu_history(jobs: Path, uuids: Sequence[str], query: CurveQuery) -> GpuHisto
     """Read the telemetry of these GPUs in the directories of jobs. Blocks."""
     wanted = {_file_name(uuid): uuid for uuid in uuids[:MOST_GPUS]}
     files = _newest(path for job in _entries(jobs) for path in _telemetry(job) if path.name in wanted)
-    spans = {path: span for path, span in ((p, _extent(p, telemetry_rows.time_of)) for p in files) if span is not None}
+    spans = {path: span for path, span in ((p, _extent(p, sampled_at)) for p in files) if span is not None}
     if not spans:
         return GpuHistoryView()
     uses = tuple(
@@ -131,7 +228,7 @@ def _gpu_label(gpu: GpuReadings, *, shared: bool) -> str:
     return f"GPU {gpu.index} ({gpu.uuid.removeprefix('GPU-')[:13]})" if shared else f"GPU {gpu.index}"
 
 
-def _progress_charts(readings: progress_rows.Readings, grid: Grid, *, ranks: bool) -> list[ChartView]:
+def _progress_charts(readings: Readings, grid: Grid, *, ranks: bool) -> list[ChartView]:
     names = sorted(readings.metrics, key=lambda name: ("loss" not in name, name))[:MOST_METRICS]
     made = [chart(name, "", [(name, grid.parts(readings.metrics[name]))]) for name in names]
     made.append(chart("step time", "s", [("step time", grid.parts(readings.step_seconds))]))
@@ -151,7 +248,7 @@ def _grid(query: CurveQuery, begin: float, end: float) -> Grid:
     return Grid(since, max(since, until), max(2, min(query.points, MOST_POINTS)))
 
 
-def _ends(spans: Sequence[Extent], steps: progress_rows.Readings | None) -> tuple[float, float]:
+def _ends(spans: Sequence[Extent], steps: Readings | None) -> tuple[float, float]:
     if steps is None:
         return min(span.begin for span in spans), max(span.end for span in spans)
     known = [x for values in (steps.step_seconds, *steps.metrics.values()) for x, _ in values]
@@ -165,9 +262,9 @@ def _gpus(
     found: dict[str, GpuReadings] = {}
     sampled = False
     for path in files:
-        uuid, index = telemetry_rows.identity(path)
-        lines, also = _lines([path], telemetry_rows.time_of, bounds, share)
-        telemetry_rows.add_rows(found.setdefault(uuid, GpuReadings(uuid, index)), lines)
+        uuid, index = identity(path)
+        lines, also = _lines([path], sampled_at, bounds, share)
+        add_rows(found.setdefault(uuid, GpuReadings(uuid, index)), lines)
         sampled = sampled or also
     return sorted(found.values(), key=lambda gpu: (gpu.index, gpu.uuid)), sampled
 

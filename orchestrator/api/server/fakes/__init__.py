@@ -1,1 +1,0 @@
-"""Parts of the in-memory service that `testing.py` combines. The daemon imports none of them."""

@@ -1,4 +1,0 @@
-"""Web hooks: due notices and their delivery.
-
-Begin with ``notifier.py``.
-"""

@@ -1,1 +1,0 @@
-"""Reports of ended jobs, written by separate processes."""
