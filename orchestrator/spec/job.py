@@ -7,7 +7,6 @@ Pure; reading the file itself is `spec.source`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestrator.spec.fields.nodes import JsonValue, MapNode, Mark, Node, ScalarNode, is_null, kind_of, plain_node
@@ -41,7 +40,7 @@ from orchestrator.spec.model import (
     WorkerResources,
 )
 from orchestrator.spec.problems import BadValueError, Finding, Path, Problem, SpecError, dotted
-from orchestrator.spec.reader.checks import NOT_YET, cross_checks, not_yet
+from orchestrator.spec.reader.checks import cross_checks
 from orchestrator.spec.reader.document import compose
 from orchestrator.spec.reader.overrides import apply_overrides
 from orchestrator.spec.reader.passing import Passed, PassRequest, select, split_request, with_variables
@@ -52,12 +51,11 @@ from orchestrator.spec.search import Combination, objectives_of, parameter_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from orchestrator.spec.sections.matrix import MatrixValue
+    from orchestrator.spec.model import MatrixValue
 
     Rules = Sequence[Callable[[JobSpec], Iterable[Finding]]]
 
 __all__ = [
-    "NOT_YET",
     "AutoWorkers",
     "Backoff",
     "CheckpointSpec",
@@ -120,12 +118,11 @@ def parse_job(
     source: str = "job.yaml",
     overrides: Sequence[str] = (),
     rules: Rules = (),
-    refused: Mapping[str, str] = NOT_YET,
     environ: Mapping[str, str] | None = None,
 ) -> JobSpec:
     """Read a job file. `source` names it in messages; `overrides` are the arguments of `--set`, such as `a.b=c`.
 
-    `rules` find the errors that other packages define. `refused` are the keys whose feature is not built yet.
+    `rules` find the errors that other packages define.
     `environ` has the variables that `env: {pass: [...]}` may take.
 
     Raises:
@@ -135,7 +132,7 @@ def parse_job(
     problems: list[Problem] = []
     root, request = _tree(text, source, overrides, problems)
     root = with_variables(root, request, _passed(request, environ or {}, problems).values)
-    spec = _checked(root, problems, rules, refused)
+    spec = _checked(root, problems, rules)
     if problems:
         raise SpecError(_in_order(problems, source))
     return spec
@@ -181,7 +178,6 @@ def parse_jobs(
     source: str = "job.yaml",
     overrides: Sequence[str] = (),
     rules: Rules = (),
-    refused: Mapping[str, str] = NOT_YET,
     environ: Mapping[str, str] | None = None,
 ) -> JobFile:
     """Read a job file that may have a matrix; the arguments are those of `parse_job`.
@@ -196,7 +192,7 @@ def parse_jobs(
 
     def checked(tree: MapNode, found: list[Problem]) -> JobSpec:
         # Placeholders in a passed value stay plain text: values are added after the file's placeholders are filled.
-        return _checked(with_variables(tree, request, values), found, rules, refused)
+        return _checked(with_variables(tree, request, values), found, rules)
 
     if is_null(root.get("matrix")) or root.get("matrix") is None:
         problems += [problem_at(error, scalar.mark, path) for path, scalar, error in template_faults(root, ())]
@@ -247,7 +243,7 @@ def parse_trial(
     problems: list[Problem] = []
     root, request = _tree(text, source, overrides, problems)
     passed = _passed(request, environ or {}, problems).values
-    spec = _checked(with_variables(filled(root, values), request, passed), problems, rules, NOT_YET)
+    spec = _checked(with_variables(filled(root, values), request, passed), problems, rules)
     if problems:
         raise SpecError(_in_order(problems, source))
     return spec
@@ -278,12 +274,11 @@ def _matrix_findings(matrix: MatrixSpec) -> Iterator[Finding]:
         yield Finding(path=path, message=message, hint=hint)
 
 
-def _checked(root: MapNode, problems: list[Problem], rules: Rules, refused: Mapping[str, str]) -> JobSpec:
+def _checked(root: MapNode, problems: list[Problem], rules: Rules) -> JobSpec:
     """Return the spec of a tree; every error in it is added to ``problems``."""
     before = len(problems)
     spec = read_spec(root, problems)
-    findings = [*cross_checks(spec), *not_yet(to_dict(spec), _defaults(), refused)]
-    findings += [finding for rule in rules for finding in rule(spec)]
+    findings = [*cross_checks(spec), *(finding for rule in rules for finding in rule(spec))]
     seen = {problem.path for problem in problems[before:]}
     problems += [
         _placed(finding, root)
@@ -301,7 +296,7 @@ def to_dict(spec: JobSpec) -> dict[str, JsonValue]:
 def from_dict(data: Mapping[str, JsonValue]) -> JobSpec:
     """Convert what `to_dict` returned. Missing keys take their defaults.
 
-    Rules between keys and NOT_YET are not applied again: what was accepted once stays readable.
+    Rules between keys are not applied again: what was accepted once stays readable.
 
     Raises:
         SpecError: the dictionary is damaged, or from a newer version.
@@ -322,7 +317,7 @@ def change_spec(spec: JobSpec, overrides: Sequence[str], *, rules: Rules = ()) -
     root = plain_node(to_dict(spec), "the job's spec")
     assert isinstance(root, MapNode)
     root, request = split_request(apply_overrides(root, overrides, problems), problems)
-    changed = _checked(root, problems, rules, NOT_YET)
+    changed = _checked(root, problems, rules)
     if request.patterns:
         hint = "set the variable: --set env.NAME=value"
         where = "env.pass"
@@ -344,11 +339,6 @@ def spec_yaml(spec: Mapping[str, JsonValue]) -> str:
 
     text: str = yaml.safe_dump(dict(spec), sort_keys=False, allow_unicode=True, width=110)
     return text
-
-
-@cache
-def _defaults() -> dict[str, JsonValue]:
-    return to_dict(JobSpec(name="job", entrypoint="true"))
 
 
 def _root(node: Node | None, source: str, overrides: Sequence[str], problems: list[Problem]) -> MapNode:

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from orchestrator.spec.entrypoint import EntrypointError, parse_entrypoint
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Node, ScalarNode, plain_node
 from orchestrator.spec.fields.rules import NAME_PATTERN
+from orchestrator.spec.model import MAX_MATRIX_JOBS
 from orchestrator.spec.problems import BadValueError, nearest, quoted
 from orchestrator.spec.search import Combination, first_trials, search_faults
-from orchestrator.spec.sections.matrix import MAX_MATRIX_JOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from orchestrator.spec.model import MatrixSpec, MatrixValue
     from orchestrator.spec.problems import Path
-    from orchestrator.spec.sections.matrix import MatrixSpec, MatrixValue
 
 _PLACEHOLDER = re.compile(r"\$\{matrix\.([^}]*)\}")
 _FIXED = frozenset({"version", "matrix", "working_dir", "runtime_env", "secrets"})

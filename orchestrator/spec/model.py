@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - the base class documents the methods of a kind
 """The keys of job.yaml: one definition of each, with its type, its bounds, its default and what it means.
 
 Pydantic reads and writes these classes (`reader.reading`), and makes the JSON Schema; the documentation is checked against them. Rules that
@@ -6,25 +7,37 @@ bind several keys are in `reader.checks`. Mappings are plain dictionaries undern
 
 from __future__ import annotations
 
-# Pydantic reads the annotations when the program runs.
-from collections.abc import Mapping  # noqa: TC003
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+# Pydantic reads the annotations when the program runs.
 from datetime import datetime, timedelta
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from orchestrator.spec.fields.kinds import (
+    INTEGER,
+    SCIENTIFIC,
     Boolean,
     Choice,
     Doc,
     Duration,
+    Json,
+    Kind,
+    Memory,
+    Moment,
     Null,
     Number,
+    Schema,
     StepsOrTime,
     Text,
     Whole,
+    written,
 )
-from orchestrator.spec.fields.moments import Moment
-from orchestrator.spec.fields.nodes import JsonValue  # noqa: TC001
+from orchestrator.spec.fields.nodes import (
+    JsonValue,  # noqa: TC001
+    Node,  # noqa: TC001
+)
 from orchestrator.spec.fields.records import Given, Keyed, Listed, OneOf, Record
 from orchestrator.spec.fields.rules import (
     ENV_PATTERN,
@@ -35,6 +48,7 @@ from orchestrator.spec.fields.rules import (
     USER_PATTERN,
     inside,
     local_directory,
+    looks_secret,
     progress_expression,
     regular_expression,
     storage,
@@ -42,15 +56,260 @@ from orchestrator.spec.fields.rules import (
     watched,
     web_address,
 )
-from orchestrator.spec.sections.env import Variables
-from orchestrator.spec.sections.interactive import InteractiveSpec as InteractiveSpec  # noqa: PLC0414, TC001
-from orchestrator.spec.sections.matrix import MatrixSpec as MatrixSpec  # noqa: PLC0414, TC001
-from orchestrator.spec.sections.workers import MAX_WORKERS
-from orchestrator.spec.sections.workers import AutoWorkers as AutoWorkers  # noqa: PLC0414
-from orchestrator.spec.sections.workers import ElasticWorkers as ElasticWorkers  # noqa: PLC0414
-from orchestrator.spec.sections.workers import WorkerAdvice as WorkerAdvice  # noqa: PLC0414
-from orchestrator.spec.sections.workers import WorkerResources as WorkerResources  # noqa: PLC0414
+from orchestrator.spec.problems import BadValueError, quoted
 from orchestrator.spec.trainer import TrainingSettings
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic_core import CoreSchema
+
+    from orchestrator.spec.fields.kinds import Schema
+
+_SECOND = timedelta(seconds=1)
+
+T = TypeVar("T")
+Maybe = Annotated[T | None, Null()]
+Items = Annotated[tuple[T, ...], Listed()]
+Distinct = Annotated[tuple[T, ...], Listed(unique=True)]
+YesNo = Annotated[bool, Boolean()]
+Time = Annotated[timedelta, Duration(minimum=_SECOND)]
+
+
+LIST_KEY: Final = "pass"
+MOST_PATTERNS: Final = 100
+
+
+def _pass_pattern(text: str) -> None:
+    """Refuse a pattern that matches everything, a secret, or a variable that orch sets."""
+    if not any(character.isalnum() for character in text):
+        raise BadValueError(f"{quoted(text)} matches every variable", "name what the job needs, such as HF_*")
+    if looks_secret(text):
+        hint = "secrets: takes names, without *" if "*" in text else f"write secrets: [{text}]"
+        raise BadValueError(f"{quoted(text)} looks like a secret, which env would store readably", hint)
+    user_variable(text)
+
+
+PASS_PATTERN: Final = Text(
+    "a name or pattern of variables",
+    pattern=r"[A-Za-z_*][A-Za-z0-9_*]{0,254}",
+    remedy="letters, digits, underscores and *, not beginning with a digit",
+    max_length=255,
+    check=_pass_pattern,
+)
+
+
+def described_pass() -> Schema:
+    """Return the JSON Schema of the key: the list, or the text of a variable of this name."""
+    names = {"type": "array", "items": PASS_PATTERN.describe(), "uniqueItems": True, "maxItems": MOST_PATTERNS}
+    text = {"type": ["string", "number"]}
+    meaning = "names and patterns (HF_HOME, WANDB_*) of variables to take from the submitter's environment"
+    return {"description": meaning, "default": [], "anyOf": [names, text]}
+
+
+class Variables(Keyed):
+    """Variables by name. The list of `pass` is taken out before they are read; it is only described_pass here."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+        return {**super().__get_pydantic_json_schema__(schema, handler), "properties": {LIST_KEY: described_pass()}}
+
+
+MAX_WORKERS = 10_000
+MAX_GPUS_PER_WORKER = 64
+Workers = Annotated[int, Whole(1, MAX_WORKERS)]
+Factor = Annotated[float, Number(0, 100, digits=4)]
+Milliseconds = Annotated[float, Number(0, 10**9, digits=4)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticWorkers(Record):
+    """Any number of ranks from `min` to `max`. An attempt runs at least `grow_after` before it is stopped to grow."""
+
+    min: Annotated[Workers, Doc("fewest ranks it runs with")]
+    max: Annotated[Workers, Doc("most ranks it grows to")]
+    grow_after: Annotated[Time, Doc("how long it runs before it is stopped to start on more ranks")] = timedelta(
+        minutes=5
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAdvice(Record):
+    """Result of `orch advise` for the job's script: a number of ranks, and the figures that support it."""
+
+    shorthand: ClassVar[str] = "write advice: {ranks: 4}"
+
+    ranks: Annotated[Workers, Doc("advised number of ranks")]
+    certain: Annotated[YesNo, Doc("whether the intervals of the predictions confirm the advice")] = False
+    compared_ranks: Annotated[
+        Maybe[Workers],
+        Doc("ranks that the figures below are of: the advised number, or a larger one that does not pay"),
+    ] = None
+    efficiency: Annotated[
+        Maybe[Factor],
+        Doc("throughput of each rank, as a share of one rank's alone"),
+    ] = None
+    compute_ms: Annotated[Maybe[Milliseconds], Doc("computation of a step with this number of ranks")] = None
+    exposed_ms: Annotated[Maybe[Milliseconds], Doc("what a step waits for communication")] = None
+    gradient_bytes: Annotated[
+        Maybe[Annotated[int, Whole(0, 10**15)]], Doc("bytes of gradients that ranks exchange in each step")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoWorkers(Record):
+    """Limits of `num_workers: auto`, and the advice that it follows. The advice is part of the job: nothing is measured when the job is scheduled."""
+
+    shorthand: ClassVar[str] = "write auto: {min: 1, max: 8}"
+
+    min: Annotated[Workers, Doc("fewest ranks")] = 1
+    max: Annotated[Workers, Doc("most ranks")] = MAX_WORKERS
+    advice: Annotated[
+        Maybe[WorkerAdvice], Doc("what `orch submit --advise` found; null: as many as are free at its first start")
+    ] = None
+
+    @property
+    def advised(self) -> int | None:
+        """The advised number of ranks, within the limits; None without advice."""
+        return None if self.advice is None else max(self.min, min(self.max, self.advice.ranks))
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most ranks of the first start."""
+        return (self.min, self.max) if self.advised is None else (self.advised, self.advised)
+
+
+def _without_unit(attribute: str) -> str:
+    """Return the key of an attribute: `memory` for `memory_bytes`, because in the file the value has a unit."""
+    return attribute.removesuffix("_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerResources(Record):
+    """Resources of each rank. A fraction of a GPU shares it; a number above 1 is whole."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": _without_unit}
+
+    shorthand: ClassVar[str] = "write resources_per_worker: {gpu: 1, cpu: 1}"
+
+    gpu: Annotated[
+        float,
+        Number(0, MAX_GPUS_PER_WORKER, digits=4),
+        Doc("GPUs for each rank; a fraction shares one, 0 runs on the CPU, a number above 1 is whole"),
+    ] = 1.0
+    cpu: Annotated[float, Number(0, 4096, digits=4), Doc("processor cores for each rank, reserved")] = 1.0
+    memory_bytes: Annotated[
+        Maybe[Annotated[int, Memory(minimum=1_000_000)]],
+        Doc(
+            "main memory for each rank, in bytes, reserved, and its limit where the node can set one; 8GB is 8*10^9, 8GiB is 8*2^30; null reserves none"
+        ),
+    ] = None
+    gpu_model: Annotated[
+        Maybe[Annotated[str, Text("a GPU model", max_length=100)]],
+        Doc("only nodes with GPUs of this model, as `orch nodes` shows it"),
+    ] = None
+
+
+MAX_AT_ONCE = 10_000
+MAX_MATRIX_JOBS = 1000
+"""Maximum number of jobs of one matrix: each has a working copy of its own."""
+MAX_OBJECTIVES = 4
+MAX_METRIC_NAME = 255
+MatrixValue = bool | int | float | str
+MatrixStrategy = Literal["grid", "optuna"]
+Pruner = Literal["median", "none"]
+Order = Literal["min", "max"]
+Parameter = Annotated[str, Text("a parameter's name", pattern=ENV_PATTERN, remedy=ENV_REMEDY, max_length=255)]
+Scalar = Annotated[MatrixValue, Json(scalar=True)]
+Values = Annotated[Mapping[Parameter, Scalar], Keyed()]
+
+
+class Bound(Kind):
+    """A number, also as `1e-4`. Its written form distinguishes whole numbers (`8`) from all others (`8.0`)."""
+
+    def read(self, node: Node) -> int | float:
+        text = written(node, "a number")
+        if INTEGER.fullmatch(text):
+            return int(text)
+        value = float(text) if SCIENTIFIC.fullmatch(text) else math.nan
+        if not math.isfinite(value):
+            raise BadValueError(f"{quoted(text)} is not a number", "write 8, 0.5 or 1e-4")
+        return value
+
+    def describe(self) -> Schema:
+        return {"anyOf": [{"type": "number"}, {"type": "string", "pattern": f"^(?:{SCIENTIFIC.pattern})$"}]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeSpec(Record):
+    """Values between two bounds, which are included."""
+
+    low: Annotated[int | float, Bound(), Doc("smallest value")]
+    high: Annotated[int | float, Bound(), Doc("largest value; both bounds without a point: whole numbers only")]
+    log: Annotated[bool, Boolean(), Doc("spread over the orders of magnitude")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixSpec(Record):
+    """One job file, many jobs: one for each combination of the parameters, or one for each trial of a search."""
+
+    parameters: Annotated[
+        Mapping[Parameter, Items[Scalar]],
+        Keyed(50),
+        Doc("each parameter's values; with grid, a job for each combination, at most 1,000"),
+    ] = field(default_factory=dict)
+    include: Annotated[
+        Items[Values], Doc("further combinations, with a value for each parameter; with optuna, the first trials")
+    ] = ()
+    exclude: Annotated[Items[Values], Doc("combinations to leave out; only with grid")] = ()
+    max_concurrent: Annotated[
+        Annotated[int, Whole(1, MAX_AT_ONCE)] | None,
+        Null(),
+        Doc("most jobs of the matrix at a time; null: no limit, with optuna 1"),
+    ] = None
+    fail_fast: Annotated[bool, Boolean(), Doc("cancel the others when one fails")] = False
+    strategy: Annotated[
+        MatrixStrategy, Choice(), Doc("grid: every combination; optuna: values are chosen from earlier results")
+    ] = "grid"
+    ranges: Annotated[
+        Mapping[Parameter, RangeSpec], Keyed(50), Doc("parameters with values between bounds; only with optuna")
+    ] = field(default_factory=dict)
+    trials: Annotated[
+        Annotated[int, Whole(1, MAX_MATRIX_JOBS)] | None, Null(), Doc("number of jobs; required with optuna")
+    ] = None
+    objectives: Annotated[
+        Mapping[
+            Annotated[str, Text("a metric's name", max_length=MAX_METRIC_NAME)],
+            Annotated[Order, Choice(instead={"minimize": "min", "maximize": "max"})],
+        ],
+        Keyed(MAX_OBJECTIVES),
+        Doc(
+            "the metrics to optimize: `{METRIC: min}` or `max`; `energy_joules` and `seconds` are measured."
+            " Default: checkpoint.score_attribute; only with optuna"
+        ),
+    ] = field(default_factory=dict)
+    pruner: Annotated[
+        Annotated[Pruner, Choice()] | None,
+        Null(),
+        Doc(
+            "median: stop trials that do worse than the median; null: median with one reported metric; only with optuna"
+        ),
+    ] = None
+    warmup_steps: Annotated[
+        int, Whole(0, 2**53), Doc("steps of each trial before it may be pruned; only with optuna")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InteractiveSpec(Record):
+    """Terminal of each rank, which `orch attach` reaches; the job is ended when it is idle."""
+
+    shorthand: ClassVar[str] = "write interactive: {idle_limit: 1h}"
+
+    idle_limit: Annotated[
+        timedelta,
+        Duration(minimum=timedelta(seconds=1)),
+        Doc("cancelled after this time without input, output, traffic of sessions and processor time, attached or not"),
+    ] = timedelta(hours=1)
+
 
 PlacementStrategy = Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"]
 OnHang = Literal["restart", "notify"]
@@ -62,13 +321,6 @@ StateName = Literal[
     "PENDING", "STARTING", "RUNNING", "RECOVERING", "DRAINING", "SUSPENDED", "SUCCEEDED", "FAILED", "CANCELLED"
 ]
 NotifyState = Literal[StateName, "FINDING"]
-
-T = TypeVar("T")
-Maybe = Annotated[T | None, Null()]
-Items = Annotated[tuple[T, ...], Listed()]
-Distinct = Annotated[tuple[T, ...], Listed(unique=True)]
-
-_SECOND = timedelta(seconds=1)
 
 Name = Annotated[str, Text("a name", pattern=NAME_PATTERN, remedy=NAME_REMEDY, max_length=50)]
 Queue = Annotated[str, Text("a queue's name", pattern=NAME_PATTERN, remedy=NAME_REMEDY, max_length=50)]
@@ -97,11 +349,9 @@ JobReference = Annotated[
         remedy="write its name, its id, or USER/NAME for another user's",
     ),
 ]
-YesNo = Annotated[bool, Boolean()]
 Count = Annotated[int, Whole(1, 1_000_000)]
 Budget = Annotated[int, Whole(0, 1_000_000, instead={-1: "write a number; only preemption can be unlimited"})]
 Wait = Annotated[timedelta, Duration()]
-Time = Annotated[timedelta, Duration(minimum=_SECOND)]
 
 _ORDERS = {"minimize": "min", "maximize": "max", "asc": "min", "desc": "max", "lower": "min", "higher": "max"}
 _ENDS = dict.fromkeys(("succeeded", "afterok"), "success") | dict.fromkeys(("failed", "afternotok"), "failure")

@@ -15,9 +15,8 @@ from orchestrator.spec.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from orchestrator.spec.model import CheckpointSpec
+    from orchestrator.spec.model import CheckpointSpec, MatrixSpec, MatrixValue, RangeSpec
     from orchestrator.spec.problems import Path
-    from orchestrator.spec.sections.matrix import MatrixSpec, MatrixValue, RangeSpec
 
 MEASURED: Final = ("energy_joules", "seconds")
 """Objectives that orch measures; every other one is a metric that the script reports."""

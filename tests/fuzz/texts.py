@@ -62,11 +62,11 @@ def _read_job(data: bytes) -> bool:
     """Parse jobs; check that each is the same after storing and reading it."""
     text, accepted = _text(data), False
     with contextlib.suppress(SpecError):
-        for _, spec in parse_jobs(text, refused={}).jobs:
+        for _, spec in parse_jobs(text).jobs:
             assert from_dict(to_dict(spec)) == spec, "a job is stored otherwise than it was read"
         accepted = True
     with contextlib.suppress(SpecError):
-        parse_job("name: a\nentrypoint: python a.py\n", overrides=[text], refused={})
+        parse_job("name: a\nentrypoint: python a.py\n", overrides=[text])
     return accepted
 
 
@@ -91,7 +91,7 @@ def _read_launch_line(data: bytes) -> bool:
     except BadValueError:
         return False
     with contextlib.suppress(SpecError):
-        parse_jobs(job_text(found.job), refused={})
+        parse_jobs(job_text(found.job))
     return True
 
 

@@ -51,9 +51,11 @@ def init(
 
 def schema() -> int:
     """Print the JSON Schema of job.yaml, for editors that complete and check it."""
-    from orchestrator.spec.reader.schema_file import schema_text
+    import json
 
-    Session().console.out.write(schema_text())
+    from orchestrator.spec.job import job_schema
+
+    Session().console.print(json.dumps(job_schema(), indent=2, ensure_ascii=False))
     return EXIT_OK
 
 

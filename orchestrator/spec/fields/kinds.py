@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
-from orchestrator.spec.fields.nodes import ListNode, Mark, Node, ScalarNode, is_null, kind_of
+from orchestrator.spec.fields.nodes import ListNode, Mark, Node, ScalarKind, ScalarNode, is_null, kind_of
 from orchestrator.spec.problems import BadValueError, Path, nearest, quoted
 from orchestrator.spec.units import (
     DURATION_PATTERN,
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
+
+    from orchestrator.spec.fields.nodes import Node
 
 INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17})?")
@@ -386,3 +388,71 @@ def _json_scalar(node: ScalarNode) -> Any:
                 f"{quoted(text)} means different things to different readers of YAML",
                 "write true, false or plain decimal digits, or put a text in quotation marks",
             )
+
+
+_LAST_YEAR = 2999
+_REMEDY = "write 2026-11-25T08:00, or with its zone 2026-11-25T08:00+01:00"
+
+
+class Moment(Kind):
+    """A date and a time of day in ISO 8601; without a zone, in the zone of the machine that reads it."""
+
+    def read(self, node: Node) -> datetime:
+        text = written(node, "a date and time")
+        try:
+            found = datetime.fromisoformat(text)
+            moment = (found if found.tzinfo else found.astimezone()).astimezone(UTC)
+        except (ValueError, OverflowError, OSError) as error:
+            raise BadValueError(f"expected a date and time, got {quoted(text)}", _REMEDY) from error
+        if not 1970 < moment.year <= _LAST_YEAR or len(text) < len("2026-11-25T08"):
+            raise BadValueError(f"expected a date and time, got {quoted(text)}", _REMEDY)
+        return moment
+
+    def write(self, value: datetime) -> str:
+        return value.astimezone(UTC).isoformat()
+
+    def describe(self) -> Schema:
+        return {"type": "string", "minLength": 13, "maxLength": 64}
+
+
+_NULLS = frozenset({"none", "null"})
+_NO = frozenset({"false", "no", "off"})
+
+
+def typed_node(text: str) -> ScalarNode:
+    """Return the node of a command-line word, which needs no quotation marks to distinguish a number from text."""
+    return ScalarNode(text=text, kind=_kind(text), mark=_NOWHERE, as_typed=True)
+
+
+def _kind(text: str) -> ScalarKind:
+    if text in _NULLS:
+        return "null"
+    if text.lower() in YES | _NO:
+        return "boolean"
+    if INTEGER.fullmatch(text):
+        return "integer"
+    return "number" if SCIENTIFIC.fullmatch(text) else "text"
+
+
+def python_node(value: Any) -> Node:
+    """Return the node of a Python value. A value that no file can hold becomes text, which its key refuses."""
+    match value:
+        case None:
+            return _scalar("null", "null")
+        case bool():
+            return _scalar("true" if value else "false", "boolean")
+        case int():
+            return _scalar(str(int(value)), "integer")
+        case float():
+            return _scalar(float.__repr__(value), "number")
+        case timedelta():
+            # Never 1e-06: a duration is not written with an exponent.
+            return _scalar(f"{value.total_seconds():.6f}".rstrip("0").rstrip(".") + "s", "text")
+        case list() | tuple():
+            return ListNode(items=tuple(map(python_node, value)), mark=_NOWHERE)
+        case _:
+            return _scalar(str(value), "text")
+
+
+def _scalar(text: str, kind: ScalarKind) -> ScalarNode:
+    return ScalarNode(text=text, kind=kind, mark=_NOWHERE)

@@ -1,4 +1,4 @@
-"""Rules that bind several keys of a job file, and the features that are not built yet.
+"""Rules that bind several keys of a job file.
 
 Pure: takes a finished spec, returns findings, each with its path. Must not read text.
 """
@@ -15,18 +15,10 @@ from orchestrator.spec.problems import Finding, quoted
 from orchestrator.spec.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from orchestrator.spec.fields.nodes import JsonValue
     from orchestrator.spec.model import JobSpec
     from orchestrator.spec.problems import Path
-
-NOT_YET: dict[str, str] = {}
-"""Keys whose feature is not built yet, with the reason and what to do meanwhile.
-
-A path alone refuses every value but the default; `path:form` refuses one form of value: `range` is a mapping,
-`auto` that word, `url` a text with a scheme. When a feature is built, only its line is removed.
-"""
 
 
 def cross_checks(spec: JobSpec) -> Iterator[Finding]:
@@ -39,40 +31,6 @@ def cross_checks(spec: JobSpec) -> Iterator[Finding]:
     if spec.matrix is not None:
         for path, message, hint in matrix_faults(spec.matrix):
             yield Finding(path=path, message=message, hint=hint, others=(("matrix", "parameters"),))
-
-
-def not_yet(
-    written: Mapping[str, JsonValue], defaults: Mapping[str, JsonValue], refused: Mapping[str, str] = NOT_YET
-) -> Iterator[Finding]:
-    """Yield a finding for every value that needs a feature that is not built yet; ``refused`` is a table like NOT_YET.
-
-    ``written`` and ``defaults`` are canonical dictionaries.
-    """
-    for entry, reason in refused.items():
-        dotted, _, form = entry.partition(":")
-        path = tuple(dotted.split("."))
-        value = _at(written, path)
-        if _has_form(value, form) if form else value != _at(defaults, path):
-            yield Finding(path=path, message=f"not yet: {reason.partition('; ')[0]}", hint=reason.partition("; ")[2])
-
-
-def _at(tree: Mapping[str, JsonValue], path: tuple[str, ...]) -> JsonValue:
-    value: JsonValue = dict(tree)
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
-def _has_form(value: JsonValue, form: str) -> bool:
-    match form:
-        case "range":
-            return isinstance(value, dict)
-        case "auto":
-            return value == "auto"
-        case "url":
-            return isinstance(value, str) and "://" in value
-        case _:
-            raise ValueError(f"NOT_YET names the unknown form {form!r}")
 
 
 def _entrypoint(spec: JobSpec) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.spec.fields.nodes import ListNode, MapNode, Mark, Node, ScalarNode
 from orchestrator.spec.fields.rules import ENV_PATTERN, looks_secret, set_by_orch
+from orchestrator.spec.model import LIST_KEY, MOST_PATTERNS, PASS_PATTERN
 from orchestrator.spec.problems import BadValueError, Problem, dotted, quoted
-from orchestrator.spec.sections.env import KEY, MOST_PATTERNS, PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -50,10 +50,10 @@ class Passed:
 def split_request(root: MapNode, problems: list[Problem]) -> tuple[MapNode, PassRequest]:
     """Return the tree without the list, and the list's request. Errors in its items are added to ``problems``."""
     env = root.get("env")
-    listed = env.get(KEY) if isinstance(env, MapNode) else None
+    listed = env.get(LIST_KEY) if isinstance(env, MapNode) else None
     if not isinstance(env, MapNode) or not isinstance(listed, ListNode):
         return root, PassRequest()
-    rest = MapNode(entries=tuple((key, value) for key, value in env.entries if key.text != KEY), mark=env.mark)
+    rest = MapNode(entries=tuple((key, value) for key, value in env.entries if key.text != LIST_KEY), mark=env.mark)
     request = PassRequest(
         patterns=_patterns(listed, problems),
         taken=frozenset({key.text for key, _ in rest.entries} | _texts(root.get("secrets"))),
@@ -74,7 +74,7 @@ def _patterns(listed: ListNode, problems: list[Problem]) -> tuple[str, ...]:
         problems.append(_problem(error, listed.mark))
     for index, item in enumerate(listed.items[:MOST_PATTERNS]):
         try:
-            found.append(_another(PATTERN.read(item), found))
+            found.append(_another(PASS_PATTERN.read(item), found))
         except BadValueError as error:
             problems.append(_problem(error, item.mark, index))
     return tuple(found)
@@ -87,7 +87,7 @@ def _another(text: str, found: Sequence[str]) -> str:
 
 
 def _problem(error: BadValueError, mark: Mark, *index: int) -> Problem:
-    where = dotted(("env", KEY, *index))
+    where = dotted(("env", LIST_KEY, *index))
     return Problem(
         line=mark.line, column=mark.column, path=where, message=error.message, hint=error.hint, source=mark.source
     )
@@ -101,10 +101,10 @@ def select(request: PassRequest, environ: Mapping[str, str]) -> Passed:
     unusable = tuple(name for name, value in values.items() if not _usable(value))
     values = {name: value for name, value in values.items() if name not in unusable}
     if len(values) > MOST_VARIABLES:
-        message = f"env.{KEY} matches {len(values)} variables; at most {MOST_VARIABLES}"
+        message = f"env.{LIST_KEY} matches {len(values)} variables; at most {MOST_VARIABLES}"
         raise BadValueError(message, "write names, or patterns that match less")
     if (total := sum(map(len, values.values()))) > LONGEST_VALUE:
-        message = f"the variables of env.{KEY} have {total} characters; at most {LONGEST_VALUE}"
+        message = f"the variables of env.{LIST_KEY} have {total} characters; at most {LONGEST_VALUE}"
         raise BadValueError(message, "write names, or patterns that match less; data belongs in files of working_dir")
     return Passed(values=values, secret=secret, unusable=unusable)
 

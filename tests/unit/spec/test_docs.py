@@ -9,7 +9,6 @@ import yaml
 from orchestrator.spec.entrypoint import _COLD_PREFIXES
 from orchestrator.spec.fields.records import STATED, Key, Record, default_form
 from orchestrator.spec.job import SpecError, parse_job
-from orchestrator.spec.reader import checks
 from orchestrator.spec.reader.reading import all_keys
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "job-yaml.md").read_text(encoding="utf-8")
@@ -57,7 +56,3 @@ def test_the_messages_in_the_document_are_the_real_ones() -> None:
 
 def test_the_variables_that_mean_a_cold_start_are_listed() -> None:
     assert all(f"`{prefix}`" in DOCUMENT for prefix in _COLD_PREFIXES)
-
-
-def test_the_forms_of_features_not_built_yet_are_still_documented() -> None:
-    assert all(entry.partition(":")[0] in all_keys() for entry in checks.NOT_YET)

@@ -2,14 +2,12 @@
 
 import json
 import pickle
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from orchestrator.spec.job import (
-    NOT_YET,
     Backoff,
     CheckpointSpec,
     Dependency,
@@ -78,9 +76,9 @@ labels: {team: vision, a.b/c: "", year: 2026}
 """
 
 
-def problems_of(text: str, *overrides: str, refused: Mapping[str, str] = NOT_YET) -> tuple[Problem, ...]:
+def problems_of(text: str, *overrides: str) -> tuple[Problem, ...]:
     with pytest.raises(SpecError) as caught:
-        parse_job(text, overrides=overrides, refused=refused)
+        parse_job(text, overrides=overrides)
     return caught.value.problems
 
 
@@ -115,7 +113,7 @@ def test_two_keys_are_a_job_and_the_rest_has_its_documented_default() -> None:
 
 
 def test_every_key_arrives_as_its_typed_value() -> None:
-    assert parse_job(FULL, refused={}) == JobSpec(
+    assert parse_job(FULL) == JobSpec(
         name="digits",
         entrypoint="python train.py --epochs 5",
         working_dir="src",
@@ -179,7 +177,7 @@ def test_every_key_arrives_as_its_typed_value() -> None:
 
 
 def test_every_key_survives_the_store() -> None:
-    spec = parse_job(FULL, refused={})
+    spec = parse_job(FULL)
     assert from_dict(json.loads(json.dumps(to_dict(spec)))) == spec
     assert pickle.loads(pickle.dumps(spec)) == spec
 
@@ -222,7 +220,7 @@ def test_settings_that_were_accepted_once_stay_readable() -> None:
     ],
 )
 def test_other_spellings_are_taken(line: str, path: str, value: Any) -> None:
-    spec: Any = parse_job(HEAD + line, refused={})
+    spec: Any = parse_job(HEAD + line)
     for step in path.split("."):
         spec = getattr(spec, step)
     assert spec == value
@@ -484,7 +482,7 @@ BAD: list[tuple[str, str, int, int, str, str]] = [
 def test_a_bad_value_is_one_problem_with_its_place_and_a_way_out(
     line: str, path: str, row: int, column: int, message: str, hint: str
 ) -> None:
-    (problem,) = problems_of(HEAD + line + "\n", refused={})
+    (problem,) = problems_of(HEAD + line + "\n")
     assert message in problem.message
     assert hint in problem.hint
     assert (problem.path, problem.line, problem.column) == (path, row, column)

@@ -72,7 +72,7 @@ def validator() -> jsonschema.Draft202012Validator:
 
 @pytest.mark.parametrize("line", GOOD)
 def test_good_files_pass_both(line: str, validator: jsonschema.Draft202012Validator) -> None:
-    parse_job(with_head(line), refused={})
+    parse_job(with_head(line))
     validator.validate(yaml.safe_load(with_head(line)))
 
 

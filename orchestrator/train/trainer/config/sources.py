@@ -12,9 +12,8 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.spec.fields.kinds import Boolean, Duration
+from orchestrator.spec.fields.kinds import Boolean, Duration, python_node, typed_node
 from orchestrator.spec.fields.records import keys_of
-from orchestrator.spec.fields.values import python_node, typed_node
 from orchestrator.spec.problems import BadValueError
 from orchestrator.spec.reader.key_aliases import unknown_key
 from orchestrator.spec.trainer import TrainingSettings

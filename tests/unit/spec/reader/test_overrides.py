@@ -1,12 +1,10 @@
 """`--set key=value`: the values that it sets, its refusals, and its name in messages."""
 
-from functools import partial
 from typing import Any
 
 import pytest
 
-from orchestrator.spec import job
-from orchestrator.spec.job import JobSpec, LogPolicy, Problem, SpecError, to_dict
+from orchestrator.spec.job import JobSpec, LogPolicy, Problem, SpecError, parse_job, to_dict
 
 FILE = """\
 name: digits
@@ -16,9 +14,6 @@ retry:
   log_policies: [{pattern: x, action: fail}]
 priority: 10
 """
-
-
-parse_job = partial(job.parse_job, refused={})  # as if everything were built
 
 
 def problems_of(*overrides: str, text: str = FILE) -> tuple[Problem, ...]:

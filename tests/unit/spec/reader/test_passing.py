@@ -16,8 +16,8 @@ from orchestrator.spec.job import (
     passed_variables,
     to_dict,
 )
+from orchestrator.spec.model import MOST_PATTERNS, looks_secret
 from orchestrator.spec.reader.passing import LONGEST_VALUE, MOST_VARIABLES
-from orchestrator.spec.sections.env import MOST_PATTERNS, looks_secret
 
 HEAD = "name: digits\nentrypoint: python train.py\n"
 HERE = {
