@@ -20,7 +20,7 @@ from orchestrator.bench.processes import RankProcesses, make_logs, rank_environ
 from orchestrator.bench.report import Subject, render_report
 from orchestrator.bench.results import CellResult, cell_json, compare, comparison_json
 from orchestrator.bench.rounds import Machine, Rounds
-from orchestrator.core.sentences.base import plural
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -96,7 +96,7 @@ def _note_plan(
     environ: Mapping[str, str],
     note: Callable[[str], None],
 ) -> None:
-    note(f"{request.model_name}: {machine.parameters:,} trainable parameters")
+    note(f"{request.model_name}: {machine.parameters} trainable parameters")
     most = max(cell.ranks for cell in cells)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     if machine.device == "cpu" and most * request.threads > cpus:

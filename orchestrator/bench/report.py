@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.bench.results import MIB, SOURCE_PAYS, compare
 from orchestrator.bench.statistics import FEWEST_RUNS, Interval, outliers
-from orchestrator.core.sentences.base import plural
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

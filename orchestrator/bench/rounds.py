@@ -12,7 +12,7 @@ from orchestrator.bench.gpu_watch import GpuWatch
 from orchestrator.bench.plan import name_of, rounds
 from orchestrator.bench.processes import RankProcesses
 from orchestrator.bench.results import CellResult, run_of
-from orchestrator.core.sentences.base import plural
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,8 +15,8 @@ from orchestrator.api.matrix_views import MatrixView
 from orchestrator.api.transport import following
 from orchestrator.cli.choosing import job_or_matrix
 from orchestrator.cli.console import RANK_STYLES, clean, steerless
-from orchestrator.cli.render.units import clock, span
 from orchestrator.cli.session import print_json
+from orchestrator.units import clock, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -118,7 +118,7 @@ def ended_well(job: JobView) -> bool:
 def report_end(session: Session, job: JobView) -> None:
     """Print how a job ended on standard error, since standard output is for the requested data."""
     console = session.console
-    took = "" if job.started_at is None or job.ended_at is None else f" after {span(job.ended_at - job.started_at)}"
+    took = "" if job.started_at is None or job.ended_at is None else f" after {duration(job.ended_at - job.started_at)}"
     console.note(f"{job.id} {job.state}{took}" + (f": {clean(job.reason)}" if job.reason else ""))
     if job.failure is None:
         return

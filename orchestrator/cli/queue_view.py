@@ -9,8 +9,8 @@ from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_table import gpus_text
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, number
 from orchestrator.cli.session import print_json
+from orchestrator.units import age, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

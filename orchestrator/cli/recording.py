@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError, NotFoundError, OrchError
-from orchestrator.core.sentences.base import plural
 from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.gpu.drivers.inventory import survey
 from orchestrator.gpu.recording.gputop import RecordingError, read_recording
@@ -28,6 +27,7 @@ from orchestrator.gpu.recording.plot import PlotError, write_plot
 from orchestrator.gpu.recording.recorder import TRAINING_VARIABLE, Recorder, RecordOptions, TrainingFile
 from orchestrator.gpu.recording.recording_diff import comparison_text
 from orchestrator.gpu.recording.summary import write_summary
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -215,7 +215,7 @@ def _show_jobs(session: Session, options: StatusOptions) -> int:
 
 
 def _parse_since(text: str) -> float:
-    from orchestrator.cli.render.units import parse_time
+    from orchestrator.cli.times import parse_time
 
     return parse_time(text, "--since", time.time())
 

@@ -98,7 +98,7 @@ def _when(options: SubmitOptions) -> list[str]:
     """Return the overrides of `--hold` and `--start-at`. Raises BadRequestError."""
     found = ["hold=true"] if options.hold else []
     if options.start_at is not None:
-        from orchestrator.cli.render.units import parse_start
+        from orchestrator.cli.times import parse_start
 
         found.append(f"start_at={parse_start(options.start_at, '--start-at', time.time())}")
     return found
@@ -172,7 +172,7 @@ class UploadBar:
 
     def ended(self, uploaded: Uploaded) -> None:
         """Print what was uploaded, and what ignore files left out."""
-        from orchestrator.cli.render.units import size
+        from orchestrator.units import size
 
         if self._bar is not None:
             self._bar.end()

@@ -13,8 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
+from orchestrator import units
 from orchestrator.api.errors import BadRequestError
-from orchestrator.web import words
 from orchestrator.web.rendering import render
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class Axis:
     def text_at(self, x: float) -> str:
         """Return a position on the axis as text."""
         if self.kind == "time":
-            return words.moment(x)
-        return words.number(round(x)) if self.kind == "step" else words.span(x)
+            return units.clock(x)
+        return units.number(round(x)) if self.kind == "step" else units.duration(x)
 
     def place(self, x: float) -> int:
         """Return the horizontal coordinate of ``x`` in the drawing."""
@@ -200,9 +200,9 @@ def drawing(chart: ChartView, axis: Axis) -> Drawing:
         title=chart.name,
         unit=chart.unit,
         lines=lines,
-        top=words.number(high),
-        middle=words.number((low + high) / 2),
-        bottom=words.number(low),
+        top=units.number(high),
+        middle=units.number((low + high) / 2),
+        bottom=units.number(low),
         description=f"{chart.name}{f' in {chart.unit}' if chart.unit else ''}, {axis.text_at(axis.begin)} to {axis.text_at(axis.end)}. {descriptions}",
         merged=chart.merged,
     )
@@ -261,7 +261,7 @@ def _line(curve: CurveView, number: int, axis: Axis, scale: tuple[float, float],
         band=_band(xs, curve, scale, gap) if has_band else "",
         xs=" ".join(map(str, xs)),
         values="|".join(_figures(curve, place, has_band=has_band) for place in range(len(xs))),
-        last=words.number(last) or "–",
+        last=units.number(last) or "–",
         not_finite=curve.not_finite,
     )
 
@@ -271,8 +271,8 @@ def _figures(curve: CurveView, place: int, *, has_band: bool) -> str:
     if value is None:
         return "not finite"
     if has_band and curve.lows[place] != curve.highs[place]:
-        return f"{words.number(value)} ({words.number(curve.lows[place])} to {words.number(curve.highs[place])})"
-    return words.number(value)
+        return f"{units.number(value)} ({units.number(curve.lows[place])} to {units.number(curve.highs[place])})"
+    return units.number(value)
 
 
 def _y(value: float, scale: tuple[float, float]) -> str:
@@ -319,4 +319,4 @@ def _in_words(curve: CurveView) -> str:
     known = [value for value in curve.values if value is not None]
     if not known:
         return "nothing finite"
-    return f"last {words.number(known[-1])}, least {words.number(min(known))}, most {words.number(max(known))}"
+    return f"last {units.number(known[-1])}, least {units.number(min(known))}, most {units.number(max(known))}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import Markup
 
+from orchestrator import units
 from orchestrator.api.errors import OrchError
 from orchestrator.api.queue_views import OutlookView
 from orchestrator.api.service import JobFilter, LogQuery, Verb
@@ -153,4 +154,4 @@ async def follow_log(
 
 def shown(line: LogLine) -> dict[str, Any]:
     """Return a line as the page shows it."""
-    return {"at": words.moment(line.at), "rank": line.rank, "stream": line.stream, "text": words.clean(line.text)}
+    return {"at": units.clock(line.at), "rank": line.rank, "stream": line.stream, "text": words.clean(line.text)}

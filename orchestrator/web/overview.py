@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
+from orchestrator import units
 from orchestrator.api.service import JobFilter
 from orchestrator.web import words
 from orchestrator.web.answers import job_address, node_address
@@ -101,16 +102,16 @@ def _cell(row: Mapping[str, Any], shown: str, jobs: Sequence[str]) -> GpuCell:
     memory = used / total if used is not None and total else None
     node, job, condition = str(row.get("node")), row.get("job_id"), str(row.get("condition") or "ok")
     trouble = condition != "ok"
-    text = {"load": words.percent(load), "memory": words.percent(memory)}.get(shown, words.percent(load)) or "–"
+    text = {"load": units.percent(load), "memory": units.percent(memory)}.get(shown, units.percent(load)) or "–"
     ratio: float | None = {"load": load, "memory": memory}.get(shown)
     level = words.level(ratio)
     if shown == "job":
         level = 2 + 2 * (jobs.index(job) % 4) if job in jobs else 0
     facts = [
         f"GPU {row.get('index')} {row.get('model') or ''}",
-        f"load {words.percent(load) or 'unknown'}",
-        f"memory {words.size(used) or 'unknown'} of {words.size(total) or 'unknown'}",
-        f"power {words.number(row.get('power_watts')) or 'unknown'} W",
+        f"load {units.percent(load) or 'unknown'}",
+        f"memory {units.size(used) or 'unknown'} of {units.size(total) or 'unknown'}",
+        f"power {units.number(row.get('power_watts')) or 'unknown'} W",
         f"rank {row.get('rank')} of {job}" if job else "free",
         *([str(row.get("problem") or condition)] if trouble else []),
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from orchestrator import units
 from orchestrator.web import words
 
 if TYPE_CHECKING:
@@ -50,21 +51,11 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    for name in (
-        "clean",
-        "span",
-        "age",
-        "size",
-        "metric",
-        "number",
-        "percent",
-        "moment",
-        "milliseconds",
-        "stamp",
-        "symbol",
-        "level",
-    ):
-        made.filters[name] = getattr(words, name)
+    for function in (units.size, units.number, units.percent, units.duration, units.clock):
+        made.filters[function.__name__] = function
+    for function in (words.clean, words.age, words.stamp, words.symbol, words.level):
+        made.filters[function.__name__] = function
+    made.filters["metric"] = lambda value, name: units.metric(name, value)
     made.filters["balance"] = words.balance_text
     made.filters["static"] = lambda name: static_files()[name].path
     made.finalize = _finalized

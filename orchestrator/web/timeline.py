@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.web import words
+from orchestrator import units
 from orchestrator.web.rendering import render
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def timeline(job: JobView, now: float) -> str:
             x=(one.started_at - began) * scale,
             width=max(LEAST, ((one.ended_at or ended) - one.started_at) * scale),
             state=one.state,
-            label=f"attempt {one.number}: {one.state}, {words.span((one.ended_at or ended) - one.started_at)}",
+            label=f"attempt {one.number}: {one.state}, {units.duration((one.ended_at or ended) - one.started_at)}",
         )
         for one in job.attempts
     ]

@@ -1,12 +1,11 @@
-"""Formats numbers, times and untrusted text for the page. Pure; the input may be anything that a job wrote."""
+"""Untrusted text, states and colours for the page. Pure; the input may be anything that a job wrote."""
 
 from __future__ import annotations
 
 import time
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.figures import figure
+from orchestrator import units
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,69 +49,9 @@ class Verbatim(str):
     __slots__ = ()
 
 
-def span(seconds: float | None) -> str:
-    """Format a duration in at most two units, as in ``2h08m``; empty for None."""
-    if seconds is None or not isfinite(seconds):
-        return ""
-    seconds = max(0.0, seconds)
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 172800:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
 def age(seconds: float) -> str:
-    """Format a rough duration in one unit, as in ``5m``: it changes seldom, so that little is sent to browsers."""
-    seconds = max(0.0, seconds)
-    for limit, unit, name in ((60, 1, "s"), (3600, 60, "m"), (172800, 3600, "h")):
-        if seconds < limit:
-            whole = int(seconds // unit)
-            return f"{whole // 5 * 5}{name}" if name == "s" else f"{whole}{name}"
-    return f"{int(seconds // 86400)}d"
-
-
-def size(count: float | None) -> str:
-    """Format a size in powers of 1024; empty for None."""
-    if count is None:
-        return ""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def number(value: float | None) -> str:
-    """Format a number with up to four significant digits, or all before the point; empty for None."""
-    if value is None:
-        return ""
-    whole = abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value))
-    return f"{value:,.0f}" if whole else figure(value)
-
-
-def metric(value: float | None, name: str) -> str:
-    """Format a metric that a script reports: a size if its name ends with ``_bytes``, else a number; empty for None."""
-    return size(value) if name.lower().endswith("_bytes") else number(value)
-
-
-def percent(ratio: float | None) -> str:
-    """Format a ratio in per cent; empty for None."""
-    return "" if ratio is None else f"{100 * ratio:.0f}%"
-
-
-def moment(at: float | None) -> str:
-    """Format a time of day on the daemon's machine, with the date unless it is today; empty for None."""
-    if at is None or not isfinite(at):
-        return ""
-    then = time.localtime(at)
-    day = "" if then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then)
-    return day + time.strftime("%H:%M:%S", then)
+    """Format a rough duration; below 100 seconds in steps of five, so that little is sent to browsers."""
+    return units.age(seconds if seconds >= 100 else seconds // 5 * 5)
 
 
 def stamp(at: float) -> str:
@@ -142,8 +81,3 @@ def balance_text(balance: Mapping[str, Any] | None) -> str:
     silent = len(balance.get("silent") or ())
     text = f"{balance.get('band') or ''} ({worst} CV {100 * spreads[worst]:.0f}%)".strip()
     return f"{text}, {silent} silent" if silent else text
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Format a short duration in milliseconds; empty for None."""
-    return "" if seconds is None else f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{1000 * seconds:.0f} ms"

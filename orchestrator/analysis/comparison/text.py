@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.comparison.alignment import Align
 from orchestrator.analysis.comparison.comparing import LETTERS, Outcome
-from orchestrator.figures import figure
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,7 +67,7 @@ def bounds(row: Row) -> str:
     interval, factor, unit = (row.relative, 100.0, " %") if row.relative is not None else (row.difference, 1.0, "")
     if interval.low is None or interval.high is None:
         return "" if row.outcome is Outcome.SINGLE else "too few readings"
-    return f"{figure(factor * interval.low, 3, '+')} to {figure(factor * interval.high, 3, '+')}{unit}"
+    return f"{number(factor * interval.low, 3, '+')} to {number(factor * interval.high, 3, '+')}{unit}"
 
 
 def sentence(row: Row, letter: str) -> str:
@@ -82,10 +82,10 @@ def sentence(row: Row, letter: str) -> str:
     if interval.low is None or interval.high is None:
         return f"{letter} {measure.verb} {amount} {word} {measure.noun}, but these are too few readings to tell that from chance"
     if row.outcome is Outcome.NONE_SHOWN:
-        extent = " to ".join(figure(factor * bound, 2, "+") for bound in (interval.low, interval.high))
+        extent = " to ".join(number(factor * bound, 2, "+") for bound in (interval.low, interval.high))
         if not _is_one_sided(row):
             return f"no difference in {measure.noun} that these data show ({extent}{unit})"
-        share = figure(100 * max(row.lower_share, row.higher_share), 3)
+        share = number(100 * max(row.lower_share, row.higher_share), 3)
         return (
             f"{letter} {measure.verb} {amount} {word} {measure.noun} on average, and {word} in {share} % of the stretch, but too few of "
             f"these readings are independent to exclude chance ({extent}{unit}): compare more runs of each"

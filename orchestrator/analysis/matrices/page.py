@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.report.page import document, shown
-from orchestrator.figures import figure
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ def _trials(search: SearchResult) -> list[str]:
 
 
 def _trial(trial: TrialResult, names: Sequence[str], search: SearchResult) -> list[str]:
-    given = [figure(trial.given[name], 6) if name in trial.given else "" for name in search.objectives]
+    given = [number(trial.given[name], 6) if name in trial.given else "" for name in search.objectives]
     values = [str(trial.values.get(name, "")) for name in names]
     return [str(trial.number), trial.job_id, "PRUNED" if trial.pruned else trial.state, *values, *given]
 
@@ -58,8 +58,8 @@ def _configurations(found: Sequence[Configuration]) -> list[str]:
         cells = []
         for name in quantities:
             values = one.quantities.get(name)
-            spread = "" if values is None or values.std is None else f" (±{figure(values.std)})"
-            cells.append("" if values is None else f"{figure(values.mean, 6)}{spread}")
+            spread = "" if values is None or values.std is None else f" (±{number(values.std)})"
+            cells.append("" if values is None else f"{number(values.mean, 6)}{spread}")
         rows.append([one.label, f"{one.ended} of {one.runs}", *cells])
     return ["<h2>Configurations</h2>", _table(["configuration", "runs that succeeded", *quantities], rows)]
 

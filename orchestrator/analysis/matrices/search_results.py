@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.matrices.trial_plots import write_front, write_history
-from orchestrator.figures import figure
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ class SearchResult:
         best = [trial for trial in self.trials if trial.is_best]
         lines = []
         for trial in sorted(best, key=lambda trial: next(iter(trial.given.values()))):
-            given = ", ".join(f"{name}={figure(value, 6)}" for name, value in trial.given.items())
+            given = ", ".join(f"{name}={number(value, 6)}" for name, value in trial.given.items())
             values = ", ".join(f"{name}={value}" for name, value in trial.values.items())
             lines.append(f"best trial {trial.number} ({trial.job_id}): {given} with {values}")
         pruned = sum(trial.pruned for trial in self.trials)

@@ -24,7 +24,7 @@ from orchestrator.analysis.plots.style import PlotError
 from orchestrator.analysis.report.as_json import plain
 from orchestrator.analysis.report.names import PAGE, REPORT
 from orchestrator.analysis.report.writing import file_name
-from orchestrator.figures import figure
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -184,11 +184,11 @@ def summary_text(found: Sequence[Configuration]) -> str:
     for one in found:
         lines.append(f"{one.label}: {one.ended} of {one.runs} runs succeeded")
         for quantity, values in one.quantities.items():
-            spread = "" if values.std is None else f" (±{figure(values.std)})"
+            spread = "" if values.std is None else f" (±{number(values.std)})"
             extent = (
                 ""
                 if values.runs == 1
-                else f", {figure(values.minimum, 6)} to {figure(values.maximum, 6)}, {values.runs} runs"
+                else f", {number(values.minimum, 6)} to {number(values.maximum, 6)}, {values.runs} runs"
             )
-            lines.append(f"  {quantity}: {figure(values.mean, 6)}{spread}{extent}")
+            lines.append(f"  {quantity}: {number(values.mean, 6)}{spread}{extent}")
     return "\n".join(lines) + "\n" if lines else "no run\n"

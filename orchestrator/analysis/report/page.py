@@ -7,7 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.reading.series import SHOWN
-from orchestrator.analysis.report.text import balance_line, count, figures, moment, notes
+from orchestrator.analysis.report.text import balance_line, figures, moment, notes
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ def _run(run: RunSummary) -> list[str]:
         ("Start", moment(run.start)),
         ("End", moment(run.end)),
         ("Duration", f"{run.seconds:,.1f} s"),
-        ("Readings", f"{run.samples:,} of {count(len(run.gpus), 'GPU')}"),
+        ("Readings", f"{run.samples:,} of {plural(len(run.gpus), 'GPU')}"),
         *(("Note", note) for note in notes(run)),
         *figures(run),
         *(("Load balance", balance_line(spread)) for spread in run.balance.spreads),

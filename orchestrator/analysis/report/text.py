@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.analysis.measure.run_summary import JOULES_PER_KWH
 from orchestrator.analysis.reading.series import SHOWN, Quantity
-from orchestrator.figures import figure
+from orchestrator.units import number, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def _head(run: RunSummary) -> Iterator[str]:
     yield f"Duration: {run.seconds:.1f} s"
     yield f"Start: {moment(run.start)}"
     yield f"End: {moment(run.end)}"
-    yield f"Readings: {run.samples} of {count(len(run.gpus), 'GPU')}"
+    yield f"Readings: {run.samples} of {plural(len(run.gpus), 'GPU')}"
     for note in notes(run):
         yield f"Note: {note}"
 
@@ -50,14 +50,9 @@ def notes(run: RunSummary) -> Iterator[str]:
     if run.repaired:
         yield "the end of the file is cut off; the complete entries before it are used"
     if run.dropped:
-        yield f"{count(run.dropped, 'entry', 'entries')} could not be read and {'is' if run.dropped == 1 else 'are'} left out"
+        yield f"{plural(run.dropped, 'entry', 'entries')} could not be read and {'is' if run.dropped == 1 else 'are'} left out"
     if not run.gpus:
         yield "no GPU was sampled"
-
-
-def count(number: int, one: str, several: str = "") -> str:
-    """Return text such as 1 GPU, 2 GPUs."""
-    return f"{number} {one if number == 1 else several or f'{one}s'}"
 
 
 def moment(at: float | None) -> str:
@@ -67,7 +62,7 @@ def moment(at: float | None) -> str:
 
 def _gpu(gpu: GpuSummary) -> Iterator[str]:
     yield f"{gpu.label}: {gpu.model or 'unknown model'}" + (f" ({gpu.uuid})" if gpu.uuid else "")
-    yield f"Duration: {gpu.seconds:.1f} s, {count(gpu.samples, 'reading')}"
+    yield f"Duration: {gpu.seconds:.1f} s, {plural(gpu.samples, 'reading')}"
     for quantity, found in gpu.quantities.items():
         shown = SHOWN[quantity]
         name = f"{shown.name[0].upper()}{shown.name[1:]} ({shown.unit})"
@@ -75,7 +70,7 @@ def _gpu(gpu: GpuSummary) -> Iterator[str]:
     if gpu.energy_joules is not None:
         yield f"Energy (J): {gpu.energy_joules:.1f} by {'the counter' if gpu.energy_counted else 'integrating power'}"
     if gpu.throttled_samples:
-        yield f"Throttled: in {count(gpu.throttled_samples, 'reading')}"
+        yield f"Throttled: in {plural(gpu.throttled_samples, 'reading')}"
 
 
 def _breakdown(run: RunSummary) -> Iterator[str]:
@@ -110,7 +105,7 @@ def figures(run: RunSummary) -> Iterator[tuple[str, str]]:
         )
         yield "Energy", f"{energy(run.energy_joules)} {how}"
     if run.cost is not None:
-        yield "Cost of the energy", figure(run.cost)
+        yield "Cost of the energy", number(run.cost)
     for phase, joules in run.energy_by_phase.items():
         yield f"Energy, {phase}", f"{energy(joules)} ({100 * joules / (run.energy_joules or joules):.1f} %)"
     if run.speed is not None:
@@ -134,7 +129,7 @@ def energy(joules: float) -> str:
 
 
 def _speed(speed: Speed) -> Iterator[tuple[str, str]]:
-    yield "Steps", f"{speed.steps} in {count(speed.attempts, 'attempt')}"
+    yield "Steps", f"{speed.steps} in {plural(speed.attempts, 'attempt')}"
     if speed.step_seconds is not None:
         yield "Step time", with_bounds(speed.step_seconds, factor=1e3, unit="ms")
     for name, value, unit in (
@@ -143,20 +138,20 @@ def _speed(speed: Speed) -> Iterator[tuple[str, str]]:
         ("Energy of a sample", speed.joules_per_sample, "J/sample"),
     ):
         if value is not None:
-            yield name, f"{figure(value)} {unit}"
+            yield name, f"{number(value)} {unit}"
     if speed.last_loss is not None:
-        yield "Last loss", figure(speed.last_loss)
+        yield "Last loss", number(speed.last_loss)
     if speed.best_accuracy is not None:
-        yield f"Best {speed.best_accuracy[0]}", figure(speed.best_accuracy[1])
+        yield f"Best {speed.best_accuracy[0]}", number(speed.best_accuracy[1])
 
 
 def with_bounds(interval: Interval, *, factor: float = 1.0, unit: str = "") -> str:
     """Return a figure with its bounds, where there are any: 12.3 ms (95 %: 12.1 to 12.5)."""
-    text = f"{figure(factor * interval.value)} {unit}".rstrip()
+    text = f"{number(factor * interval.value)} {unit}".rstrip()
     if interval.low is None or interval.high is None:
         return f"{text} (too few readings for an interval)"
     low, high = sorted((factor * interval.low, factor * interval.high))
-    return f"{text} ({100 * interval.confidence:.0f} %: {figure(low)} to {figure(high)})"
+    return f"{text} ({100 * interval.confidence:.0f} %: {number(low)} to {number(high)})"
 
 
 def relation_text(relation: BalanceAndSpeed | None) -> str:

@@ -33,20 +33,18 @@ class ThresholdAdvice:
 def advise_by_thresholds(parameters: int, batch: int) -> ThresholdAdvice:
     """Return the thresholds' advice for a model and a global batch."""
     if parameters < SMALL_MOST_PARAMETERS:
-        return ThresholdAdvice(several=False, reason=f"{parameters:,} parameters: the model is too small")
+        return ThresholdAdvice(several=False, reason=f"{parameters} parameters: the model is too small")
     if parameters < MEDIUM_MOST_PARAMETERS:
         if batch < MEDIUM_LEAST_BATCH:
-            return ThresholdAdvice(
-                several=False, reason=f"a batch of {batch} is too small for {parameters:,} parameters"
-            )
+            return ThresholdAdvice(several=False, reason=f"a batch of {batch} is too small for {parameters} parameters")
         return ThresholdAdvice(several=None, reason="a medium model may gain from a large batch: measure")
     if parameters < LARGE_LEAST_PARAMETERS:
-        return ThresholdAdvice(several=None, reason=f"{parameters:,} parameters lie between the thresholds: measure")
+        return ThresholdAdvice(several=None, reason=f"{parameters} parameters lie between the thresholds: measure")
     if batch < LARGE_LEAST_BATCH:
         return ThresholdAdvice(
             several=False, reason=f"a batch of {batch} is too small: use {LARGE_LEAST_BATCH} or more"
         )
-    return ThresholdAdvice(several=True, reason=f"{parameters:,} parameters gain from several GPUs")
+    return ThresholdAdvice(several=True, reason=f"{parameters} parameters gain from several GPUs")
 
 
 def run_thresholds(

@@ -74,7 +74,7 @@ def run_suite(request: BenchRequest, *, environ: Mapping[str, str], note: Callab
     with RankProcesses(logs, environ) as ranks:
         machine = look_at(ranks, request)
     plan = _plan(request, machine)
-    note(f"{request.model_name}: {machine.parameters:,} trainable parameters; {len(plan.cells)} configurations")
+    note(f"{request.model_name}: {machine.parameters} trainable parameters; {len(plan.cells)} configurations")
     environment = describe_environment(machine.torch_sees, machine.readers, environ)
     try:
         measured = Rounds(request, machine, plan.cells, logs, environ).all(note)

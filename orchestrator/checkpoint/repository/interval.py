@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from orchestrator.units import duration
+
 PRIOR_FAILURE_SECONDS = 4 * 3600.0  # assumed for a job that has not failed yet
 PRIOR_WEIGHT = 1.0  # weight of the assumption, in observed failures
 DEFAULT_RECOVERY_SECONDS = 1.0
@@ -70,9 +72,9 @@ def choose_interval(
     seconds = min(best, cheap, LONGEST_SECONDS)
     steps = max(1, round(seconds / max(step_seconds, _SHORTEST_STEP_SECONDS)))
     reason = (
-        f"every {'step' if steps == 1 else f'{steps} steps'} ({_short(steps * step_seconds)}): a save takes {_short(save_seconds)}, a step"
-        f" {_short(step_seconds)}, a recovery {_short(recovery_seconds)}, failures are expected every"
-        f" {_short(failure_seconds)}"
+        f"every {'step' if steps == 1 else f'{steps} steps'} ({duration(steps * step_seconds)}): a save takes {duration(save_seconds)}, a step"
+        f" {duration(step_seconds)}, a recovery {duration(recovery_seconds)}, failures are expected every"
+        f" {duration(failure_seconds)}"
         + (
             f"; saves that take {CHEAP_SHARE:.1%} of the time are made anyway, as the failure rate is an estimate"
             if cheap < best
@@ -80,10 +82,3 @@ def choose_interval(
         )
     )
     return IntervalChoice(seconds=seconds, steps=steps, reason=reason)
-
-
-def _short(seconds: float) -> str:
-    for limit, unit, scale in ((1e-3, "us", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0)):
-        if seconds < limit:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h"

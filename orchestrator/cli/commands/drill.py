@@ -19,8 +19,9 @@ from orchestrator.cli.choosing import ME, user_name
 from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.kinds import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
-from orchestrator.cli.render.units import parse_span_within
 from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_span_within
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,13 +210,12 @@ def _targets(session: Session, job: str | None) -> list[JobView]:
 
 def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], seconds: float) -> str:
     """Return the text of the confirmation: the faults, the jobs, and the other jobs that the faults also reach."""
-    from orchestrator.cli.render.units import span
 
     felt = [kind for kind in kinds if kind in FELT_BY_ALL]
     own = {job.id for job in jobs}
     running = client.jobs(states=("RUNNING",), limit=MOST_JOBS).jobs if felt else ()
     others = [job for job in running if job.id not in own]
-    text = f"injects {', '.join(kinds)} into {_named(jobs)} for {span(seconds)}, one after the other"
+    text = f"injects {', '.join(kinds)} into {_named(jobs)} for {duration(seconds)}, one after the other"
     return f"{text}; {', '.join(felt)} also reaches {_named(others)}" if others else text
 
 
@@ -233,12 +233,11 @@ def _write_page(path: str, text: str) -> None:
 
 
 def _print(session: Session, report: DrillReport) -> None:
-    from orchestrator.cli.drills.campaign_text import seconds
 
     rows = [
         ("did", clean(report.did)),
-        ("detected after", seconds(report.detection_seconds)),
-        ("recovered after", seconds(report.recovery_seconds)),
+        ("detected after", duration(report.detection_seconds) or "-"),
+        ("recovered after", duration(report.recovery_seconds) or "-"),
         ("steps lost", "-" if report.steps_lost is None else str(report.steps_lost)),
         ("attempts", f"{report.attempt_before} before, {report.attempt_after} now"),
         ("good checkpoint", "-" if report.checkpoint_step is None else f"step {report.checkpoint_step}"),

@@ -11,8 +11,9 @@ import typer
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.outcome import require
-from orchestrator.cli.render.units import parse_span, parse_span_within, span
 from orchestrator.cli.session import Session
+from orchestrator.cli.times import parse_span, parse_span_within
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from orchestrator.cli.render.gpu_rows import GpuSummary
@@ -146,7 +147,7 @@ def replay(
     player = Player(found.recording, start=begin, speed=speed, name=found.name)
     if begin > player.end:
         raise BadRequestError(
-            f"--from {start} is after the end of {recording}: it is {span(player.end)} long", hint="write less"
+            f"--from {start} is after the end of {recording}: it is {duration(player.end)} long", hint="write less"
         )
     if not session.console.is_terminal:
         raise BadRequestError("`orch replay` needs a terminal", hint=f"`orch report {recording}` writes a summary")

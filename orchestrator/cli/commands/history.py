@@ -11,10 +11,10 @@ from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Job, Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, metric, parse_time, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
-from orchestrator.figures import figure
+from orchestrator.cli.times import parse_time
+from orchestrator.units import age, clock, metric, number, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,7 +238,7 @@ def _checkpoint_row(item: CheckpointView, now: float) -> list[Cell]:
         Cell(clock(item.at) if item.at else ""),
         Cell(age(now - item.at) if item.at else ""),
         Cell("" if item.size_bytes is None else size(item.size_bytes)),
-        Cell(("" if item.score is None else figure(item.score)) + (" best" if item.is_best else "")),
+        Cell(("" if item.score is None else number(item.score)) + (" best" if item.is_best else "")),
         state,
         Cell(metrics),
         Cell(clean(item.path)),

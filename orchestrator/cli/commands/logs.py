@@ -38,7 +38,7 @@ def logs(
     as text and colours are removed, unless --raw is given; a file or a pipe gets the lines unchanged.
     """
     from orchestrator.cli.live import LogOptions, show_logs
-    from orchestrator.cli.render.units import parse_time
+    from orchestrator.cli.times import parse_time
 
     options = LogOptions(
         rank=rank,

@@ -14,8 +14,9 @@ from orchestrator.cli import local
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
 from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
-from orchestrator.cli.render.units import parse_span, size, span
 from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_span
+from orchestrator.units import duration, size
 
 if TYPE_CHECKING:
     from orchestrator.api.views import PruneReply, ShutdownReply
@@ -116,7 +117,7 @@ def up(
         print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
         return EXIT_OK
     if reply.started:
-        session.console.print(f"the daemon is ready (process {reply.pid}, {span(reply.seconds)})")
+        session.console.print(f"the daemon is ready (process {reply.pid}, {duration(reply.seconds)})")
     else:
         session.console.print(f"the daemon runs already (process {reply.pid})")
     if reply.page_address:
@@ -268,7 +269,7 @@ def ui(
         session.console.print(f"opened {reply.address}")
         return EXIT_OK
     session.console.print(reply.url)
-    session.console.note(f"it signs in once, within {span(reply.valid_seconds)}; then {reply.address} is enough")
+    session.console.note(f"it signs in once, within {duration(reply.valid_seconds)}; then {reply.address} is enough")
     return EXIT_OK
 
 

@@ -14,9 +14,10 @@ from orchestrator.api.queue_views import ReservationRequest
 from orchestrator.cli.commands.shared import Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import clock, number, parse_span_within, parse_start, size
 from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import parse_span_within, parse_start
 from orchestrator.spec.fields.rules import LABEL_PATTERN
+from orchestrator.units import clock, number, size
 
 if TYPE_CHECKING:
     from orchestrator.api.views import NodeActionReply, NodeView

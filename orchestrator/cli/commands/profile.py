@@ -9,9 +9,10 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Job, Json
-from orchestrator.cli.render.units import parse_span_within, size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
+from orchestrator.cli.times import parse_span_within
+from orchestrator.units import size
 
 MAX_SECONDS = 600.0
 

@@ -12,8 +12,8 @@ from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_detail import LABEL_WIDTH
-from orchestrator.cli.render.units import clock
 from orchestrator.cli.session import Session, print_json
+from orchestrator.units import clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -74,7 +74,7 @@ def wait(
     Options choose among jobs that have not ended. Also waits while the daemon restarts. With --json: the job's object, or an array for several.
     """
     from orchestrator.cli.live import wait_jobs
-    from orchestrator.cli.render.units import parse_span_within
+    from orchestrator.cli.times import parse_span_within
 
     seconds = None if timeout is None else parse_span_within(timeout, "--timeout", least=0.0, most=MAX_SECONDS)
     session = Session(quiet=quiet)

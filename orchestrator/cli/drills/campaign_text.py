@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from orchestrator.cli.console import clean
 from orchestrator.cli.drills.campaign_report import BudgetReached
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import clock, span
+from orchestrator.units import clock, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +27,6 @@ th, td { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top } t
 """
 
 
-def seconds(value: float | None) -> str:
-    """Format a measured duration."""
-    return "-" if value is None else f"{value:.2f} s"
-
-
 def round_line(done: Round) -> str:
     """Format a finished drill as a line."""
     if done.refused:
@@ -39,7 +34,7 @@ def round_line(done: Round) -> str:
     report = done.report
     did = clean(report.did) if report else done.kind.value
     durations = (
-        f"detected after {seconds(report.detection_seconds)}, recovered after {seconds(report.recovery_seconds)}"
+        f"detected after {duration(report.detection_seconds) or '-'}, recovered after {duration(report.recovery_seconds) or '-'}"
         if report
         else ""
     )
@@ -51,7 +46,7 @@ def outcome(report: CampaignReport) -> str:
     """Format the outcome of the campaign as a line."""
     how = "interrupted" if report.interrupted else report.ended_because or "its time has passed"
     state = ("every job is intact" if report.done else "no fault was injected") if report.intact else "NOT INTACT"
-    return f"{report.done} drills in {span(report.seconds)} ({how}), seed {report.seed}: {state}"
+    return f"{report.done} drills in {duration(report.seconds)} ({how}), seed {report.seed}: {state}"
 
 
 def lines(console: Console, report: CampaignReport) -> list[str]:
@@ -94,7 +89,7 @@ def page(report: CampaignReport) -> str:
 def _cells(one: Figures) -> list[str]:
     measured = (one.detection_p50, one.detection_max, one.recovery_p50, one.recovery_p99, one.recovery_max)
     counts = [one.kind, str(one.done), str(one.intact), str(one.refused)]
-    return [*counts, *map(seconds, measured), str(one.steps_lost)]
+    return [*counts, *(duration(value) or "-" for value in measured), str(one.steps_lost)]
 
 
 def _round_cells(done: Round) -> list[str]:
@@ -103,7 +98,7 @@ def _round_cells(done: Round) -> list[str]:
     lost = "-" if report is None or report.steps_lost is None else str(report.steps_lost)
     result = "intact" if done.intact else "; ".join(done.problems) or f"not done: {done.refused}"
     did = report.did if report else ""
-    return [clock(done.at), done.kind.value, done.job_id, str(done.rank), did, *map(seconds, measured), lost, result]
+    return [clock(done.at), done.kind.value, done.job_id, str(done.rank), did, *(duration(value) or "-" for value in measured), lost, result]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

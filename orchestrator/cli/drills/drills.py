@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import trees
 from orchestrator.api.errors import OrchError, RefusedError
 from orchestrator.cli.drills.rank_processes import RankProcesses, send_signal
-from orchestrator.core.sentences.base import plural
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

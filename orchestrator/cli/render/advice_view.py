@@ -40,8 +40,8 @@ def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
                     Cell(str(advice.batch)),
                     Cell(str(one.cell.per_rank)),
                     Cell(str(one.cell.ranks)),
-                    Cell(f"{one.throughput.mean:,.0f}"),
-                    Cell(f"{low:,.0f}-{high:,.0f}", ("dim",)),
+                    Cell(f"{one.throughput.mean:.0f}"),
+                    Cell(f"{low:.0f}-{high:.0f}", ("dim",)),
                     Cell("" if share is None else f"{share:.0%}"),
                     Cell(f"{one.compute * 1e3:.2f}ms"),
                     Cell(f"{one.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
@@ -85,7 +85,7 @@ def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
 def threshold_lines(parameters: int, found: Mapping[int, ThresholdAdvice]) -> list[str]:
     """Return the thresholds' advice, a line per batch size."""
     words = {True: "several GPUs", False: "one GPU", None: "I can't tell"}
-    head = f"{parameters:,} trainable parameters; by thresholds alone, nothing was measured"
+    head = f"{parameters} trainable parameters; by thresholds alone, nothing was measured"
     return [head, *(f"global batch {batch}: {words[one.several]}: {one.reason}" for batch, one in found.items())]
 
 

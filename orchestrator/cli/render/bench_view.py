@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.bench.report import recommendation
 from orchestrator.bench.results import compare
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.core.sentences.base import plural
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
                 Cell(str(one.cell.batch)),
                 Cell(str(one.cell.per_rank)),
                 Cell(str(one.cell.ranks)),
-                Cell(f"{one.throughput.mean:,.0f}"),
+                Cell(f"{one.throughput.mean:.0f}"),
                 Cell(_ends(one.throughput, ",.0f"), ("dim",)),
                 Cell(f"{one.parts.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
                 Cell("" if found is None else f"{found.speed_up.mean:.2f}x"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_table import STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import clock, size, span
+from orchestrator.units import clock, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -125,12 +125,12 @@ def estimate_lines(console: Console, found: Estimates, now: float) -> list[str]:
         waiting = sum(job.state != "RUNNING" for job in found.jobs)
         what = "until all have ended" if found.asked else "until the last that runs has ended"
         more = f"; {waiting} not running" if waiting else ""
-        lines.append(f"about {span(found.total.seconds)} {what}{_bounds(found.total)}{more}")
+        lines.append(f"about {duration(found.total.seconds)} {what}{_bounds(found.total)}{more}")
     return [*lines, quality_text(found.quality)]
 
 
 def _bounds(total: Total) -> str:
-    return "" if total.low is None or total.high is None else f" ({span(total.low)} to {span(total.high)})"
+    return "" if total.low is None or total.high is None else f" ({duration(total.low)} to {duration(total.high)})"
 
 
 def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
@@ -138,13 +138,15 @@ def _row(job: JobView, gpus: Mapping[str, GpuRow], now: float) -> list[Cell]:
     left = None if progress is None else progress.eta_seconds
     low, high = (None, None) if progress is None else (progress.eta_low_seconds, progress.eta_high_seconds)
     seconds = _step_seconds(job)
-    interval = "" if left is None else "too early" if low is None or high is None else f"{span(low)} to {span(high)}"
+    interval = (
+        "" if left is None else "too early" if low is None or high is None else f"{duration(low)} to {duration(high)}"
+    )
     return [
         Cell(job.id),
         Cell(job.state, STATE_STYLES.get(job.state, ())),
         Cell("" if progress is None or progress.step is None else f"{progress.step}/{progress.total_steps or '?'}"),
-        Cell("" if seconds is None else span(seconds)),
-        Cell("" if left is None else span(left), ("bold",)),
+        Cell("" if seconds is None else duration(seconds)),
+        Cell("" if left is None else duration(left), ("bold",)),
         Cell(interval),
         Cell("" if left is None else clock(now + left)),
         Cell(memory_text(job, gpus)),

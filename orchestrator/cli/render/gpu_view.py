@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import size
+from orchestrator.units import percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,11 +62,6 @@ def state_cell(row: GpuRow) -> Cell:
     if row.throttle:
         return Cell(", ".join(row.throttle), ("yellow",))
     return Cell("partitioned" if not row.placeable else "ok" if row.sampled_at is not None else "starting", ("dim",))
-
-
-def percent(ratio: float | None) -> str:
-    """Return a ratio in per cent; empty for None."""
-    return "" if ratio is None else f"{100 * ratio:.0f}%"
 
 
 def memory(row: GpuRow) -> str:

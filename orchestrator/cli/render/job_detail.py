@@ -8,9 +8,8 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
 from orchestrator.cli.render.job_table import STATE_STYLES, progress_text, state_text
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, metric, number, span
-from orchestrator.figures import figure
 from orchestrator.spec.units import format_memory
+from orchestrator.units import age, clock, duration, metric, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,9 +119,9 @@ def advice_text(job: JobView) -> str:
     parts += [f"each of {compared} does {share:.0%} of what one does alone" for share in _numbers(advice, "efficiency")]
     pair = (*_numbers(advice, "exposed_ms"), *_numbers(advice, "compute_ms"))
     if len(pair) == 2:
-        sent = "".join(f" of {figure(size / 1e6, 3)} MB" for size in _numbers(advice, "gradient_bytes"))
+        sent = "".join(f" of {number(size / 1e6, 3)} MB" for size in _numbers(advice, "gradient_bytes"))
         parts.append(
-            f"communication{sent} adds {figure(pair[0], 3)} ms to {figure(pair[1], 3)} ms of computation per step"
+            f"communication{sent} adds {number(pair[0], 3)} ms to {number(pair[1], 3)} ms of computation per step"
         )
     return "; ".join(parts)
 
@@ -153,7 +152,7 @@ def _progress(console: Console, job: JobView) -> str:
     if progress.fraction is not None and progress.phase:
         parts.append(clean(progress.phase))
     if progress.steps_per_second:
-        parts.append(f"{figure(progress.steps_per_second, 3)} steps/s")
+        parts.append(f"{number(progress.steps_per_second, 3)} steps/s")
     return "  ".join(part for part in parts if part)
 
 
@@ -170,7 +169,7 @@ def _speed(job: JobView) -> str:
     if found.get("samples_per_second") is None:
         return ""
     parts = [
-        f"{figure(value)} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None
+        f"{number(value)} {unit}" for name, unit in _SPEED.items() if unit and (value := found.get(name)) is not None
     ]
     mfu = found.get("mfu")
     return "  ".join([*parts, "MFU unknown" if mfu is None else f"MFU {100 * mfu:.1f} %"])
@@ -190,7 +189,7 @@ def _findings(console: Console, job: JobView, now: float) -> list[str]:
     """Return a line for each finding, with advice and the time for which its figures have shown it."""
     lines = []
     for finding, text in zip(job.findings, finding_lines(job.findings), strict=True):
-        since = f" (for {span(max(0.0, now - finding.since))})" if finding.since else ""
+        since = f" (for {duration(max(0.0, now - finding.since))})" if finding.since else ""
         lines.append(console.style(text + since, "red" if finding.severity == "critical" else "yellow"))
     return lines
 
@@ -205,7 +204,7 @@ def _ended(job: JobView) -> str:
         return ""
     parts = [clock(job.ended_at)]
     if job.started_at is not None:
-        parts.append(f"after {span(job.ended_at - job.started_at)}")
+        parts.append(f"after {duration(job.ended_at - job.started_at)}")
     if job.exit_code is not None:
         parts.append(f"exit code {job.exit_code}")
     return ", ".join(parts)
@@ -237,11 +236,11 @@ def _timings(job: JobView) -> str:
     timings = job.timings
     parts = []
     if timings.queued_seconds is not None:
-        parts.append(f"queued {span(timings.queued_seconds)}")
+        parts.append(f"queued {duration(timings.queued_seconds)}")
     if timings.submit_to_first_step_seconds is not None:
-        parts.append(f"first step after {span(timings.submit_to_first_step_seconds)}")
+        parts.append(f"first step after {duration(timings.submit_to_first_step_seconds)}")
     if timings.recovery_seconds:
-        parts.append("recovered in " + ", ".join(span(seconds) for seconds in timings.recovery_seconds[-5:]))
+        parts.append("recovered in " + ", ".join(duration(seconds) for seconds in timings.recovery_seconds[-5:]))
     if timings.steps_lost:
         parts.append(f"{timings.steps_lost} step{'' if timings.steps_lost == 1 else 's'} done twice")
     return "; ".join(parts)
@@ -283,7 +282,7 @@ def _attempts(console: Console, job: JobView) -> list[str]:
             Cell(str(attempt.number)),
             Cell(attempt.state),
             Cell(clock(attempt.started_at)),
-            Cell("" if attempt.ended_at is None else span(attempt.ended_at - attempt.started_at)),
+            Cell("" if attempt.ended_at is None else duration(attempt.ended_at - attempt.started_at)),
             Cell(attempt.failure_class or ""),
             Cell(clean(attempt.reason), ("dim",)),
         ]

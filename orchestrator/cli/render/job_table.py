@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean, clip
 from orchestrator.cli.render.gpu_view import poor_balance
-from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, bar, number, span
+from orchestrator.cli.render.table import Cell, Column, bar, render_table
+from orchestrator.units import age, duration, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ def progress_text(console: Console, job: JobView) -> str:
         return " ".join(part for part in parts if part)
     text = f"{bar(progress.fraction, BAR_WIDTH, console.glyphs)} {int(100 * min(progress.fraction, 1.0)):3d}%"
     if progress.eta_seconds is not None and job.state in MOVING:
-        text += f" {span(max(1.0, progress.eta_seconds))} left"
+        text += f" {duration(max(1.0, progress.eta_seconds))} left"
     return text
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.job_table import BAR_WIDTH, STATE_STYLES
-from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import bar, span, value_text
-from orchestrator.figures import figure
+from orchestrator.cli.render.table import Cell, Column, bar, render_table
+from orchestrator.cli.times import value_text
+from orchestrator.units import duration, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def matrix_lines(console: Console, view: MatrixView) -> list[str]:
     if view.paused:
         facts.append(f"paused: no further trial until `orch resume {view.id}`")
     if view.eta_seconds is not None:
-        facts.append(f"about {span(max(1.0, view.eta_seconds))} left")
+        facts.append(f"about {duration(max(1.0, view.eta_seconds))} left")
     state = console.style(view.state, *STATE_STYLES.get(view.state, ()))
     lines = [f"{console.style(view.id, 'bold')}  {state}{dot}{dot.join(facts)}"]
     if view.problem:
@@ -114,7 +114,7 @@ def _best_lines(view: MatrixView) -> list[str]:
         return []
     lines = []
     for job in sorted(best, key=lambda job: next(iter(job.given.values()), 0.0)):
-        given = ", ".join(f"{clean(name)} {_number(value)}" for name, value in job.given.items())
+        given = ", ".join(f"{clean(name)} {number(value, 5)}" for name, value in job.given.items())
         values = " ".join(f"{clean(name)}={clean(value_text(value))}" for name, value in job.values.items())
         lines.append(f"  {given}  {values}  {job.job_id}")
     title = "best trial:" if len(view.objectives) == 1 else "best trials (no other trial is better in every objective):"
@@ -154,8 +154,8 @@ def _row(console: Console, view: MatrixView, job: MatrixJobView) -> list[Cell]:
     return [
         *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
         Cell(job.state, STATE_STYLES.get(job.state, ())),
-        Cell(_number(job.best), ("green", "bold") if job.best is not None and job.best == top else ()),
-        Cell(_number(job.last)),
+        Cell(number(job.best, 5), ("green", "bold") if job.best is not None and job.best == top else ()),
+        Cell(number(job.last, 5)),
         Cell(_progress(console, job)),
         Cell(str(job.runs) if job.runs > 1 else ""),
         Cell(job.job_id),
@@ -170,15 +170,11 @@ def _trial_row(console: Console, view: MatrixView, job: MatrixJobView) -> list[C
         Cell(str(job.index)),
         *(Cell(clean(value_text(job.values.get(name)))) for name in view.parameters),
         Cell(state, ("dim",) if job.pruned else STATE_STYLES.get(state, ())),
-        *(Cell(_number(job.given.get(name)), style) for name in view.objectives),
+        *(Cell(number(job.given.get(name), 5), style) for name in view.objectives),
         Cell(_progress(console, job)),
         Cell(job.job_id),
         Cell(clean(job.missing or job.reason), ("dim",)),
     ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else figure(value, 5)
 
 
 def _progress(console: Console, job: MatrixJobView) -> str:
@@ -186,5 +182,5 @@ def _progress(console: Console, job: MatrixJobView) -> str:
         return ""
     text = f"{bar(job.fraction, BAR_WIDTH, console.glyphs)} {int(100 * min(job.fraction, 1.0)):3d}%"
     if job.eta_seconds is not None and job.ended_at is None:
-        text += f" {span(max(1.0, job.eta_seconds))} left"
+        text += f" {duration(max(1.0, job.eta_seconds))} left"
     return text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, clock, number
+from orchestrator.units import age, clock, number
 
 if TYPE_CHECKING:
     from orchestrator.api.queue_views import HolderView, OutlookView

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import age, number, size, value_text
+from orchestrator.cli.times import value_text
+from orchestrator.units import age, number, size
 
 if TYPE_CHECKING:
     from orchestrator.api.views import PlanReply

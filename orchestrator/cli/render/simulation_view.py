@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.render.units import span
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +37,13 @@ def _cells(figures: Figures) -> dict[str, str]:
         "fairness (Jain)": f"{figures.fairness:.3f}",
         "preemptions": str(figures.preemptions),
         "GPU time lost": f"{figures.lost_gpu_seconds / 3600:.1f} h",
-        "makespan": span(figures.makespan),
+        "makespan": duration(figures.makespan),
     }
 
 
 def _times(name: str, spread: Spread) -> dict[str, str]:
     return {
-        f"{name}, mean": span(spread.mean),
-        f"{name}, median": span(spread.median),
-        f"{name}, p99": span(spread.p99),
+        f"{name}, mean": duration(spread.mean),
+        f"{name}, median": duration(spread.median),
+        f"{name}, p99": duration(spread.p99),
     }

@@ -9,7 +9,7 @@ from orchestrator.cli.console import clip, display_width
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.cli.console import Console
+    from orchestrator.cli.console import Console, Glyphs
 
 GAP = 2
 
@@ -72,3 +72,13 @@ def _line(
         painted = console.style(text, *cell.styles) if text else text
         parts.append(padding + painted if column.right else painted + padding)
     return (" " * GAP).join(parts).rstrip()
+
+
+def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
+    """Return a progress bar of ``width`` columns."""
+    filled = min(max(fraction, 0.0), 1.0) * width
+    text = glyphs.full * int(filled)
+    steps = len(glyphs.parts) + 1
+    if glyphs.parts and (part := int((filled - int(filled)) * steps)):
+        text += glyphs.parts[part - 1]
+    return text + glyphs.empty * (width - len(text))

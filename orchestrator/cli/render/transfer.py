@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.units import size
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from orchestrator.cli.session import Session

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, percent, state_cell
+from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, state_cell
 from orchestrator.cli.render.job_table import gpus_text
-from orchestrator.cli.render.units import size
 from orchestrator.cli.top import model
 from orchestrator.cli.top.frame import Traffic
 from orchestrator.cli.top.layout import TopColumn
-from orchestrator.figures import figure
+from orchestrator.units import number, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -202,7 +201,7 @@ def job_cells(line: JobLine) -> dict[str, Styled]:
     if progress is not None and progress.step is not None:
         step = f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")
     if progress is not None and progress.steps_per_second:
-        speed = figure(progress.steps_per_second, 3)
+        speed = number(progress.steps_per_second, 3)
     text, band = balance_line(line.balance)
     cells = {
         "job": (clean(job.id), ""),

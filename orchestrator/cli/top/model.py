@@ -6,6 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.render.gpu_view import finding_lines
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +130,7 @@ def headline(frame: Frame) -> str:
     """Return a summary in one line: nodes, GPUs, mean utilization, power, silent GPUs, and the origin or the jobs."""
     rows = [row for row in frame.rows if row.placeable]
     loads = [row.utilization_ratio for row in rows if row.utilization_ratio is not None]
-    parts = [counted(len({row.node for row in rows}), "node"), counted(len(rows), "GPU")]
+    parts = [plural(len({row.node for row in rows}), "node"), plural(len(rows), "GPU")]
     if loads:
         parts.append(f"{100 * sum(loads) / len(loads):.0f}% busy")
     watts = [row.power_watts for row in rows if row.power_watts is not None]
@@ -138,20 +139,15 @@ def headline(frame: Frame) -> str:
     broken = sum(row.health in {"stale", "failing", "lost"} for row in rows)
     if broken:
         parts.append(f"{broken} not answering")
-    parts.append(frame.origin or counted(len(frame.jobs), "job"))
+    parts.append(frame.origin or plural(len(frame.jobs), "job"))
     return "  ".join(parts)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return text such as `1 GPU`, `2 GPUs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def host_line(host: Host) -> str:
     """Return a line about the machine that this program runs on."""
     used, total = host.memory_used_bytes / 2**30, host.memory_total_bytes / 2**30
     return (
-        f"host: CPU {100 * host.cpu_share:.0f}% of {counted(host.cores, 'core')}  load {host.load:.1f}  "
+        f"host: CPU {100 * host.cpu_share:.0f}% of {plural(host.cores, 'core')}  load {host.load:.1f}  "
         f"memory {used:.1f}/{total:.1f} GiB"
     )
 

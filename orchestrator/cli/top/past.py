@@ -6,11 +6,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.render.units import clock
 from orchestrator.cli.top.frame import Traffic
 from orchestrator.gpu.balance.balance import SETTLED_SECONDS, GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import balance_json
 from orchestrator.gpu.sampler import Health
+from orchestrator.units import clock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,6 +11,7 @@ from rich.text import Text
 from orchestrator.cli.console import clean
 from orchestrator.cli.top import cells, model
 from orchestrator.cli.top.model import Order
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,7 +61,7 @@ def findings(frame: Frame) -> Text:
         text.append(f"{severity}: ", "bold red" if severity == "critical" else "bold yellow")
         text.append(clean(line) + "\n")
     if len(found) > MOST_FINDINGS:
-        text.append(f"and {model.counted(len(found) - MOST_FINDINGS, 'more finding')}: orch status JOB\n")
+        text.append(f"and {plural(len(found) - MOST_FINDINGS, 'more finding')}: orch status JOB\n")
     text.rstrip()
     return text
 

@@ -32,8 +32,3 @@ def quoted(text: str) -> str:
 def of_rank(rank: int | None, text: str) -> str:
     """Return ``text`` about a rank; ``text`` alone about a fact without a rank."""
     return text if rank is None else f"rank {rank}: {text}"
-
-
-def plural(number: float, one: str, many: str = "") -> str:
-    """Return text such as ``1 GPU``, ``2 GPUs``, ``0.5 GPUs``."""
-    return f"{number:g} {one if number == 1 else many or one + 's'}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from orchestrator.core.facts import reasons, requesters  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import plural, quoted, sentence
+from orchestrator.core.sentences.base import quoted, sentence
 from orchestrator.spec.units import format_duration
+from orchestrator.units import plural
 
 
 @sentence.register

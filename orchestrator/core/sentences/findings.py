@@ -10,9 +10,9 @@ from typing import Any, Final
 from orchestrator.core.diagnosis.definitions import WAITING_SHARE, severity_of
 from orchestrator.core.facts import findings as f
 from orchestrator.core.facts.codec import fact_to_dict
-from orchestrator.core.sentences.base import advice, plural, quoted, sentence
+from orchestrator.core.sentences.base import advice, quoted, sentence
 from orchestrator.core.sentences.gpu_findings import gpu_of, span_of
-from orchestrator.core.sentences.machines import size
+from orchestrator.units import plural, size
 
 _COMPARE: Final = "compare its share of the data, its input pipeline and its host's load with another rank's"
 

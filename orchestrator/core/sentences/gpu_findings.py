@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Final
 
 from orchestrator.core.facts import findings as f  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import advice, plural, sentence
-from orchestrator.core.sentences.machines import size
+from orchestrator.core.sentences.base import advice, sentence
 from orchestrator.spec.units import format_duration
+from orchestrator.units import plural, size
 
 _THROTTLE_ADVICE: Final = {
     "power_cap": "raise the power limit (`nvidia-smi -pl`), or give every GPU the same limit",

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts import notes, reasons, requesters
 from orchestrator.core.facts.nodes import Closure, NodeClosed
-from orchestrator.core.sentences.base import plural, sentence
+from orchestrator.core.sentences.base import sentence
 from orchestrator.core.states import EndCondition, StopPurpose
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact

@@ -7,8 +7,9 @@ from typing import Final
 
 from orchestrator.core.facts import gangs, gpus, memory, nodes
 from orchestrator.core.facts.fact import UnreadableFact  # noqa: TC001  # singledispatch reads the annotations
-from orchestrator.core.sentences.base import CUT, advice, of_rank, plural, quoted, sentence
+from orchestrator.core.sentences.base import CUT, advice, of_rank, quoted, sentence
 from orchestrator.spec.units import format_duration, format_memory
+from orchestrator.units import plural, size
 
 PAGE_BYTES: Final = 4096
 _XID_ADVICE: Final = {
@@ -29,14 +30,6 @@ def _(fact: UnreadableFact) -> str:
 
 
 # -- memory
-
-
-def size(number: int) -> str:
-    """Return text such as ``4.0 GiB``."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if number >= scale:
-            return f"{number / scale:.1f} {unit}"
-    return f"{number / 1024:.0f} KiB"
 
 
 def _used(used_bytes: int, asked_bytes: int | None) -> str:

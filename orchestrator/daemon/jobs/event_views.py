@@ -12,8 +12,8 @@ from orchestrator.core.facts.codec import fact_to_dict
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.core.facts.reasons import StopOrdered
 from orchestrator.core.sentences import advice, failure_advice, failure_sentence, sentence
-from orchestrator.core.sentences.base import plural
 from orchestrator.core.stored.job_record import event_body
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

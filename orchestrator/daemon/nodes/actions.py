@@ -14,10 +14,10 @@ from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.reservations import nodes_at
-from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import StopPurpose
 from orchestrator.daemon.nodes.views import node_state
 from orchestrator.store.errors import StoreError
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence

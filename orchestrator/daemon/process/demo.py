@@ -21,6 +21,7 @@ from orchestrator.api.launch import ServeOptions
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.daemon.process.up import up
 from orchestrator.spec.settings import Settings
+from orchestrator.units import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,7 +183,7 @@ def _print_end(job: JobView, accuracy: float | None, client: Client, printer: _P
     timings = job.timings
     for recovery in timings.recovery_seconds:
         printer.print_line(
-            f"recovered in {recovery:.3f} s from death to the next new step; {timings.steps_lost} steps done again"
+            f"recovered in {duration(recovery)} from death to the next new step; {timings.steps_lost} steps done again"
         )
     printer.print_line(
         f"{job.state}: {job.reason}" + (f"; test accuracy {accuracy:.1%}" if accuracy is not None else "")

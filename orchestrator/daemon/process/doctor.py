@@ -14,13 +14,13 @@ from orchestrator.api.client import Client
 from orchestrator.api.errors import DaemonUnreachableError, OrchError
 from orchestrator.api.launch import Finding, Level
 from orchestrator.api.transport.endpoint import Endpoint
-from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.process.home import OTHERS, PASS_THROUGH, exposed_entries
 from orchestrator.parts import install_line, unmet
 from orchestrator.runtime.forkserver.cgroups import memory_group
 from orchestrator.runtime.names import namespace
 from orchestrator.runtime.nodes.directories import SHARED_MEMORY, page_directory, user_directory
 from orchestrator.runtime.ranks.evidence.process_inspector import find_py_spy
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable

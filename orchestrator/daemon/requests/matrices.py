@@ -17,12 +17,12 @@ from orchestrator.api.service import Verb
 from orchestrator.api.views import ActionReply
 from orchestrator.core.facts.reasons import Cancelled, is_pruned
 from orchestrator.core.facts.requesters import ByMatrix
-from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.metrics_file import values_since
 from orchestrator.daemon.requests.actions import events_of
 from orchestrator.daemon.requests.reader import named_by_others
 from orchestrator.store import errors as store_errors
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

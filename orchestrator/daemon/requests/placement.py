@@ -12,8 +12,8 @@ from orchestrator.core.scheduler.reservations import closed_to, nodes_at
 from orchestrator.core.scheduler.resources import free_on
 from orchestrator.core.scheduler.scheduler import reserved_for, shares_of, waiting_order
 from orchestrator.core.sentences import sentence
-from orchestrator.core.sentences.base import plural
 from orchestrator.core.states import JobState
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from orchestrator.core.job.record import Job

@@ -17,7 +17,6 @@ from orchestrator.api.server.gate import user_name
 from orchestrator.api.transport.submission import find_python
 from orchestrator.core.events import MatrixCell
 from orchestrator.core.ids import job_id
-from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs.interpreter import interpreter_of
 from orchestrator.daemon.jobs.prerequisites import with_after
 from orchestrator.parts import install_line, missing_modules
@@ -26,6 +25,7 @@ from orchestrator.spec.job import JobSpec, parse_jobs
 from orchestrator.spec.plain_files import NotPlainFileError, open_plain
 from orchestrator.spec.problems import SpecError
 from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,6 @@ from orchestrator.core.ids import JobId, job_id
 from orchestrator.core.lifecycle.fold import submitted
 from orchestrator.core.scheduler.placement import could_ever_fit, missing_nodes, needs_home
 from orchestrator.core.scheduler.resources import rank_size
-from orchestrator.core.sentences.base import plural
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.secrets import write_secrets
 from orchestrator.daemon.submitting.checking import Checked
@@ -27,6 +26,7 @@ from orchestrator.spec.entrypoint import parse_entrypoint
 from orchestrator.spec.job import JobSpec, change_spec
 from orchestrator.spec.problems import SpecError, nearest
 from orchestrator.train.trainer.config.check import trainer_findings
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

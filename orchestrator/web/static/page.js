@@ -52,7 +52,7 @@ function positionText(place) {
   const begin = Number(charts.dataset.begin);
   const value = begin + ((Number(charts.dataset.end) - begin) * place) / WIDTH;
   if (charts.dataset.kind === "step") return `step ${Math.round(value)}`;
-  if (charts.dataset.kind === "span") return `${value.toFixed(0)} s`;
+  if (charts.dataset.kind === "span") return `${value.toFixed(0)}s`;
   return new Date(1000 * value).toLocaleTimeString([], { hour12: false });
 }
 

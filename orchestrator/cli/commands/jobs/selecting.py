@@ -24,6 +24,7 @@ from orchestrator.cli.commands.shared import ask, complete_job
 from orchestrator.cli.outcome import report_error
 from orchestrator.cli.session import print_json
 from orchestrator.cli.status_view import LIVE_STATES, note_which
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -127,7 +128,7 @@ def meant(session: Session, found: Selection, verb: Verb, *, asks: bool = True) 
     elif asks and not found.yes:
         for line in _table(session, chosen):
             session.console.print_error(line)
-        ask(session, f"{verb.name} {counted(len(chosen))}: {_some([job.id for job in chosen])}")
+        ask(session, f"{verb.name} {plural(len(chosen), 'job')}: {_some([job.id for job in chosen])}")
     return [job.id for job in chosen]
 
 
@@ -148,18 +149,13 @@ def _show(session: Session, verb: Verb, chosen: Sequence[JobView], *, as_json: b
         return
     for line in _table(session, chosen):
         session.console.print(line)
-    session.console.note(f"would {verb.name}{verb.preposition} {counted(len(chosen))}")
+    session.console.note(f"would {verb.name}{verb.preposition} {plural(len(chosen), 'job')}")
 
 
 def _table(session: Session, chosen: Sequence[JobView]) -> list[str]:
     from orchestrator.cli.render.job_table import job_lines
 
     return job_lines(session.console, chosen, time.time()) if chosen else []
-
-
-def counted(number: int) -> str:
-    """Return text such as ``1 job``, ``2 jobs``."""
-    return f"{number} job" if number == 1 else f"{number} jobs"
 
 
 SHOWN_IDS = 3
@@ -190,9 +186,9 @@ def act_on_each(
     if found.json:
         print_json(session, [reply.to_json() for reply in replies])
     if errors:
-        session.console.note(f"{verb.name}: {counted(len(replies))} done, {len(refs) - len(replies)} not")
+        session.console.note(f"{verb.name}: {plural(len(replies), 'job')} done, {len(refs) - len(replies)} not")
     elif len(replies) > 1:
-        session.console.note(f"{verb.name}: {counted(len(replies))} done")
+        session.console.note(f"{verb.name}: {plural(len(replies), 'job')} done")
     code = EXIT_OK if not errors else EXIT_PARTLY if replies else errors[0].exit_code
     return code, [job_id for reply in replies for job_id in reply.job_ids or (reply.job_id,)]
 

@@ -11,9 +11,9 @@ from orchestrator.api.errors import EXIT_OK, EXIT_PARTLY, NotFoundError
 from orchestrator.cli.commands.shared import Job, Json, Quiet
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.transfer import Bar
-from orchestrator.cli.render.units import size
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.status_view import note_which
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from orchestrator.api.files import FileList

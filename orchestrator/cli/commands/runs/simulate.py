@@ -79,7 +79,7 @@ def simulate(
     from orchestrator.analysis.simulation.comparison import compare as play
     from orchestrator.analysis.simulation.comparison import parse_nodes, parse_policies
     from orchestrator.cli.render.simulation_view import simulation_lines
-    from orchestrator.cli.render.units import parse_span_within
+    from orchestrator.cli.times import parse_span_within
 
     session = Session()
     cluster = _checked(lambda: parse_nodes(nodes), "--nodes")
@@ -132,7 +132,7 @@ def _read(path: Path) -> list[TraceJob]:
 def _history(session: Session, since: str) -> list[TraceJob]:
     from orchestrator.api.views import TERMINAL_STATES
     from orchestrator.cli.commands.runs.past_jobs import trace_of
-    from orchestrator.cli.render.units import parse_time
+    from orchestrator.cli.times import parse_time
 
     at = parse_time(since, "--history", time.time())
     found = trace_of(session.client().jobs(states=sorted(TERMINAL_STATES), since=at).jobs)

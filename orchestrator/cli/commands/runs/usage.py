@@ -40,7 +40,7 @@ def usage(
     Jobs that `orch prune` has removed are no longer counted.
     """
     from orchestrator.cli.commands.runs.usage_view import show_usage
-    from orchestrator.cli.render.units import parse_time
+    from orchestrator.cli.times import parse_time
 
     if csv and json:
         raise BadRequestError("--csv and --json are two forms of the answer", hint="leave one out")

@@ -11,8 +11,8 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.figures import figure
 from orchestrator.train.trainer.config.rules import names_of, sentence, without_effect
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -145,7 +145,7 @@ class ProgressBar:
     def show(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
         """Draw the line again."""
         names = {"loss": "loss", "samples_per_second": "samples/s", "tokens_per_second": "tokens/s", "mfu": "MFU"}
-        text = "  ".join(f"{label} {figure(values[name])}" for name, label in names.items() if name in values)
+        text = "  ".join(f"{label} {number(values[name])}" for name, label in names.items() if name in values)
         self._progress.update(self._task, completed=step, epoch=epoch, values=text)
         self._progress.refresh()
 

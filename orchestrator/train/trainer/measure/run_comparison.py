@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.figures import figure
+from orchestrator.units import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,17 +38,17 @@ def _row(name: str, run: Mapping[str, float], base: Mapping[str, float]) -> tupl
     more_ranks = run.get("ranks", 1.0) / base.get("ranks", 1.0)
     interval = "unknown"
     if "samples_per_second_low" in run:
-        interval = f"{figure(run['samples_per_second_low'])} to {figure(run['samples_per_second_high'])}"
+        interval = f"{number(run['samples_per_second_low'])} to {number(run['samples_per_second_high'])}"
     return (
         name,
         f"{run.get('ranks', 1.0):.0f}",
-        figure(run["samples_per_second"]),
+        number(run["samples_per_second"]),
         interval,
         f"{speed_up:.2f}",
         f"{speed_up / more_ranks:.0%}",
         f"{run['peak_memory_bytes'] / _GIB:.2f}" if "peak_memory_bytes" in run else "unknown",
         f"{run['mfu']:.1%}" if "mfu" in run else "unknown",
-        figure(run["loss"]) if "loss" in run else "unknown",
+        number(run["loss"]) if "loss" in run else "unknown",
     )
 
 

@@ -260,7 +260,7 @@ def test_a_job_in_full() -> None:
     assert found["ranks"] == "2 ranks, each gpu 1, cpu 2, memory 8GB"
     assert found["restarts"] == "1 (1 infra)"
     assert found["checkpoint"].startswith("step 600, ")
-    assert found["timings"] == "queued 0.200s; first step after 0.250s; recovered in 0.180s, 0.200s; 4 steps done twice"
+    assert found["timings"] == "queued 200ms; first step after 250ms; recovered in 180ms, 200ms; 4 steps done twice"
     assert found["last failure"] == "rank 1 was killed by SIGKILL (infra)"
     assert found["quarantined"] == "/c/500"
     text = "\n".join(lines)

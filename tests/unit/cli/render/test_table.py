@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.console import Console, clean, clip, display_width, steerless, styled
-from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.console import ASCII, UNICODE, Console, clean, clip, display_width, steerless, styled
+from orchestrator.cli.render.table import Cell, Column, bar, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -221,3 +221,17 @@ def test_styles_that_we_make_are_kept(names: list[str]) -> None:
     text = styled("grüße", tuple(names))
     assert steerless(text) == text
     assert steerless(text, keep_styles=False) == "grüße"
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 40))
+def test_a_bar_always_has_its_width(fraction: float, width: int) -> None:
+    for glyphs in (UNICODE, ASCII):
+        assert len(bar(fraction, width, glyphs)) == width
+
+
+def test_a_bar_grows_and_is_full_only_at_the_end() -> None:
+    assert bar(0, 4, ASCII) == "----"
+    assert bar(0.5, 4, ASCII) == "##--"
+    assert bar(0.999, 4, ASCII) == "###-"
+    assert bar(1, 4, ASCII) == "####"
+    assert bar(0.55, 4, UNICODE) == "██▏░"

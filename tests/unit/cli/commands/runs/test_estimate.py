@@ -58,7 +58,7 @@ def test_a_job_has_its_time_left_interval_memory_and_the_record_so_far(orch: Orc
     served.do(lambda service: setattr(service, "quality", QUALITY))
     lines = orch("estimate", "digits").out.splitlines()
     row = next(line for line in lines if line.startswith(job.id))
-    for told in ("400/1000", "0.500s", "5m00s", "4m40s to 5m30s", "1.0 GiB, 3.0 GiB"):
+    for told in ("400/1000", "500ms", "5m00s", "4m40s to 5m30s", "1.0 GiB, 3.0 GiB"):
         assert told in row
     assert lines[-1] == (
         "so far 38 of 40 intervals of 95 % held the time that was left (95 %; 9 jobs); off by 2.1 % (median)"

@@ -1,85 +1,11 @@
-"""Formats numbers and times for people, and parses times that people type."""
+"""Parses the durations and times that a user types on the command line."""
 
 from __future__ import annotations
 
-import math
 import time
-from typing import TYPE_CHECKING, Final
 
 from orchestrator.api.errors import BadRequestError
-from orchestrator.figures import figure
-
-if TYPE_CHECKING:
-    from orchestrator.cli.console import Glyphs
-
-
-BYTES: Final = "_bytes"
-
-
-def age(seconds: float) -> str:
-    """Format a rough duration in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
-    seconds = max(0.0, seconds)
-    for limit, size, unit in ((100, 1, "s"), (5940, 60, "m"), (172800, 3600, "h")):
-        if seconds < limit:
-            return f"{int(seconds // size)}{unit}"
-    return f"{int(seconds // 86400)}d"
-
-
-def span(seconds: float) -> str:
-    """Format a duration in two units, as in ``1m20s``; below ten seconds with one decimal, below one with three."""
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds:.3f}s"
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 172800:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
-
-
-def size(count: float) -> str:
-    """Format a size in powers of 1024, as in ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def number(value: float) -> str:
-    """Format a count that is usually whole, as in ``2`` or ``0.5``."""
-    return f"{value:g}"
-
-
-def metric(name: str, value: float | None) -> str:
-    """Format a metric that a script reports: a size if its name ends with ``_bytes``, else four significant digits."""
-    if value is None or not math.isfinite(value):
-        return "nan" if value is None or math.isnan(value) else str(value)
-    return size(value) if name.lower().endswith(BYTES) else figure(value)
-
-
-def clock(at: float | None, *, seconds: bool = True) -> str:
-    """Format a time of day on this machine, with the date unless it is today; empty for None."""
-    if at is None:
-        return ""
-    then = time.localtime(at)
-    day = "" if then[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", then)
-    return day + time.strftime("%H:%M:%S" if seconds else "%H:%M", then)
-
-
-def bar(fraction: float, width: int, glyphs: Glyphs) -> str:
-    """Return a progress bar of ``width`` columns."""
-    filled = min(max(fraction, 0.0), 1.0) * width
-    text = glyphs.full * int(filled)
-    steps = len(glyphs.parts) + 1
-    if glyphs.parts and (part := int((filled - int(filled)) * steps)):
-        text += glyphs.parts[part - 1]
-    return text + glyphs.empty * (width - len(text))
+from orchestrator.units import duration
 
 
 def parse_span(text: str, what: str) -> float:
@@ -98,7 +24,7 @@ def parse_span_within(text: str, what: str, *, least: float, most: float) -> flo
     """Parse as ``parse_span`` does; raise BadRequestError as well for a duration outside the bounds."""
     seconds = parse_span(text, what)
     if not least <= seconds <= most:
-        raise BadRequestError(f"{what} {text!r} is out of range", hint=f"write {span(least)} to {span(most)}")
+        raise BadRequestError(f"{what} {text!r} is out of range", hint=f"write {duration(least)} to {duration(most)}")
     return seconds
 
 

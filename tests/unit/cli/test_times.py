@@ -1,4 +1,4 @@
-"""Numbers for people, and times that people type."""
+"""Times that people type on the command line."""
 
 from __future__ import annotations
 
@@ -10,55 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.api.errors import BadRequestError
-from orchestrator.cli.console import ASCII, UNICODE
-from orchestrator.cli.render.units import age, bar, clock, number, parse_span, parse_span_within, parse_time, size, span
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-5, "0s"), (0, "0s"), (99.9, "99s"), (100, "1m"), (5939, "98m"), (5940, "1h"), (172799, "47h"), (172800, "2d")],
-)
-def test_age(seconds: float, text: str) -> None:
-    assert age(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.18, "0.180s"),
-        (3.44, "3.4s"),
-        (59.4, "59s"),
-        (80, "1m20s"),
-        (3600, "1h00m"),
-        (90000, "25h00m"),
-        (180000, "2d02h"),
-    ],
-)
-def test_span(seconds: float, text: str) -> None:
-    assert span(seconds) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 * 1024**4, "5.0 TiB")])
-def test_size(count: float, text: str) -> None:
-    assert size(count) == text
-
-
-def test_number() -> None:
-    assert (number(2.0), number(0.5)) == ("2", "0.5")
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 40))
-def test_a_bar_always_has_its_width(fraction: float, width: int) -> None:
-    for glyphs in (UNICODE, ASCII):
-        assert len(bar(fraction, width, glyphs)) == width
-
-
-def test_a_bar_grows_and_is_full_only_at_the_end() -> None:
-    assert bar(0, 4, ASCII) == "----"
-    assert bar(0.5, 4, ASCII) == "##--"
-    assert bar(0.999, 4, ASCII) == "###-"
-    assert bar(1, 4, ASCII) == "####"
-    assert bar(0.55, 4, UNICODE) == "██▏░"
+from orchestrator.cli.times import parse_span, parse_span_within, parse_time
 
 
 @pytest.mark.parametrize(
@@ -117,10 +69,3 @@ def test_times() -> None:
     assert parse_time("2026-11-20T14:30", "--since", now) == time.mktime((2026, 11, 20, 14, 30, 0, 0, 0, -1))
     with pytest.raises(BadRequestError, match="not a time"):
         parse_time("yesterday", "--since", now)
-
-
-def test_clock_has_a_date_unless_it_is_today() -> None:
-    assert clock(None) == ""
-    assert len(clock(time.time())) == len("14:30:00")
-    assert clock(0.0).startswith(("1970-01-01", "1969-12-31"))
-    assert len(clock(time.time(), seconds=False)) == len("14:30")
