@@ -13,22 +13,22 @@ from orchestrator.cli.outcome import require
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from orchestrator.api.launch import DemoOptions, Finding, UpReply
+    from orchestrator.api.launch import Finding, UpReply
     from orchestrator.cli.session import Session
     from orchestrator.spec.settings import Settings
 
 
-def _settings(session: Session) -> Settings:
+def settings_of(session: Session) -> Settings:
     from orchestrator.daemon.process.settings import load_settings
 
-    return load_settings(session.environ)
+    return loadsettings_of(session.environ)
 
 
 def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
     """Return the address of the metrics, from the command line or the settings, and whether it was chosen there."""
     if given is not None:
         return given, True
-    settings = _settings(session)
+    settings = settings_of(session)
     host = settings.metrics_address
     listen = f"[{host}]:{settings.metrics_port}" if ":" in host else f"{host}:{settings.metrics_port}"
     return listen, listen != DEFAULT_READ_LISTEN
@@ -37,23 +37,15 @@ def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
 def start_daemon(session: Session) -> UpReply:
     """Start the daemon as plain `orch up` does, and wait until it accepts jobs."""
     listen, fixed = read_listen(session, None)
-    return up(session, ServeOptions(read_listen=listen, read_fixed=fixed))
+    return launch(session, ServeOptions(read_listen=listen, read_fixed=fixed))
 
 
-def up(session: Session, options: ServeOptions) -> UpReply:
+def launch(session: Session, options: ServeOptions) -> UpReply:
     """Start the daemon detached. Raises OrchError with the end of its log if it fails."""
     require("daemon", "a daemon on this machine")
     from orchestrator.daemon.process.up import up as start
 
-    return start(_settings(session), options)
-
-
-def serve(session: Session, options: ServeOptions) -> int:
-    """Run the daemon in this process until it is told to stop."""
-    require("daemon", "`orch serve`")
-    from orchestrator.daemon.process.serve import serve as run
-
-    return run(_settings(session), options)
+    return start(settings_of(session), options)
 
 
 def examine(session: Session) -> Sequence[Finding]:
@@ -67,12 +59,4 @@ def examine(session: Session) -> Sequence[Finding]:
         return [Finding(level=Level.ERROR, what=what, remedy=f"to run one: {parts.install_line('daemon')}")]
     from orchestrator.daemon.process.doctor import examine as look
 
-    return look(_settings(session))
-
-
-def run_demo(options: DemoOptions) -> int:
-    """Run the demo."""
-    require("daemon", "`orch demo`")
-    from orchestrator.daemon.process.demo import run_demo as run
-
-    return run(options)
+    return look(settings_of(session))

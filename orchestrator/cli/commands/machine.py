@@ -11,6 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError, kill_hint
 from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DemoOptions, Level, ServeOptions
 from orchestrator.cli import local
+from orchestrator.cli.outcome import require
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
 from orchestrator.cli.console import clean
 from orchestrator.cli.daemon_process import DaemonProcess
@@ -112,7 +113,7 @@ def up(
         page_key=page_key,
         page_plain=page_plain,
     )
-    reply = local.up(session, options)
+    reply = local.launch(session, options)
     if json:
         print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
         return EXIT_OK
@@ -166,7 +167,10 @@ def serve(
         page_key=page_key,
         page_plain=page_plain,
     )
-    return local.serve(session, options)
+    require("daemon", "`orch serve`")
+    from orchestrator.daemon.process.serve import serve as run
+
+    return run(local.settings_of(session), options)
 
 
 def down(
@@ -252,7 +256,10 @@ def doctor(json: Json = False) -> int:
 
 def demo(json: Json = False) -> int:
     """Train a small model on two ranks, kill one half-way, and show the recovery; takes about a minute."""
-    return local.run_demo(DemoOptions(json=json))
+    require("daemon", "`orch demo`")
+    from orchestrator.daemon.process.demo import run_demo
+
+    return run_demo(DemoOptions(json=json))
 
 
 def ui(

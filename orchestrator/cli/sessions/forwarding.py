@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.session_stream import SessionStream
     from orchestrator.cli.console import Console
 
-_READ_BYTES: Final = 32 * 1024
-_LOOK_SECONDS: Final = 5.0
 _MOST_CONNECTIONS: Final = 100
 
 
