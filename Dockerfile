@@ -34,6 +34,7 @@ RUN pinned="$(sed -n 's/^torch==//p' constraints.txt)" \
 COPY pyproject.toml README.md LICENSE ./
 COPY deploy/published.py deploy/
 COPY orchestrator/ orchestrator/
+COPY examples/digits/ examples/digits/
 # Files for administrators that the wheel includes.
 COPY docs/operations.md docs/
 COPY deploy/backup.py deploy/

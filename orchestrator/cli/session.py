@@ -1,14 +1,21 @@
-"""The context of a command: the environment, the terminal and the daemon's address, read once."""
+"""The context of a command, read once: environment, terminal and address; and its end: errors as sentences, exit codes.
+
+Expected errors never show a traceback; faults of orch do, because they should be reported. Ctrl-C and a closed pipe are
+normal ends, not errors.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from typing import TYPE_CHECKING
 
+from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, DiskFullError, MissingPartError, OrchError
 from orchestrator.cli.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestrator.api.client import Client
     from orchestrator.api.transport.endpoint import Endpoint
@@ -50,3 +57,109 @@ def print_json(session: Session, value: object) -> None:
 
     indent = 2 if session.console.is_terminal else None
     session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+EXIT_BROKEN_PIPE = 141
+"""The shell's exit code for a program stopped by the end of its pipe."""
+
+MAX_PROBLEMS = 50
+
+
+def guarded(run: Callable[[], int], console: Console, *, as_json: bool) -> int:
+    """Return the exit code of ``run``; print its error on standard error, with ``as_json`` as a problem document."""
+    try:
+        code = run()
+        console.out.flush()
+    except OrchError as error:
+        report_error(error, console, as_json=as_json)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        return _missing(error, console, as_json=as_json)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _abandon_output()
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            return _bug(console)
+        _abandon_output()
+        full = DiskFullError(f"the answer could not be written: {error.strerror}", hint="free space and try again")
+        report_error(full, console, as_json=as_json)
+        return full.exit_code
+    except Exception as error:
+        if hasattr(error, "exit_code"):
+            raise  # click's exceptions: it has shown help, or refuses the line
+        return _bug(console)
+    return code
+
+
+def _missing(error: ModuleNotFoundError, console: Console, *, as_json: bool) -> int:
+    """Report a part that is not installed, with the line to type; any other failed import is a bug."""
+    missing = _from_import(error)
+    if missing is None:
+        return _bug(console)
+    report_error(missing, console, as_json=as_json)
+    return missing.exit_code
+
+
+def _bug(console: Console) -> int:
+    import traceback
+
+    console.print_error(traceback.format_exc().rstrip())
+    console.print_error("orch: this is a bug of orch; please report it with the lines above")
+    return EXIT_INTERNAL
+
+
+def _abandon_output() -> None:
+    """Discard buffered output: at its exit, Python would try to write it again and report the error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def report_error(error: OrchError, console: Console, *, as_json: bool) -> None:
+    """Print the error for users, with every problem on its own line and the next step last; or as JSON."""
+    if error.client_hint and error.hint == error.default_hint:
+        from orchestrator import parts
+
+        if parts.missing_modules("daemon"):
+            error.hint = error.client_hint
+    if as_json:
+        import json
+
+        console.print_error(json.dumps(error.to_json(), ensure_ascii=False))
+        return
+    console.print_error(f"{console.err_style('orch:', 'red', 'bold')} {error.message}")
+    for problem in error.problems[:MAX_PROBLEMS]:
+        console.print_error(f"  {problem.render()}")
+    if len(error.problems) > MAX_PROBLEMS:
+        console.print_error(f"  and {len(error.problems) - MAX_PROBLEMS} more")
+    if error.hint:
+        console.print_error(f"  {console.err_style('next:', 'bold')} {error.hint}")
+
+
+def require(part: str, what: str) -> None:
+    """Check that the part that ``what`` needs is installed. Raises MissingPartError with the line to type."""
+    from orchestrator import parts
+
+    missing = parts.missing_modules(part)
+    if missing:
+        raise _missing_part(part, what, missing)
+
+
+def _missing_part(part: str, what: str, missing: tuple[str, ...]) -> MissingPartError:
+    """Return the error for a part of which the modules ``missing`` are not installed."""
+    from orchestrator import parts
+
+    message = f"{what} needs the part '{part}', which is not installed here (no {', '.join(missing)})"
+    return MissingPartError(message, hint=parts.install_line(part))
+
+
+def _from_import(error: ModuleNotFoundError) -> MissingPartError | None:
+    """Return the error for a failed import; None if the module belongs to no part of orch."""
+    from orchestrator import parts
+
+    module = (error.name or "").partition(".")[0]
+    part = parts.part_of(module)
+    return None if part is None else _missing_part(part, "this command", (module,))

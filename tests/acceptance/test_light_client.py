@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from orchestrator import parts
 from orchestrator.api.server.testing import ServedFake, serve_fake
-from orchestrator.cli.registry import ENTRIES
+from orchestrator.cli.app import ENTRIES
 from tests.support import light_client
 from tests.support.stack import PATIENCE_SECONDS
 

@@ -27,10 +27,11 @@ import pytest
 import yaml
 
 from dashboards import rules
-from orchestrator.cli.registry import ENTRIES
+from orchestrator.cli.app import ENTRIES
 from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
+from orchestrator.telemetry import grafana
 from orchestrator.telemetry import local_prometheus as lp
 from tests.integration import npm
 from tests.integration.test_boards import PACKAGES as GRAFANA_PACKAGES
@@ -419,7 +420,7 @@ def test_alertmanager_takes_every_receiver(receiver: str, tmp_path: Path) -> Non
 def test_grafana_is_provisioned_with_the_generated_boards() -> None:
     provider = load(DEPLOY / "grafana/provisioning/dashboards/orch.yaml")["providers"][0]
     mounted = COMPOSE["services"]["grafana"]["volumes"]
-    assert f"../dashboards/generated:{provider['options']['path']}:ro" in mounted
+    assert f"../orchestrator/data/dashboards:{provider['options']['path']}:ro" in mounted
     source = load(DEPLOY / "grafana/provisioning/datasources/prometheus.yaml")["datasources"][0]
     scrapes = load(DEPLOY / "prometheus/prometheus.yml")["scrape_configs"]
     assert source["jsonData"]["timeInterval"] == min(s.get("scrape_interval", "15s") for s in scrapes[1:])
@@ -431,9 +432,12 @@ KUBERNETES = "1.37"
 
 
 @pytest.fixture(scope="module")
-def objects() -> list[dict[str, Any]]:
-    """Return the objects that kustomize makes of the base."""
-    done = run(tool("kubectl"), "kustomize", str(DEPLOY / "kubernetes"))
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the objects that kustomize makes of the base, with the boards beside it as its page says."""
+    base = tmp_path_factory.mktemp("kubernetes") / "base"
+    shutil.copytree(DEPLOY / "kubernetes", base, ignore=shutil.ignore_patterns("generated"))
+    grafana.export(base / "generated")
+    done = run(tool("kubectl"), "kustomize", str(base))
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
@@ -553,9 +557,9 @@ def test_the_same_token_guards_what_is_read(objects: list[dict[str, Any]]) -> No
 
 def test_boards_and_rules_arrive_unchanged(objects: list[dict[str, Any]]) -> None:
     boards = of_kind(objects, "ConfigMap")["data"]
-    generated = ROOT / "dashboards/generated"
-    assert boards == {path.name: path.read_text() for path in generated.glob("*.json")}
-    assert of_kind(objects, "PrometheusRule")["spec"] == yaml.safe_load((generated / "orch.rules.yml").read_text())
+    data = ROOT / "orchestrator/data"
+    assert boards == {path.name: path.read_text() for path in data.glob("dashboards/*.json")}
+    assert of_kind(objects, "PrometheusRule")["spec"] == yaml.safe_load((data / "orch.rules.yml").read_text())
     total = sum(len(text) for text in boards.values())
     assert total < 1_000_000, "a config map holds 1 MiB at most"
 

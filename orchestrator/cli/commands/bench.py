@@ -1,20 +1,386 @@
-"""`orch bench` and `orch advise`: when more GPUs pay, measured and predicted. Both work without a daemon."""
+"""`orch bench` and `orch advise`: what several GPUs bring, measured on this machine."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError
+from orchestrator import trees
+from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
+from orchestrator.bench.advisor.advice import MOST_PAYING_BATCH, advice_json, efficiency, paying_batch, sentence
+from orchestrator.bench.advisor.script_advice import script_sentence
+from orchestrator.bench.report import recommendation
+from orchestrator.bench.results import compare
 from orchestrator.cli.commands.shared import Json, ended_in_order
-from orchestrator.cli.outcome import require
-from orchestrator.cli.session import Session
+from orchestrator.cli.commands.submit import job_text
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.session import Session, require
+from orchestrator.units import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from orchestrator.bench.advisor.advisor import AdvisorOutcome
+    from orchestrator.bench.advisor.script_advice import ScriptAdvice
+    from orchestrator.bench.advisor.script_probe import Script
+    from orchestrator.bench.advisor.thresholds import ThresholdAdvice
     from orchestrator.bench.benchmark import Outcome
     from orchestrator.bench.plan import BenchRequest
+    from orchestrator.bench.results import CellResult
+    from orchestrator.bench.statistics import Interval
+    from orchestrator.cli.console import Console
+    from orchestrator.spec.job import JobSpec
+
+
+COLUMNS = (
+    Column("GLOBAL BATCH", right=True),
+    Column("PER RANK", right=True, weight=50),
+    Column("RANKS", right=True),
+    Column("SAMPLES/S", right=True),
+    Column("95 %", weight=60),
+    Column("EXPOSED", right=True, weight=40),
+    Column("SPEED-UP", right=True),
+    Column("95 %", weight=70),
+    Column("", weight=90, shrink=True),
+)
+
+
+def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
+    """Return the table's lines, and a line for each configuration that failed."""
+    compared = {one.multi.cell: one for one in compare(results)}
+    rows = []
+    for one in results:
+        if not one.runs:
+            continue
+        found = compared.get(one.cell)
+        rows.append(
+            (
+                Cell(str(one.cell.batch)),
+                Cell(str(one.cell.per_rank)),
+                Cell(str(one.cell.ranks)),
+                Cell(f"{one.throughput.mean:.0f}"),
+                Cell(_ends(one.throughput, ",.0f"), ("dim",)),
+                Cell(f"{one.parts.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
+                Cell("" if found is None else f"{found.speed_up.mean:.2f}x"),
+                Cell("" if found is None else _ends(found.speed_up, ".2f"), ("dim",)),
+                Cell("" if found is None else recommendation(found)),
+            )
+        )
+    failed = [
+        f"{plural(one.cell.ranks, 'rank')}, global batch {one.cell.batch}: {one.error}" for one in results if one.error
+    ]
+    return [*render_table(console, COLUMNS, rows), *failed]
+
+
+def _ends(interval: Interval, form: str) -> str:
+    if interval.low is None or interval.high is None:
+        return ""
+    return f"{interval.low:{form}}-{interval.high:{form}}"
+
+
+ADVICE_COLUMNS = (
+    Column("GLOBAL BATCH", right=True),
+    Column("PER RANK", right=True, weight=50),
+    Column("RANKS", right=True),
+    Column("PREDICTED SAMPLES/S", right=True),
+    Column("95 %", weight=70),
+    Column("EFFICIENCY", right=True, weight=80),
+    Column("COMPUTE", right=True, weight=40),
+    Column("EXPOSED", right=True, weight=60),
+)
+
+
+def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
+    """Return the advice as lines for people."""
+    rows = []
+    for advice in outcome.advice:
+        for one in advice.predictions:
+            share = efficiency(one, advice.single)
+            low, high = one.throughput.low or 0.0, one.throughput.high or 0.0
+            rows.append(
+                (
+                    Cell(str(advice.batch)),
+                    Cell(str(one.cell.per_rank)),
+                    Cell(str(one.cell.ranks)),
+                    Cell(f"{one.throughput.mean:.0f}"),
+                    Cell(f"{low:.0f}-{high:.0f}", ("dim",)),
+                    Cell("" if share is None else f"{share:.0%}"),
+                    Cell(f"{one.compute * 1e3:.2f}ms"),
+                    Cell(f"{one.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
+                )
+            )
+    return [*render_table(console, ADVICE_COLUMNS, rows), *_sentences(outcome)]
+
+
+def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
+    for advice in outcome.advice:
+        yield sentence(advice, outcome.probe)
+    for ranks in sorted(outcome.calibration.links):
+        batch = paying_batch(ranks, outcome.probe, outcome.calibration)
+        if batch is None:
+            yield f"{ranks} ranks: predicted to pay at no global batch up to {MOST_PAYING_BATCH}"
+        else:
+            yield f"{ranks} ranks: predicted to pay from a global batch of {batch} on"
+    for ranks in outcome.unknown:
+        yield f"{ranks} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
+
+
+def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
+    """Return the advice for programs."""
+    probe, calibration = outcome.probe, outcome.calibration
+    return {
+        "policy": "measured",
+        "model": model,
+        "parameters": probe.parameters,
+        "device": outcome.device,
+        "probe": {"steps": probe.steps, "seconds": probe.seconds, "gradient_bytes": probe.gradient_bytes},
+        "links": {
+            str(ranks): {"hides": links.hides, "all_reduce_seconds": {str(size): at for size, at in links.points}}
+            for ranks, links in calibration.links.items()
+        },
+        "advice": [advice_json(one, probe) for one in outcome.advice],
+        "pays_from_batch_size": {str(n): paying_batch(n, probe, calibration) for n in sorted(calibration.links)},
+        "unknown_ranks": list(outcome.unknown),
+    }
+
+
+def threshold_lines(parameters: int, found: Mapping[int, ThresholdAdvice]) -> list[str]:
+    """Return the thresholds' advice, a line per batch size."""
+    words = {True: "several GPUs", False: "one GPU", None: "I can't tell"}
+    head = f"{parameters} trainable parameters; by thresholds alone, nothing was measured"
+    return [head, *(f"global batch {batch}: {words[one.several]}: {one.reason}" for batch, one in found.items())]
+
+
+def thresholds_json(model: str, parameters: int, found: Mapping[int, ThresholdAdvice]) -> dict[str, Any]:
+    """Return the thresholds' advice for programs."""
+    return {
+        "policy": "thresholds",
+        "model": model,
+        "parameters": parameters,
+        "advice": [
+            {"batch_size": batch, "multi_gpu": one.several, "reason": one.reason} for batch, one in found.items()
+        ],
+    }
+
+
+SCRIPT_COLUMNS = (
+    Column("RANKS", right=True),
+    Column("SPEED-UP", right=True),
+    Column("95 %", weight=70),
+    Column("EFFICIENCY", right=True, weight=80),
+    Column("STEP", right=True, weight=60),
+    Column("COMPUTE", right=True, weight=40),
+    Column("EXPOSED", right=True, weight=60),
+)
+
+
+def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
+    """Return the advice for a job's script as lines for people."""
+    one = advice.predictions[0].throughput.mean
+    rows = [
+        (
+            Cell(str(each.cell.ranks)),
+            Cell(f"{each.throughput.mean / one:.2f}x"),
+            Cell("-".join(f"{end:.2f}" for end in advice.interval(each) or ()), ("dim",)),
+            Cell(f"{advice.efficiency(each):.0%}"),
+            Cell(f"{each.step * 1e3:.2f}ms"),
+            Cell(f"{each.compute * 1e3:.2f}ms"),
+            Cell(f"{each.exposed * 1e3:.2f}ms" if each.cell.ranks > 1 else ""),
+        )
+        for each in advice.predictions
+    ]
+    unknown = [
+        f"{ranks} ranks: I can't tell: this machine has fewer GPUs, so their links cannot be measured here"
+        for ranks in advice.unknown
+    ]
+    return [*render_table(console, SCRIPT_COLUMNS, rows), script_sentence(advice), *unknown]
+
+
+def run_training_suite(session: Session, request: BenchRequest, name: str, *, sweep: bool, as_json: bool) -> int:
+    """Measure the suite and show its claims. Raises BenchError."""
+    from orchestrator.bench.errors import BenchError
+    from orchestrator.bench.suite.report import claim_lines
+    from orchestrator.bench.suite.training import check_suite, run_suite
+
+    if sweep:
+        raise BenchError("--suite and --nccl-sweep are two measurements", hint="run one after the other")
+    check_suite(name, request)
+    outcome = run_suite(request, environ=session.environ, note=session.console.note)
+    if as_json:
+        from orchestrator.cli.session import print_json
+
+        print_json(session, {"files": [str(path) for path in outcome.files], **outcome.document})
+        return EXIT_OK
+    for line in claim_lines(outcome.checked):
+        session.console.print(line)
+    for path in outcome.files:
+        session.console.note(f"wrote {path}")
+    return EXIT_OK
+
+
+def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) -> int:
+    """Try the settings on all GPUs of this machine. Raises BenchError if too few, or none, work with NCCL."""
+    from orchestrator.bench.nccl.machine import sweep_machine
+    from orchestrator.bench.nccl.sweep import sweep_json, sweep_lines
+
+    outcome = sweep_machine(request, environ=session.environ, note=session.console.note)
+    if as_json:
+        from orchestrator.cli.session import print_json
+
+        print_json(session, sweep_json(outcome))
+        return EXIT_OK
+    for line in sweep_lines(outcome):
+        session.console.print(line)
+    return EXIT_OK
+
+
+MOST_ADVISED = 64
+"""Most ranks that the advisor tries."""
+
+
+def advise_job(
+    session: Session, file: Path, *, ranks: Sequence[int], precision: str, threads: int, as_json: bool
+) -> int:
+    """Advise for the job's script and print the answer. Raises BenchError, BadRequestError and InvalidSpecError."""
+    from orchestrator.bench.advisor.script_advice import run_script_advisor, script_json
+    from orchestrator.cli.session import print_json
+
+    script = script_of(_before_advice(file), file, session.environ)
+    with logs_kept_on_failure() as logs:
+        found = run_script_advisor(
+            script, ranks=ranks, threads=threads, precision=precision, logs=logs, note=session.console.note
+        )
+    if as_json:
+        print_json(session, script_json(found))
+    else:
+        for line in script_lines(session.console, found):
+            session.console.print(line)
+    return EXIT_OK
+
+
+@contextmanager
+def logs_kept_on_failure() -> Iterator[Path]:
+    """Yield a directory for the ranks' output; keep it after a BenchError that names it, if a rank printed anything."""
+    from orchestrator.bench.errors import BenchError
+
+    logs = Path(tempfile.mkdtemp(prefix="orch-advise-"))
+    try:
+        yield logs
+    except BenchError as error:
+        if str(logs) not in error.hint or not any(log.stat().st_size for log in logs.iterdir()):
+            trees.remove(logs)
+        raise
+    except BaseException:
+        trees.remove(logs)
+        raise
+    trees.remove(logs)
+
+
+def advice_overrides(session: Session, files: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Run the advisor for a job with num_workers: auto, and return its answer as `--set` overrides of the job.
+
+    Raises BadRequestError for a job that it cannot advise, BenchError if the script cannot be timed.
+    """
+    from orchestrator.bench.advisor.script_advice import run_script_advisor, script_sentence
+
+    if len(files) != 1 or files[0] == "-":
+        raise BadRequestError("--advise runs the script of one job file", hint="name one file")
+    file = Path(files[0])
+    spec = _before_advice(file, overrides)
+    if spec.resources.num_workers != "auto":
+        raise BadRequestError(
+            "--advise chooses the number of ranks, and the job says it itself in resources.num_workers",
+            hint="write num_workers: auto, or leave out --advise",
+        )
+    auto = spec.resources.auto
+    assert auto is not None
+    wanted = sorted({n for n in (auto.min, 1, 2, 4, 8, auto.max) if auto.min <= n <= min(auto.max, MOST_ADVISED)})
+    if not wanted:
+        raise BadRequestError(
+            f"resources.auto.min is {auto.min}, and the advisor tries at most {MOST_ADVISED} ranks",
+            hint="write a number of ranks",
+        )
+    with logs_kept_on_failure() as logs:
+        found = run_script_advisor(
+            script_of(spec, file, session.environ),
+            ranks=wanted,
+            threads=1,
+            precision="fp32",
+            logs=logs,
+            note=session.console.note,
+        )
+    if spec.resources.resources_per_worker.gpu and found.device == "cpu":
+        raise BadRequestError(
+            "the job asks for GPUs, and its script computed on processors here: the advice would apply to processors",
+            hint="submit it from a machine with such GPUs, or give a number: --set resources.auto.advice.ranks=4",
+        )
+    session.console.note(f"advice: {script_sentence(found)}")
+    return (f"resources.auto.advice={advice_value(found)}",)
+
+
+def advice_value(found: ScriptAdvice) -> str:
+    """Return the advice as a value of `resources.auto.advice`."""
+    shown = found.shown
+    pairs = {
+        "ranks": str(found.choice.cell.ranks),
+        "certain": str(found.certain).lower(),
+        "compared_ranks": str(shown.cell.ranks),
+        "efficiency": f"{found.efficiency(shown):.4f}",
+        "compute_ms": f"{shown.compute * 1e3:.4f}",
+        "exposed_ms": f"{shown.exposed * 1e3:.4f}",
+        "gradient_bytes": str(found.probe.gradient_bytes),
+    }
+    return "{" + ", ".join(f"{name}: {value}" for name, value in pairs.items()) + "}"
+
+
+def _spec(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    from orchestrator.spec.job import parse_job
+    from orchestrator.spec.problems import SpecError
+
+    try:
+        return parse_job(job_text(str(file)).text, source=str(file), overrides=overrides)
+    except SpecError as error:
+        raise invalid_spec(error) from error
+
+
+def _before_advice(file: Path, overrides: Sequence[str] = ()) -> JobSpec:
+    """Read a job before it is advised: without GPUs, num_workers: auto is an error until there is advice."""
+    workers = _spec(file, (*overrides, "resources.resources_per_worker.gpu=1")).resources.num_workers
+    undecided = ("resources.auto.advice={ranks: 1}",) if workers == "auto" else ()
+    return _spec(file, (*overrides, *undecided))
+
+
+def script_of(spec: JobSpec, file: Path, environ: Mapping[str, str]) -> Script:
+    """Return the job's script for the advisor. Raises BadRequestError for an entry point that is not a Python script."""
+    from orchestrator.bench.advisor.script_probe import Script
+    from orchestrator.spec.entrypoint import parse_entrypoint, with_checkpoint
+
+    entry = with_checkpoint(parse_entrypoint(spec.entrypoint), None)
+    if entry.kind == "command":
+        raise BadRequestError(
+            f"the entry point {spec.entrypoint!r} is not a Python script",
+            hint="the advisor times the steps of `python FILE` and `python -m NAME`",
+        )
+    base = file.parent if str(file) != "-" else Path()
+    directory = (base / (spec.working_dir or ".")).resolve()
+    if not directory.is_dir():
+        raise BadRequestError(f"working_dir {directory} is not a directory", hint="create it, or correct working_dir")
+    processors = {} if spec.resources.resources_per_worker.gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return Script(
+        python=entry.interpreter(shutil.which(entry.python or "python", path=environ.get("PATH")) or sys.executable),
+        kind=entry.kind,
+        target=entry.target,
+        args=entry.args,
+        directory=directory,
+        environ={**environ, **spec.env, **processors},
+    )
+
 
 DEFAULT_BATCH_SIZES = "16,32,64,128"
 SUITE_BATCH_SIZE = "32"
@@ -98,8 +464,6 @@ def bench(
             output=output_dir,
         )
         if suite is not None or nccl_sweep:
-            from orchestrator.cli.commands.runs.benching import run_nccl_sweep, run_training_suite
-
             with ended_in_order():
                 if suite is None:
                     return run_nccl_sweep(session, request, as_json=json)
@@ -119,7 +483,6 @@ def _show(session: Session, request: BenchRequest, outcome: Outcome, *, as_json:
         files = [str(path) for path in outcome.files]
         print_json(session, {"model": request.model_name, "files": files, **outcome.documents})
         return
-    from orchestrator.cli.render.bench_view import result_lines
 
     for line in result_lines(session.console, outcome.results):
         session.console.print(line)
@@ -166,7 +529,6 @@ def advise(
                     f"--model, --batch-sizes, --device and --policy have no effect with {file}",
                     hint="the script has its own model, batch and device; leave them out",
                 )
-            from orchestrator.cli.commands.runs.advising import advise_job
 
             wanted = parse_numbers("--ranks", ranks) if ranks else (1, 2, 4, 8)
             with ended_in_order():
@@ -188,8 +550,6 @@ def advise(
 def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bool) -> int:
     from orchestrator.bench.advisor.advisor import run_advisor
     from orchestrator.bench.advisor.thresholds import run_thresholds
-    from orchestrator.cli.commands.runs.advising import logs_kept_on_failure
-    from orchestrator.cli.render.advice_view import advice_lines, outcome_json, threshold_lines, thresholds_json
     from orchestrator.cli.session import print_json
 
     with logs_kept_on_failure() as logs:

@@ -15,10 +15,10 @@ from orchestrator.api.errors import (
     BadRequestError,
     RefusedError,
 )
-from orchestrator.cli.choosing import ME, user_name
+from orchestrator.cli.commands.selecting import ME, user_name
 from orchestrator.cli.commands.shared import Json, Yes, ask, complete_job, ended_in_order
 from orchestrator.cli.console import clean
-from orchestrator.cli.drills.kinds import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
+from orchestrator.cli.drills.drills import FELT_BY_ALL, IN_A_CAMPAIGN, WHAT, Kind
 from orchestrator.cli.session import Session, print_json
 from orchestrator.cli.times import parse_span_within
 from orchestrator.units import duration
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from orchestrator.api.client import Client
     from orchestrator.api.views import JobView
-    from orchestrator.cli.drills.campaign_report import CampaignReport
+    from orchestrator.cli.drills.campaign import CampaignReport
     from orchestrator.cli.drills.drills import DrillReport
 
 
@@ -145,7 +145,7 @@ def _campaign(
 ) -> int:
     import random
 
-    from orchestrator.cli.drills import campaign_text
+    from orchestrator.cli.drills import campaign as campaign_text
     from orchestrator.cli.drills.campaign import Campaign
 
     client = session.client()
@@ -210,7 +210,6 @@ def _targets(session: Session, job: str | None) -> list[JobView]:
 
 def _warning(client: Client, jobs: Sequence[JobView], kinds: Sequence[Kind], seconds: float) -> str:
     """Return the text of the confirmation: the faults, the jobs, and the other jobs that the faults also reach."""
-
     felt = [kind for kind in kinds if kind in FELT_BY_ALL]
     own = {job.id for job in jobs}
     running = client.jobs(states=("RUNNING",), limit=MOST_JOBS).jobs if felt else ()

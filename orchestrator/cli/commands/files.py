@@ -1,17 +1,23 @@
-"""`orch init`, `schema`, `completion` and `help`: files and texts for people, editors and shells."""
+"""Files and the shell: init, import, schema, completion, help."""
 
 from __future__ import annotations
 
 import os
+import shlex
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError
+from orchestrator.api.errors import EXIT_OK, BadRequestError, RefusedError, invalid_spec
 from orchestrator.cli.app import COMPLETION_VARIABLE
-from orchestrator.cli.session import Session
+from orchestrator.cli.commands.shared import Json
+from orchestrator.cli.session import Session, print_json
+
+if TYPE_CHECKING:
+    from orchestrator.spec.importing.command import Imported
 
 
 def init(
@@ -104,3 +110,95 @@ def _inside(place: Any, word: str) -> Any:
         hint = f"did you mean {close[0]}?" if close else f"`{place.command_path} --help` lists the commands"
         raise BadRequestError(f"{place.command_path} has no command {word!r}", hint=hint)
     return type(place)(found, parent=place, info_name=found.name)
+
+
+CONTEXT_SETTINGS = {"import": {"allow_interspersed_args": False}}
+MAX_SCRIPT_BYTES = 1024 * 1024
+
+
+def import_job(
+    line: Annotated[
+        list[str], typer.Argument(metavar="LINE", help="A launch line, quoted or not; or a script file for sbatch.")
+    ],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is standard output.")
+    ] = "-",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    json: Json = False,
+) -> int:
+    """Print the job.yaml for a line with torchrun, accelerate, deepspeed, srun, mpirun or sbatch, or for a Slurm script.
+
+    Nothing is run or submitted. Options that could not be translated are listed on standard error.
+    """
+    from orchestrator.spec.importing.command import job_text
+    from orchestrator.spec.job import parse_job
+    from orchestrator.spec.problems import BadValueError, SpecError
+
+    session = Session()
+    try:
+        found = _read(line)
+        text = job_text(found.job)
+        parse_job(text)
+    except BadValueError as error:
+        raise BadRequestError(error.message, hint=error.hint) from error
+    except SpecError as error:
+        raise invalid_spec(error) from error
+    if json:
+        print_json(session, {"job": found.job, "yaml": text, "remarks": list(found.remarks)})
+        return EXIT_OK
+    if output == "-":
+        session.console.out.write(text)
+    else:
+        _write(Path(output), text, force=force)
+        session.console.print(output)
+    for remark in found.remarks:
+        session.console.note(f"note: {remark}")
+    return EXIT_OK
+
+
+def _read(words: list[str]) -> Imported:
+    from orchestrator.spec.importing.batch_script import import_script
+    from orchestrator.spec.importing.command import import_line
+    from orchestrator.spec.importing.sbatch_line import read_sbatch
+
+    alone = words[0] if len(words) == 1 else ""
+    if alone and os.path.isfile(alone) and not alone.endswith(".py"):
+        return import_script(_script_text(alone))
+    line = alone or shlex.join(words)
+    batch = read_sbatch(line)
+    if batch is None:
+        if alone and len(alone.split()) == 1 and ("." in alone or "/" in alone) and not os.path.exists(alone):
+            raise BadRequestError(
+                f"{alone} not found in {os.getcwd()}", hint="name an existing script, or a launch line"
+            )
+        return import_line(line)
+    found = import_script(batch.script_text(batch.command or _script_text(batch.script)))
+    if not batch.arguments:
+        return found
+    left_out = (
+        f"{shlex.join(batch.arguments)}: arguments of {batch.script}, not carried over; write them into the entrypoint"
+    )
+    return replace(found, remarks=(*found.remarks, left_out))
+
+
+def _script_text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SCRIPT_BYTES + 1)
+    except OSError as error:
+        raise BadRequestError(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_SCRIPT_BYTES or b"\0" in data:
+        raise BadRequestError(
+            f"{path} is not a shell script", hint="give a script for sbatch, or the launch line itself"
+        )
+    return data.decode("utf-8", "replace")
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise RefusedError(f"{path} exists", hint="--force overwrites it, -o writes elsewhere") from error
+    except OSError as error:
+        raise BadRequestError(f"{path} cannot be written: {error.strerror}", hint="-o writes elsewhere") from error

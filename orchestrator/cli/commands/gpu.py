@@ -10,13 +10,12 @@ import typer
 
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, complete_job
-from orchestrator.cli.outcome import require
-from orchestrator.cli.session import Session
+from orchestrator.cli.session import Session, require
 from orchestrator.cli.times import parse_span, parse_span_within
 from orchestrator.units import duration
 
 if TYPE_CHECKING:
-    from orchestrator.cli.render.gpu_rows import GpuSummary
+    from orchestrator.cli.render.gpus import GpuSummary
     from orchestrator.gpu.balance.view import GpuRow
 
 CONTEXT_SETTINGS = {"record": {"allow_interspersed_args": False}}
@@ -35,7 +34,7 @@ def gpus(
     simulate_gpus: Simulate = 0,
 ) -> int:
     """List every GPU of every node: load, memory, power, temperature, and which rank of which job is on it."""
-    from orchestrator.cli.render.gpu_view import gpu_lines
+    from orchestrator.cli.render.gpus import gpu_lines
 
     session = Session()
     seen = _gpu_summary(session, simulate_gpus) if job is None else _gpus_of(session, job, simulate_gpus)
@@ -58,7 +57,7 @@ def gpus(
 
 
 def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
-    from orchestrator.cli.render.gpu_rows import GpuSummary, gpu_summary
+    from orchestrator.cli.render.gpus import GpuSummary, gpu_summary
     from orchestrator.gpu.drivers.inventory import node_name, survey
     from orchestrator.gpu.once import read_once
 
@@ -74,7 +73,7 @@ def _gpu_summary(session: Session, simulate: int) -> GpuSummary:
 
 def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
     """Return the GPUs that a job holds. Raises BadRequestError with simulated GPUs, which no job holds."""
-    from orchestrator.cli.status_view import note_which
+    from orchestrator.cli.commands.selecting import note_which
 
     if simulate:
         raise BadRequestError("--simulate-gpus shows GPUs without a job", hint="leave out --job or --simulate-gpus")
@@ -89,7 +88,7 @@ def _gpus_of(session: Session, ref: str, simulate: int) -> GpuSummary:
 
 
 def _print_balance(session: Session, seen: GpuSummary) -> None:
-    from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, finding_lines
+    from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines
 
     for job in seen.jobs:
         text, band = balance_line(job.balance)
@@ -111,8 +110,8 @@ def top(
     """Watch GPUs, jobs and processes live. q quits, ? shows the keys."""
     seconds = parse_span_within(interval, "--interval", least=0.2, most=60.0)
     require("top", "`orch top`")
-    from orchestrator.cli.top.app import TopApp
-    from orchestrator.cli.top.source import TopSource
+    from orchestrator.cli.top.frames import TopSource
+    from orchestrator.cli.top.screen import TopApp
 
     session = Session()
     if not session.console.is_terminal:
@@ -133,14 +132,14 @@ def replay(
     start: Annotated[str | None, typer.Option("--from", metavar="SPAN", help="Begin here: 90s, 1h30m.")] = None,
 ) -> int:
     """Play a recording in the view of `orch top`. space pauses, + and - change the speed, ? shows the keys."""
-    from orchestrator.cli.commands.runs.recordings import find_recording
+    from orchestrator.cli.commands.runs import find_recording
 
     if not 0.1 <= speed <= 1000.0:
         raise BadRequestError(f"--speed {speed:g} is out of range", hint="write a number from 0.1 to 1000")
     begin = 0.0 if start is None else parse_span(start, "--from")
     require("top", "`orch replay`")
     from orchestrator.cli.top.player import Player
-    from orchestrator.cli.top.replay import ReplayApp
+    from orchestrator.cli.top.screen import ReplayApp
 
     session = Session()
     found = find_recording(session, recording)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.api.errors import EXIT_JOB_FAILED, EXIT_OK, BadRequestError
+from orchestrator.cli.commands.selecting import note_which
 from orchestrator.cli.commands.shared import Job, Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Cell, Column, render_table
 from orchestrator.cli.session import Session, print_json
-from orchestrator.cli.status_view import note_which
 from orchestrator.cli.times import parse_time
 from orchestrator.units import age, clock, metric, number, size
 
@@ -160,8 +160,7 @@ def _follow_events(
 
 def explain(job: Job, json: Json = False) -> int:
     """Explain a job's state: its reason, when it is expected to start and why, the jobs ahead of it, its last events."""
-    from orchestrator.cli.render.job_detail import detail_lines
-    from orchestrator.cli.render.outlook_view import outlook_lines
+    from orchestrator.cli.render.jobs import detail_lines, outlook_lines
 
     session = Session()
     client = session.client()

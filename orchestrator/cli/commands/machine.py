@@ -1,26 +1,163 @@
-"""`orch up`, `down`, `serve`, `ui`, `doctor`, `demo` and `prune`: the daemon and its machine."""
+"""The daemon and its machine: up, down, serve, doctor, demo, ui, login, prune.
+
+The daemon's own code is imported inside functions: it loads Ray and torch, which would slow down every other command.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK, EXIT_REFUSED, DaemonUnreachableError, DeadlineError, kill_hint
-from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DemoOptions, Level, ServeOptions
-from orchestrator.cli import local
-from orchestrator.cli.outcome import require
+from orchestrator.api.errors import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    BadRequestError,
+    DaemonFrozenError,
+    DaemonUnreachableError,
+    DeadlineError,
+    kill_hint,
+)
+from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DEFAULT_READ_LISTEN, DemoOptions, Level, ServeOptions
+from orchestrator.api.transport import serving_lock, wire
+from orchestrator.api.transport.endpoint import endpoint_from, login_path, read_login, tcp_endpoint
+from orchestrator.api.transport.peer import credentials, is_stopped
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
 from orchestrator.cli.console import clean
-from orchestrator.cli.daemon_process import DaemonProcess
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, print_json, require
 from orchestrator.cli.times import parse_span
 from orchestrator.units import duration, size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orchestrator.api.launch import Finding, UpReply
+    from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.views import PruneReply, ShutdownReply
+    from orchestrator.spec.settings import Settings
+
+
+LOOK_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+
+class DaemonProcess:
+    """The daemon's process, held from before the request to stop, so that its id cannot be reused."""
+
+    def __init__(self, endpoint: Endpoint, pid: int = 0, handle: int | None = None) -> None:
+        """Take the process; ``pid`` is 0 if unknown, ``handle`` None if the process cannot be held."""
+        self._endpoint, self.pid, self._handle = endpoint, pid, handle
+        self._listens = True
+
+    @classmethod
+    def listening(cls, endpoint: Endpoint) -> DaemonProcess:
+        """Return the process that accepts connections. Raises DaemonUnreachableError if none does."""
+        with wire.connect(endpoint, time.monotonic() + CONNECT_SECONDS) as sock:
+            peer = credentials(sock)
+        if peer is None or peer[0] in {0, os.getpid()}:
+            return cls(endpoint)  # on another machine or in another container: only its address is observable
+        with contextlib.suppress(ProcessLookupError):
+            return cls(endpoint, peer[0], os.pidfd_open(peer[0]))
+        return cls(endpoint, peer[0])
+
+    @classmethod
+    def ending(cls, endpoint: Endpoint) -> DaemonProcess | None:
+        """Return the process that holds the serving lock but does not listen, any more or yet; None without one."""
+        pid = serving_lock.holder(endpoint.socket_path) if endpoint.socket_path else None
+        if pid is None:
+            return None
+        process = cls(endpoint, pid)
+        process._listens = False
+        return process
+
+    def close(self) -> None:
+        """Release the process."""
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def wait_until_gone(self, seconds: float, *, look_seconds: float = LOOK_SECONDS) -> None:
+        """Return when the process has ended. Raises DeadlineError, and DaemonFrozenError for one that is stopped.
+
+        The process is checked every ``look_seconds``.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._has_ended(min(look_seconds, max(0.0, deadline - time.monotonic()))):
+            if self.pid and is_stopped(self.pid):
+                raise DaemonFrozenError.of(self._endpoint.label, self.pid)
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"the daemon has not ended {seconds:.0f} s after the request to stop"
+                    + (f" (process {self.pid})" if self.pid else ""),
+                    hint="look at the end of its log; `orch doctor` says where it is"
+                    + (f"; to end it now: {kill_hint(self.pid)}" if self.pid else ""),
+                )
+
+    def _has_ended(self, seconds: float) -> bool:
+        if self._handle is not None:
+            return bool(select.select([self._handle], [], [], seconds)[0])
+        if not self._listens:
+            pid = serving_lock.holder(self._endpoint.socket_path)
+            time.sleep(POLL_SECONDS)
+            return pid is None or pid != self.pid  # another process is the next daemon
+        try:
+            wire.connect(self._endpoint, time.monotonic() + CONNECT_SECONDS).close()
+        except DaemonUnreachableError:
+            return True
+        time.sleep(POLL_SECONDS)
+        return False
+
+
+def settings_of(session: Session) -> Settings:
+    """Return the daemon's settings in this environment."""
+
+    from orchestrator.daemon.process.settings import load_settings
+
+    return load_settings(session.environ)
+
+
+def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
+    """Return the address of the metrics, from the command line or the settings, and whether it was chosen there."""
+    if given is not None:
+        return given, True
+    settings = settings_of(session)
+    host = settings.metrics_address
+    listen = f"[{host}]:{settings.metrics_port}" if ":" in host else f"{host}:{settings.metrics_port}"
+    return listen, listen != DEFAULT_READ_LISTEN
+
+
+def start_daemon(session: Session) -> UpReply:
+    """Start the daemon as plain `orch up` does, and wait until it accepts jobs."""
+    listen, fixed = read_listen(session, None)
+    return launch(session, ServeOptions(read_listen=listen, read_fixed=fixed))
+
+
+def launch(session: Session, options: ServeOptions) -> UpReply:
+    """Start the daemon detached. Raises OrchError with the end of its log if it fails."""
+    require("daemon", "a daemon on this machine")
+    from orchestrator.daemon.process.up import up as start
+
+    return start(settings_of(session), options)
+
+
+def examine(session: Session) -> Sequence[Finding]:
+    """Return the findings about this machine; of a client, that it is one."""
+    from orchestrator import parts
+
+    if missing := parts.missing_modules("daemon"):
+        from orchestrator.api.launch import Finding, Level
+
+        what = f"this installation is a client: no daemon can run here (no {', '.join(missing)})"
+        return [Finding(level=Level.ERROR, what=what, remedy=f"to run one: {parts.install_line('daemon')}")]
+    from orchestrator.daemon.process.doctor import examine as look
+
+    return look(settings_of(session))
+
 
 DOWN_SECONDS = 60.0
 STOP_JOBS_SECONDS = 3600.0
@@ -98,7 +235,7 @@ def up(
 ) -> int:
     """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
     session = Session(quiet=quiet)
-    read_at, fixed = local.read_listen(session, read_listen)
+    read_at, fixed = read_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
@@ -113,7 +250,7 @@ def up(
         page_key=page_key,
         page_plain=page_plain,
     )
-    reply = local.launch(session, options)
+    reply = launch(session, options)
     if json:
         print_json(session, {name: getattr(reply, name) for name in reply.__dataclass_fields__})
         return EXIT_OK
@@ -152,7 +289,7 @@ def serve(
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
     session = Session()
-    read_at, fixed = local.read_listen(session, read_listen)
+    read_at, fixed = read_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
@@ -170,7 +307,7 @@ def serve(
     require("daemon", "`orch serve`")
     from orchestrator.daemon.process.serve import serve as run
 
-    return run(local.settings_of(session), options)
+    return run(settings_of(session), options)
 
 
 def down(
@@ -239,7 +376,7 @@ def _wait_for_one_that_ends(session: Session, seconds: float) -> ShutdownReply |
 def doctor(json: Json = False) -> int:
     """Check this machine: each problem and how to fix it; exit code 5 if a problem prevents orch from running."""
     session = Session()
-    findings = local.examine(session)
+    findings = examine(session)
     broken = any(finding.level is Level.ERROR for finding in findings)
     if json:
         plain = [{"level": item.level.value, "what": item.what, "remedy": item.remedy} for item in findings]
@@ -329,3 +466,104 @@ def prune(
 
 def _jobs_and_bytes(reply: PruneReply) -> str:
     return f"{len(reply.removed)} job{'' if len(reply.removed) == 1 else 's'}, {size(reply.freed_bytes)}"
+
+
+def login(
+    address: Annotated[
+        str | None, typer.Argument(metavar="ADDRESS", help="http://host:port of the daemon (`orch up --listen`).")
+    ] = None,
+    token_file: Annotated[
+        str,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="A file with the daemon's token; without it, the command prompts for the token.",
+        ),
+    ] = "",
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Remove address and token, and use this machine's daemon again.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Send every command to a daemon on another machine, with its token; without ADDRESS, print the current address.
+
+    The address and the token are checked first, then stored in ORCH_HOME, readable by you alone. ORCH_ADDRESS and ORCH_TOKEN take precedence.
+    """
+    session = Session()
+    if forget:
+        if address:
+            raise BadRequestError("--forget takes no ADDRESS", hint="orch login --forget")
+        return _forget(session, json=json)
+    if address is None:
+        return _where(session, json=json)
+    endpoint = tcp_endpoint(address)
+    token = _token(session, token_file)
+    from orchestrator.api.client import Client
+
+    health = Client(endpoint._replace(token=token), environ=session.environ).health()
+    _write(session, f"{endpoint.label}\n{token}\n")
+    if json:
+        print_json(session, {"address": endpoint.label, "version": health.version})
+    else:
+        session.console.print(f"commands go to {endpoint.label}; `orch login --forget` ends that")
+        _warn(session)
+    return EXIT_OK
+
+
+def _warn(session: Session) -> None:
+    if session.environ.get("ORCH_ADDRESS"):
+        session.console.note(f"ORCH_ADDRESS={session.environ['ORCH_ADDRESS']} takes precedence")
+
+
+def _where(session: Session, *, json: bool) -> int:
+    endpoint = session.endpoint
+    if json:
+        print_json(session, {"address": endpoint.label, "remote": not endpoint.socket_path})
+        return EXIT_OK
+    session.console.print(f"commands go to {endpoint.label}")
+    return EXIT_OK
+
+
+def _forget(session: Session, *, json: bool) -> int:
+    path = login_path(session.environ)
+    was = os.path.lexists(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    if json:
+        print_json(session, {"address": endpoint_from(session.environ).label, "was_logged_in": was})
+    else:
+        session.console.print("logged out" if was else "there was no login")
+        _warn(session)
+    return EXIT_OK
+
+
+def _token(session: Session, token_file: str) -> str:
+    """Read the token: file, environment, standard input, or keyboard. Raises BadRequestError, RefusedError."""
+    if token_file:
+        from orchestrator.api.launch import read_token
+
+        return read_token(token_file)
+    if given := session.environ.get("ORCH_TOKEN", ""):
+        return given
+    if sys.stdin.isatty():
+        import getpass
+
+        token = getpass.getpass("token: ")
+    else:
+        token = sys.stdin.readline(4096)
+    token = token.strip()
+    if not token or not token.isprintable() or not token.isascii():
+        raise BadRequestError("there is no token", hint="--token-file FILE, ORCH_TOKEN, or a line on standard input")
+    return token
+
+
+def _write(session: Session, text: str) -> None:
+    from pathlib import Path
+
+    from orchestrator.durable_files import write_whole
+    from orchestrator.private_files import make_private
+
+    path = login_path(session.environ)
+    make_private(Path(path).parent)
+    write_whole(Path(path), text.encode())
+    read_login(session.environ)

@@ -11,7 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.job_detail import LABEL_WIDTH
+from orchestrator.cli.render.jobs import LABEL_WIDTH
 from orchestrator.cli.session import Session, print_json
 from orchestrator.units import clock
 

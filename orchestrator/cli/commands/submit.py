@@ -1,23 +1,355 @@
-"""`orch submit` and `orch run`: submit a job."""
+"""`orch submit` and `orch run`: from files or a command line to accepted jobs, plans, and what follows a submission."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+import sys
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestrator.api.errors import BadRequestError, InvalidSpecError
+from orchestrator.api.errors import (
+    EXIT_JOB_FAILED,
+    EXIT_OK,
+    EXIT_REFUSED,
+    BadRequestError,
+    DaemonUnreachableError,
+    InvalidSpecError,
+    RefusedError,
+)
+from orchestrator.api.transport import following, submission
+from orchestrator.cli.commands.logs import LogOptions, report_end, show_logs
+from orchestrator.cli.commands.sessions import attach_to
 from orchestrator.cli.commands.shared import finite
-from orchestrator.cli.session import Session
-from orchestrator.cli.submitting import JobText, SubmitOptions, submit_files, submit_texts
+from orchestrator.cli.console import clean
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.times import value_text
 from orchestrator.spec.importing.command import name_for
+from orchestrator.units import age, number, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from orchestrator.api.transport.upload import Uploaded
+    from orchestrator.api.views import JobView, PlanReply
+    from orchestrator.cli.console import Console
+    from orchestrator.cli.render.table import Bar
+
+
+PLAN_SECONDS = 120.0
+
+
+class SubmitOptions(NamedTuple):
+    """Options of `submit`."""
+
+    files: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    resume_from: str | None = None
+    after: tuple[str, ...] = ()
+    dry_run: bool = False
+    wait: bool = False
+    follow: bool = False
+    watch: bool = False
+    json: bool = False
+    quiet: bool = False
+    hold: bool = False
+    start_at: str | None = None
+
+
+class JobText(NamedTuple):
+    """A job.yaml, its name for messages, and the base of its ``working_dir``."""
+
+    text: str
+    source: str
+    cwd: str
+
+
+def submit_files(session: Session, options: SubmitOptions) -> int:
+    """Submit each file; all are read before the first is sent."""
+    return submit_texts(session, [job_text(path) for path in options.files], options)
+
+
+def job_text(path: str) -> JobText:
+    """Read the file at ``path``; ``-`` is standard input, with a ``working_dir`` relative to the current directory."""
+    if path == "-":
+        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())
+    text = submission.read_job_file(path)
+    return JobText(text, path, os.path.dirname(os.path.abspath(path)))
+
+
+def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+    """Submit each text, or plan it, and then wait or follow as requested."""
+    if options.follow and (options.json or len(texts) > 1):
+        raise BadRequestError("--follow shows the log of one job", hint="leave out --json, and submit one file")
+    if options.watch and (options.json or options.follow or len(texts) > 1):
+        raise BadRequestError("--watch shows one job", hint="leave out --json and --follow, and submit one file")
+    options = options._replace(overrides=(*options.overrides, *_when(options)))
+    if options.dry_run:
+        return _plan(session, texts, options)
+    replies = []
+    for item in texts:
+        reply = _deliver(session, _body(session, item, options))
+        replies.append(reply)
+        if not (options.json or options.follow or options.watch):
+            session.console.print(str(reply.get("matrix_id") or reply["job_id"]))
+        _remark(session, reply, options)
+    if options.watch or options.wait or options.follow:
+        return _stay(session, replies, options)
+    if options.json:
+        print_json(session, replies[0] if len(replies) == 1 else replies)
+    return EXIT_OK
+
+
+def submit_one(session: Session, item: JobText, options: SubmitOptions) -> str:
+    """Submit one text; return the job's id."""
+    reply = _deliver(session, _body(session, item, options))
+    for note in reply.get("notes") or ():
+        session.console.note(f"note: {note}")
+    return str(reply["job_id"])
+
+
+def _when(options: SubmitOptions) -> list[str]:
+    """Return the overrides of `--hold` and `--start-at`. Raises BadRequestError."""
+    found = ["hold=true"] if options.hold else []
+    if options.start_at is not None:
+        from orchestrator.cli.times import parse_start
+
+        found.append(f"start_at={parse_start(options.start_at, '--start-at', time.time())}")
+    return found
+
+
+def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
+    """Follow, watch or wait until the submitted jobs have ended; return an exit code for their result."""
+    from orchestrator.cli.commands import logs as live
+
+    ids = [str(job_id) for reply in replies for job_id in reply.get("job_ids") or [reply["job_id"]]]
+    matrix_id = replies[0].get("matrix_id")
+    if options.follow and matrix_id is None:
+        return live.follow_job(session, ids[0])
+    if options.watch:
+        from orchestrator.cli.commands.status import StatusOptions, show_status
+
+        show_status(session, StatusOptions(job=str(matrix_id or ids[0]), watch=True))
+        if matrix_id is not None:  # a search has submitted more jobs meanwhile
+            ids = [job.job_id for job in session.client().matrix(str(matrix_id)).jobs]
+        return live.exit_code_of([session.client().job(job_id) for job_id in ids])
+    if options.follow:
+        session.console.note(f"--follow shows the log of one job; waiting for the {len(ids)} of {matrix_id} instead")
+    if matrix_id is not None:
+        refs = [str(reply.get("matrix_id") or reply["job_id"]) for reply in replies]
+        return live.wait_jobs(session, refs, as_json=options.json, as_array=True)
+    return live.wait_jobs(session, ids, as_json=options.json, as_array=len(replies) > 1, exact=True)
+
+
+def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
+    return submission.request_body(
+        item.text,
+        item.source,
+        environ=session.environ,
+        cwd=item.cwd,
+        overrides=options.overrides,
+        resume_from=options.resume_from,
+        after=options.after,
+        note=lambda text: session.console.note(f"note: {clean(text)}"),
+    )
+
+
+def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> None:
+    console = session.console
+    matrix_id = reply.get("matrix_id")
+    if options.follow or options.watch:
+        runs = "the job keeps" if matrix_id is None else "the jobs keep"
+        console.note(f"submitted {matrix_id or reply['job_id']}; Ctrl-C stops following; {runs} running")
+    elif matrix_id is not None and not options.json:
+        count = len(reply["job_ids"])
+        jobs = "1 job" if count == 1 else f"{count} jobs"
+        console.note(f"submitted {jobs}; `orch matrix {matrix_id}` shows {'it' if count == 1 else 'them'}")
+    elif not options.json and not options.wait and console.is_terminal:
+        console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
+    for note in reply.get("notes") or ():
+        console.note(f"note: {note}")
+
+
+class UploadBar:
+    """Progress bar of an upload; imported and shown only during one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._bar: Bar | None = None
+
+    def sent(self, done: int, total: int) -> None:
+        """Show that the daemon has received ``done`` of ``total`` bytes."""
+        from orchestrator.cli.render.table import Bar
+
+        self._bar = self._bar or Bar(self._session, total)
+        self._bar.at(done, "upload of working_dir")
+
+    def ended(self, uploaded: Uploaded) -> None:
+        """Print what was uploaded, and what ignore files left out."""
+        from orchestrator.units import size
+
+        if self._bar is not None:
+            self._bar.end()
+        text = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
+        if uploaded.sent_bytes < uploaded.size_bytes:
+            text += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
+        self._session.console.note(text)
+        if uploaded.left_out is not None and uploaded.left_out.files:
+            found = uploaded.left_out
+            more = "at least " if found.more else ""
+            self._session.console.note(
+                f"note: not uploaded, by {', '.join(found.by)}: {more}{_files(found.files)} ({size(found.size_bytes)})"
+            )
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
+
+
+def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
+    """Submit; if no daemon runs, start one and submit again, with the same key."""
+
+    def send() -> dict[str, Any]:
+        return submission.submit(session.endpoint, body, environ=session.environ, watch=UploadBar(session))
+
+    return with_daemon(session, send)
+
+
+def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of ``send``; if no daemon of this machine listens, print a note and start one first."""
+    try:
+        return send()
+    except DaemonUnreachableError as error:
+        if type(error) is not DaemonUnreachableError or not session.endpoint.socket_path:
+            raise
+    from orchestrator.cli.commands import machine as local
+    from orchestrator.cli.session import require
+
+    require("daemon", "a daemon on this machine")
+    session.console.note("no daemon is running; starting one (`orch down` stops it)")
+    local.start_daemon(session)
+    return send()
+
+
+def _plan(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
+    plans = []
+    for item in texts:
+        body = _body(session, item, options)
+
+        def send(body: dict[str, Any] = body) -> dict[str, Any]:
+            watch = UploadBar(session)
+            return submission.plan(session.endpoint, body, deadline_seconds=PLAN_SECONDS, watch=watch)
+
+        plans.append(with_daemon(session, send))
+    code = EXIT_REFUSED if any(plan.get("starts") == "never" for plan in plans) else EXIT_OK
+    if options.json:
+        print_json(session, plans[0] if len(plans) == 1 else plans)
+        return code
+    from orchestrator.api.views import PlanReply
+
+    for plan in plans:
+        for line in plan_lines(session.console, PlanReply.from_json(plan)):
+            session.console.print(line)
+    return code
+
+
+STARTS = {"now": ("would start now", "green"), "later": ("would wait", "yellow"), "never": ("can never start", "red")}
+
+
+def plan_lines(console: Console, plan: PlanReply) -> list[str]:
+    """Return where and when the job would run, and what would be copied."""
+    words, colour = STARTS.get(plan.starts, (plan.starts, "dim"))
+    lines = [f"{console.style(clean(plan.name), 'bold')}  {console.style(words, colour)}: {clean(plan.reason)}"]
+    if plan.expected_start is not None:
+        lines.append(f"  expected to start in about {age(max(0.0, plan.expected_start - time.time()))}")
+    if plan.ahead:
+        lines.append(f"  behind {', '.join(plan.ahead)}")
+    facts = [
+        ("queue", plan.queue),
+        ("python", clean(plan.python)),
+        ("works in", clean(plan.working_dir)),
+        ("copies", f"{plan.snapshot_files} files, {size(plan.snapshot_bytes)}" if plan.snapshot_files else ""),
+        ("secrets", ", ".join(plan.secrets)),
+    ]
+    lines += [f"  {console.style(label.ljust(10), 'dim')}{text}" for label, text in facts if text]
+    columns = (Column("RANK", right=True), Column("NODE"), Column("GPUS", right=True), Column("CPUS", right=True))
+    rows = [
+        [Cell(str(seat.rank)), Cell(clean(seat.node)), Cell(number(seat.gpus)), Cell(number(seat.cpus))]
+        for seat in plan.seats
+    ]
+    lines += render_table(console, columns, rows)
+    lines += _combinations(console, plan)
+    lines += [f"note: {clean(note)}" for note in plan.notes]
+    return lines
+
+
+def _combinations(console: Console, plan: PlanReply) -> list[str]:
+    """Return the jobs of a matrix: a row for each, with the values as columns."""
+    if not plan.combinations:
+        return []
+    names = list(plan.combinations[0].values)
+    columns = [Column("NAME", weight=1000), *(Column(clean(name).upper(), weight=900) for name in names)]
+    rows = [
+        [Cell(clean(one.name)), *(Cell(clean(value_text(one.values.get(name)))) for name in names)]
+        for one in plan.combinations
+    ]
+    count = len(plan.combinations)
+    head = "1 job" if count == 1 else f"{count} jobs, the first as shown above"
+    return [f"  {console.style('matrix'.ljust(10), 'dim')}{head}", *render_table(console, columns, rows)]
+
+
+_INTERRUPTED = 130
+
+
+def run_interactive(session: Session, item: JobText, options: SubmitOptions) -> int:
+    """Run the job on this terminal; return its command's exit code. Ctrl-C while it waits cancels it."""
+    job_id = submit_one(session, item, options)
+    session.console.note(f"submitted {job_id}; Ctrl-C cancels it while it waits")
+    try:
+        job = _up(session, job_id)
+    except KeyboardInterrupt:
+        session.client().cancel(job_id)
+        session.console.note(f"\n{job_id} is cancelled")
+        return _INTERRUPTED
+    if job.state == "RUNNING":
+        session.console.note(f"works in {clean(job.working_dir)}, a copy of {clean(item.cwd)}; ~. detaches")
+        try:
+            return attach_to(session, job_id, 0)
+        except RefusedError:  # the job is never restarted, so its rank has ended
+            job = _ended(session, job_id)
+    show_logs(session, job_id, LogOptions(), follow=False)  # the command ended before this terminal was attached
+    report_end(session, job)
+    return EXIT_OK if job.state == "SUCCEEDED" else job.exit_code or EXIT_JOB_FAILED
+
+
+def _up(session: Session, job_id: str) -> JobView:
+    """Wait until the job runs or has ended; print what it waits for."""
+    shown = ""
+    for job in _seen(session, job_id):
+        if job.state == "RUNNING" or job.is_terminal:
+            return job
+        if shown != (shown := f"{job.state}: {job.reason}"):
+            session.console.note(f"{job.id} {clean(shown)}")
+    raise AssertionError("a watch has no end")
+
+
+def _ended(session: Session, job_id: str) -> JobView:
+    """Wait until the job has ended; its rank already has."""
+    for job in _seen(session, job_id):
+        if job.is_terminal:
+            return job
+    raise AssertionError("a watch has no end")
+
+
+def _seen(session: Session, job_id: str) -> Iterator[JobView]:
+    client = session.client()
+    return following.watch(client, lambda: client.job(job_id), job_ids=[job_id], patience=session.patience())
+
 
 CONTEXT_SETTINGS = {"run": {"allow_interspersed_args": False}}
 
@@ -101,7 +433,7 @@ def submit(
 
 def _advised(session: Session, options: SubmitOptions) -> tuple[str, ...]:
     from orchestrator.bench.errors import BenchError
-    from orchestrator.cli.commands.runs.advising import advice_overrides
+    from orchestrator.cli.commands.bench import advice_overrides
     from orchestrator.cli.commands.shared import ended_in_order
 
     try:
@@ -206,8 +538,6 @@ def run(
     item = JobText(text, "<orch run>", os.getcwd())
     with _errors_of_options():
         if interactive and not dry_run:
-            from orchestrator.cli.sessions.interactive import run_interactive
-
             return run_interactive(session, item, options)
         return submit_texts(session, [item], options)
 

@@ -1,26 +1,162 @@
-"""Runs a campaign: drills of several kinds on several jobs, one after the other, drawn from a seed, for a time.
-
-Each restart budget keeps one restart for the job itself. The next drill waits until the last job has made progress.
-"""
+"""Campaigns: drills one after the other, chosen by a seed; their report and its texts."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import OrchError, RefusedError
-from orchestrator.cli.drills.campaign_report import BudgetReached, CampaignReport, LeftAlone, RefusedRepeatedly, Round
-from orchestrator.cli.drills.drills import NotRecoveredError
-from orchestrator.cli.drills.kinds import CHARGED_TO, FELT_BY_ALL, Kind
+from orchestrator.cli.console import clean
+from orchestrator.cli.drills.drills import CHARGED_TO, FELT_BY_ALL, Kind, NotRecoveredError
 from orchestrator.cli.drills.machine import MachineDrill
+from orchestrator.cli.render.table import Cell, Column, render_table
+from orchestrator.units import clock, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from orchestrator.api.client import Client
     from orchestrator.api.views import JobView
+    from orchestrator.cli.console import Console
+    from orchestrator.cli.drills.drills import DrillReport
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """One drill. ``refused``: why no fault was injected; ``problem``: the part of the recovery that was not seen."""
+
+    at: float
+    kind: Kind
+    job_id: str
+    rank: int
+    report: DrillReport | None = None
+    refused: str = ""
+    problem: str = ""
+
+    @property
+    def intact(self) -> bool:
+        """Whether the job recovered as expected."""
+        return self.report is not None and self.report.intact
+
+    @property
+    def problems(self) -> list[str]:
+        """Problems of the drill and of its report."""
+        return [*([self.problem] if self.problem else []), *(self.report.problems if self.report else [])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetReached:
+    """A job has used ``used`` restarts of a failure class; another drill would take its last one."""
+
+    job_id: str
+    failure_class: str
+    used: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRepeatedly:
+    """The job has refused the kind ``times`` times in a row."""
+
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftAlone:
+    """Kinds that a job was not drilled with at the end of the campaign, and why."""
+
+    job_id: str
+    kinds: tuple[Kind, ...]
+    reason: BudgetReached | RefusedRepeatedly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Figures of one kind. Seconds are those of the drills with a measurement; None without any."""
+
+    kind: str
+    done: int
+    refused: int
+    intact: int
+    detection_p50: float | None
+    detection_max: float | None
+    recovery_p50: float | None
+    recovery_p99: float | None
+    recovery_max: float | None
+    steps_lost: int
+
+
+@dataclass(slots=True, kw_only=True)
+class CampaignReport:
+    """Results of a campaign. ``ended_because`` is empty if the time was over; ``problems`` belong to no round."""
+
+    seed: int
+    began_at: float
+    jobs: list[str]
+    kinds: list[Kind]
+    seconds: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    interrupted: bool = False
+    ended_because: str = ""
+    problems: list[str] = field(default_factory=list)
+    left_alone: list[LeftAlone] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """Number of drills that injected a fault."""
+        return sum(not done.refused for done in self.rounds)
+
+    @property
+    def intact(self) -> bool:
+        """Whether every job recovered from every drill; true if none was done."""
+        return not self.problems and all(done.intact or done.refused for done in self.rounds)
+
+    def figures(self) -> list[Figures]:
+        """Return the figures by kind, in the order of the kinds."""
+        return [_figures(kind, [done for done in self.rounds if done.kind is kind]) for kind in self.kinds]
+
+    def all_problems(self) -> list[str]:
+        """Return the problems, each with its job and kind."""
+        own = [f"{done.kind} on {done.job_id}: {problem}" for done in self.rounds for problem in done.problems]
+        return [*own, *self.problems]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready values."""
+        return {
+            **asdict(self),
+            "done": self.done,
+            "intact": self.intact,
+            "rounds": [{**asdict(done), "intact": done.intact} for done in self.rounds],
+            "figures": [asdict(one) for one in self.figures()],
+        }
+
+
+def _figures(kind: Kind, rounds: Sequence[Round]) -> Figures:
+    reports = [done.report for done in rounds if done.report is not None]
+    detected = [r.detection_seconds for r in reports if r.detection_seconds is not None]
+    recovered = [r.recovery_seconds for r in reports if r.recovery_seconds is not None]
+    return Figures(
+        kind=kind.value,
+        done=sum(not done.refused for done in rounds),
+        refused=sum(bool(done.refused) for done in rounds),
+        intact=sum(done.intact for done in rounds),
+        detection_p50=quantile(detected, 0.5),
+        detection_max=max(detected, default=None),
+        recovery_p50=quantile(recovered, 0.5),
+        recovery_p99=quantile(recovered, 0.99),
+        recovery_max=max(recovered, default=None),
+        steps_lost=sum(r.steps_lost or 0 for r in reports),
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least this share of the values does not exceed; None without values."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else None
+
 
 POLL_SECONDS: Final = 0.1
 MOST_REFUSALS: Final = 3
@@ -161,3 +297,103 @@ class Campaign:
                 if reason := self._obstacle(job, kind, charged):
                     found.setdefault((job.id, reason), []).append(kind)
         return [LeftAlone(job_id=job, kinds=tuple(kinds), reason=reason) for (job, reason), kinds in found.items()]
+
+
+HEAD: Final = ("KIND", "DONE", "INTACT", "REFUSED", "DETECTED p50", "max", "RECOVERED p50", "p99", "max", "STEPS LOST")
+ROUNDS: Final = ("TIME", "KIND", "JOB", "RANK", "DID", "DETECTED", "RECOVERED", "STEPS LOST", "RESULT")
+STYLE: Final = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff }
+h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin-top: 2rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums } .scroll { overflow-x: auto }
+th, td { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top } thead th { border-bottom: 1px solid #999 }
+.bad { color: #a00; font-weight: 600 }
+"""
+
+
+def round_line(done: Round) -> str:
+    """Format a finished drill as a line."""
+    if done.refused:
+        return f"{clock(done.at)}  {done.kind} on {done.job_id}: not done: {clean(done.refused)}"
+    report = done.report
+    did = clean(report.did) if report else done.kind.value
+    durations = (
+        f"detected after {duration(report.detection_seconds) or '-'}, recovered after {duration(report.recovery_seconds) or '-'}"
+        if report
+        else ""
+    )
+    result = "intact" if done.intact else "NOT INTACT: " + "; ".join(clean(p) for p in done.problems)
+    return "  ".join(part for part in (clock(done.at), f"{done.job_id}: {did}", durations, result) if part)
+
+
+def outcome(report: CampaignReport) -> str:
+    """Format the outcome of the campaign as a line."""
+    how = "interrupted" if report.interrupted else report.ended_because or "its time has passed"
+    state = ("every job is intact" if report.done else "no fault was injected") if report.intact else "NOT INTACT"
+    return f"{report.done} drills in {duration(report.seconds)} ({how}), seed {report.seed}: {state}"
+
+
+def lines(console: Console, report: CampaignReport) -> list[str]:
+    """Format the figures by kind, and the outcome."""
+    columns = [Column(title, right=index > 0) for index, title in enumerate(HEAD)]
+    rows = [[Cell(text) for text in _cells(one)] for one in report.figures() if one.done or one.refused]
+    problems = [f"problem: {clean(problem)}" for problem in report.all_problems()]
+    return [*render_table(console, columns, rows), *left_alone(report), *problems, outcome(report)]
+
+
+def left_alone(report: CampaignReport) -> list[str]:
+    """Format the kinds that jobs were not drilled with, and why, as lines."""
+    return [f"left alone: {one.job_id}, {', '.join(one.kinds)}: {_reason(one.reason)}" for one in report.left_alone]
+
+
+def _reason(reason: BudgetReached | RefusedRepeatedly) -> str:
+    if not isinstance(reason, BudgetReached):
+        return f"refused {reason.times} times in a row"
+    kept = "the last one is kept for the job" if reason.used < reason.budget else "none is left"
+    used = f"{reason.failure_class} restarts of {reason.job_id} used: {reason.used} of {reason.budget}"
+    return f"{used}, and {kept}; a higher retry.max_restarts.{reason.failure_class} allows more"
+
+
+def page(report: CampaignReport) -> str:
+    """Format the report as one HTML page that loads no other file."""
+    state = "" if report.intact else ' class="bad"'
+    notes = "".join(f'<li class="bad">{escape(problem)}</li>' for problem in report.all_problems())
+    notes += "".join(f"<li>{escape(line)}</li>" for line in left_alone(report))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Campaign of drills</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head>\n<body>\n<h1>Campaign of drills</h1>\n"
+        f"<p{state}>{escape(outcome(report))}</p>\n<p>Jobs: {escape(', '.join(report.jobs))}</p>\n"
+        + (f"<ul>{notes}</ul>\n" if notes else "")
+        + f"<h2>By kind</h2>\n{_table(HEAD, [_cells(one) for one in report.figures()])}\n"
+        + f"<h2>Drills</h2>\n{_table(ROUNDS, [_round_cells(done) for done in report.rounds])}\n</body></html>\n"
+    )
+
+
+def _cells(one: Figures) -> list[str]:
+    measured = (one.detection_p50, one.detection_max, one.recovery_p50, one.recovery_p99, one.recovery_max)
+    counts = [one.kind, str(one.done), str(one.intact), str(one.refused)]
+    return [*counts, *(duration(value) or "-" for value in measured), str(one.steps_lost)]
+
+
+def _round_cells(done: Round) -> list[str]:
+    report = done.report
+    measured = (report.detection_seconds, report.recovery_seconds) if report else (None, None)
+    lost = "-" if report is None or report.steps_lost is None else str(report.steps_lost)
+    result = "intact" if done.intact else "; ".join(done.problems) or f"not done: {done.refused}"
+    did = report.did if report else ""
+    return [
+        clock(done.at),
+        done.kind.value,
+        done.job_id,
+        str(done.rank),
+        did,
+        *(duration(value) or "-" for value in measured),
+        lost,
+        result,
+    ]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'

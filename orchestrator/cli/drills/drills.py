@@ -1,23 +1,20 @@
-"""Drills: inject a fault into a running job, and read the recovery from its events.
-
-Works from outside: signals to processes of this machine, damage to a checkpoint's file. All measurements are from the
-job's public record.
-"""
+"""Drills: one fault injected into a running job, and the report of its recovery."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import trees
 from orchestrator.api.errors import OrchError, RefusedError
-from orchestrator.cli.drills.rank_processes import RankProcesses, send_signal
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -25,6 +22,98 @@ if TYPE_CHECKING:
 
     from orchestrator.api.client import Client
     from orchestrator.api.views import EventView, JobView
+
+
+class Kind(enum.StrEnum):
+    """A kind of drill, as ``--kinds`` names it."""
+
+    RANK = "rank"
+    ACTOR = "actor"
+    HANG = "hang"
+    TEAR_CHECKPOINT = "tear-checkpoint"
+    DAEMON = "daemon"
+    AGENT = "agent"
+    RAY = "ray"
+    FILL_DISK = "fill-disk"
+
+
+WHAT: Final = {
+    Kind.RANK: "kills the training process of rank {rank}; the job continues from its newest checkpoint",
+    Kind.ACTOR: "kills the actor of rank {rank}; the gang is started again and continues from its newest checkpoint on storage",
+    Kind.AGENT: "kills the agent of the node of rank {rank}; Ray starts another, and all jobs keep running",
+    Kind.RAY: "kills Ray's head; EVERY job of this daemon continues from its newest checkpoint on storage",
+    Kind.FILL_DISK: "fills the disk of its checkpoints until a save has failed; the job keeps running and saves again",
+    Kind.DAEMON: "kills the daemon and starts it again; all jobs keep running; submissions fail meanwhile",
+    Kind.HANG: "stops rank {rank} without ending it; when the hang is detected, the job continues from its newest checkpoint",
+    Kind.TEAR_CHECKPOINT: "destroys the newest checkpoint and kills the actor of rank {rank}; the job goes back to the one before",
+}
+IN_A_CAMPAIGN: Final = (Kind.RANK, Kind.ACTOR, Kind.HANG, Kind.TEAR_CHECKPOINT, Kind.DAEMON, Kind.AGENT)
+"""The default kinds of a campaign: without those that fill a disk or end Ray for every job."""
+FELT_BY_ALL: Final = frozenset({Kind.DAEMON, Kind.AGENT, Kind.RAY})
+"""Kinds that affect other jobs of the daemon too."""
+CHARGED_TO: Final = {
+    Kind.RANK: "infra",
+    Kind.ACTOR: "infra",
+    Kind.TEAR_CHECKPOINT: "infra",
+    Kind.RAY: "infra",
+    Kind.HANG: "hang",
+}
+"""Failure class that the fault leads to; its budget of restarts is charged."""
+
+
+class RankProcesses:
+    """The training process of one rank of a job, and its actor. ``job`` is the job at the start of the drill."""
+
+    def __init__(self, client: Client, job: JobView, rank: int) -> None:
+        self._client = client
+        self._job = job
+        self._rank = rank
+
+    def require_here(self) -> None:
+        """Raise RefusedError unless the rank runs on this machine."""
+        job, rank = self._job, self._rank
+        node = job.gpus[rank].node if rank < len(job.gpus) else "?"
+        if node != socket.gethostname():
+            raise RefusedError(
+                f"rank {rank} of {job.id} runs on {node}, this is {socket.gethostname()}",
+                hint=f"run the drill on {node}, or choose a rank of this machine with --rank",
+            )
+
+    def rank_pid(self) -> int:
+        """Return the id of the present training process; 0 if there is none."""
+        job = self._client.job(self._job.id)
+        pid = job.gpus[self._rank].pid if self._rank < len(job.gpus) and job.state == "RUNNING" else None
+        return pid or 0
+
+    def actor_pid(self) -> int:
+        """Return the process id of the newest gang's actor; 0 if no gang was placed."""
+        placed = [e for e in self._client.events(self._job.id) if e.kind == "gang_placed"]
+        return int(placed[-1].body["seats"][self._rank]["actor_pid"]) if placed else 0
+
+
+def send_signal(find: Callable[[], int], what: str, number: signal.Signals = signal.SIGKILL) -> str:
+    """Send a signal to the process that ``find`` returns both before and after it is held; return what was done.
+
+    Raises RefusedError if ``find`` returns 0, another process the second time, or another user's process.
+    """
+    pid = find()
+    try:
+        held = os.pidfd_open(pid) if pid else -1
+    except OSError:
+        held = -1
+    if held < 0:
+        raise RefusedError(f"{what} has no process on this machine", hint="it is just being restarted: try again")
+    try:
+        if find() != pid:
+            raise RefusedError(f"{what} was restarted just now", hint="try again")
+        signal.pidfd_send_signal(held, number)
+    except PermissionError as error:
+        raise RefusedError(f"{what} is another user's process", hint="run the drill as the daemon's user") from error
+    finally:
+        os.close(held)
+    did = {signal.SIGKILL: "killed", signal.SIGSTOP: "stopped"}.get(number, f"sent {number.name} to")
+    return f"{did} {what} (process {pid})"
+
 
 POLL_SECONDS = 0.02
 STEP_SECONDS = 30.0

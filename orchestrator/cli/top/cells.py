@@ -1,26 +1,239 @@
-"""Cells of the three tables of `orch top`, by column: text and style, before they are fitted to a width."""
+"""What `orch top` shows, without a screen: order and filter, cells of the three tables, and their fit to a width."""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.gpu_view import BAND_STYLES, balance_line, state_cell
-from orchestrator.cli.render.job_table import gpus_text
-from orchestrator.cli.top import model
-from orchestrator.cli.top.frame import Traffic
-from orchestrator.cli.top.layout import TopColumn
-from orchestrator.units import number, percent, size
+from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines, state_cell
+from orchestrator.cli.render.jobs import gpus_text
+from orchestrator.cli.top.frames import Traffic
+from orchestrator.units import number, percent, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from orchestrator.cli.top.frame import Frame, JobLine
-    from orchestrator.cli.top.processes import ProcessLine
+    from orchestrator.cli.top.frames import Frame, Host, JobLine, ProcessLine
     from orchestrator.gpu.balance.view import GpuRow
 
     Row = tuple[str, Mapping[str, tuple[str, str]], Mapping[str, tuple[Callable[[int], str], str]]]
     """Key, cells by column, and functions that draw the cells that depend on their width."""
+
+
+GAP = 1
+"""Blank characters after each column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopColumn:
+    """A column: its key and heading, and its part in the distribution of the width.
+
+    `rank` 0 is always shown, in the width of its widest cell; higher ranks follow if there is room. `grows` takes the
+    remaining width, up to `most`; `least` is the least width of such a column. A text that is longer than its column
+    loses its middle, or, with `cut_end`, its end.
+    """
+
+    key: str
+    heading: str
+    rank: int = 0
+    right: bool = False
+    grows: bool = False
+    least: int = 0
+    most: int = 0
+    cut_end: bool = False
+
+
+def widths(columns: Sequence[TopColumn], needs: Mapping[str, int], width: int) -> dict[str, int]:
+    """Return the chosen columns with their widths, in the order of `columns`.
+
+    `needs` is the width of each column's widest cell; a column without an entry is empty and is left out, unless
+    its rank is 0.
+    """
+    chosen: dict[str, int] = {}
+    left = width
+    for column in sorted(columns, key=lambda one: one.rank):
+        if column.rank and column.key not in needs:
+            continue
+        wanted = max(column.least if column.grows else needs.get(column.key, 0), len(column.heading))
+        if column.rank and wanted + GAP > left:
+            continue
+        chosen[column.key] = wanted
+        left -= wanted + GAP
+    for column in sorted((one for one in columns if one.grows and one.key in chosen), key=lambda one: one.rank):
+        more = max(0, min(left, column.most - chosen[column.key]))
+        chosen[column.key] += more
+        left -= more
+    if left < 0:
+        _narrow(columns, chosen, -left)
+    return {column.key: chosen[column.key] for column in columns if column.key in chosen}
+
+
+def _narrow(columns: Sequence[TopColumn], chosen: dict[str, int], over: int) -> None:
+    """Take the excess width from the columns that grow; no other column may be cut."""
+    for column in reversed(columns):
+        if column.grows and column.key in chosen:
+            less = min(over, max(0, chosen[column.key] - len(column.heading)))
+            chosen[column.key] -= less
+            over -= less
+
+
+def fitted(text: str, width: int, *, right: bool = False, cut_end: bool = False) -> str:
+    """Return the text in exactly this width, with the gap after it; the middle or end of a longer text is left out."""
+    if len(text) > width:
+        kept = max(0, width - 1)
+        tail = 0 if cut_end else kept // 2
+        text = (text[: kept - tail] + "…" + (text[-tail:] if tail else ""))[:width]
+    return (text.rjust(width) if right else text.ljust(width)) + " " * GAP
+
+
+STEPS = " ▁▂▃▄▅▆▇█"
+EIGHTHS = "▏▎▍▌▋▊▉█"
+GOOD, FAIR, BAD = "green", "yellow", "red"
+
+
+class Order(enum.Enum):
+    """Sort orders of GPUs; loads are descending."""
+
+    PLACE = "node"
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    POWER = "power"
+    TEMPERATURE = "temperature"
+    JOB = "job"
+
+    def next(self) -> Order:
+        """Return the next order."""
+        orders = list(Order)
+        return orders[(orders.index(self) + 1) % len(orders)]
+
+
+def _falling(value: Callable[[GpuRow], float | None]) -> Callable[[GpuRow], tuple[object, ...]]:
+    """Return a sort key: largest first, rows without a value last."""
+
+    def key(row: GpuRow) -> tuple[object, ...]:
+        found = value(row)
+        return (found is None, -(found or 0.0), row.node, row.index)
+
+    return key
+
+
+def _memory_share(row: GpuRow) -> float | None:
+    if row.memory_used_bytes is None or not row.memory_total_bytes:
+        return None
+    return row.memory_used_bytes / row.memory_total_bytes
+
+
+_KEYS: dict[Order, Callable[[GpuRow], tuple[object, ...]]] = {
+    Order.PLACE: lambda row: (row.node, row.index),
+    Order.UTILIZATION: _falling(lambda row: row.utilization_ratio),
+    Order.MEMORY: _falling(_memory_share),
+    Order.POWER: _falling(lambda row: row.power_watts),
+    Order.TEMPERATURE: _falling(lambda row: row.temperature_celsius),
+    Order.JOB: lambda row: (row.job_id is None, row.job_id or "", row.rank or 0, row.node, row.index),
+}
+
+
+def ordered(rows: Sequence[GpuRow], order: Order, *, reverse: bool = False) -> list[GpuRow]:
+    """Return the rows in this order."""
+    return sorted(rows, key=_KEYS[order], reverse=reverse)
+
+
+def matching(rows: Sequence[GpuRow], words: str) -> list[GpuRow]:
+    """Return the rows in which every word is found: node, model, vendor, job, UUID, health or number."""
+    wanted = words.lower().split()
+
+    def text(row: GpuRow) -> str:
+        jobs = " ".join(holder.job_id for holder in row.holders)
+        return f"{row.node} gpu{row.index} {row.model} {row.vendor} {jobs} {row.gpu_uuid} {row.health}".lower()
+
+    return [row for row in rows if all(word in text(row) for word in wanted)]
+
+
+def graph(values: Sequence[float | None], width: int, top: float = 1.0) -> str:
+    """Return the newest `width` values as a line of blocks; `top` is a full block, None a gap."""
+    newest = list(values)[-width:]
+    padding = " " * (width - len(newest))
+    return padding + "".join(" " if value is None else STEPS[_step(value / top if top else 0.0)] for value in newest)
+
+
+def _step(share: float) -> int:
+    """Return the step of a share; 0 only for no load, so that a small load is visible."""
+    clipped = min(1.0, max(0.0, share))
+    return 0 if clipped == 0.0 else max(1, round(clipped * (len(STEPS) - 1)))
+
+
+def bar(share: float | None, width: int) -> str:
+    """Return a share as a bar, in eighths of a character."""
+    if share is None:
+        return " " * width
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    whole, part = divmod(eighths, 8)
+    text = EIGHTHS[-1] * whole + (EIGHTHS[part - 1] if part else "")
+    return text.ljust(width)
+
+
+def load_colour(share: float | None) -> str:
+    """Return green from 70% utilization on, yellow from 5% on, grey for an idle GPU."""
+    if share is None or share < 0.05:
+        return "bright_black"
+    return GOOD if share >= 0.7 else FAIR
+
+
+def heat_colour(celsius: float | None) -> str:
+    """Return red from 85 degrees on, where data-centre GPUs begin to slow down, yellow from 70 on, else green."""
+    if celsius is None or celsius < 70:
+        return GOOD
+    return FAIR if celsius < 85 else BAD
+
+
+def fill_colour(share: float | None) -> str:
+    """Return red from 95% of memory in use on, yellow from 80% on, else green."""
+    if share is None or share < 0.8:
+        return GOOD
+    return FAIR if share < 0.95 else BAD
+
+
+def memory_share(row: GpuRow) -> float | None:
+    """Return memory in use over total memory; None if unknown."""
+    return _memory_share(row)
+
+
+def headline(frame: Frame) -> str:
+    """Return a summary in one line: nodes, GPUs, mean utilization, power, silent GPUs, and the origin or the jobs."""
+    rows = [row for row in frame.rows if row.placeable]
+    loads = [row.utilization_ratio for row in rows if row.utilization_ratio is not None]
+    parts = [plural(len({row.node for row in rows}), "node"), plural(len(rows), "GPU")]
+    if loads:
+        parts.append(f"{100 * sum(loads) / len(loads):.0f}% busy")
+    watts = [row.power_watts for row in rows if row.power_watts is not None]
+    if watts:
+        parts.append(f"{sum(watts):.0f} W")
+    broken = sum(row.health in {"stale", "failing", "lost"} for row in rows)
+    if broken:
+        parts.append(f"{broken} not answering")
+    parts.append(frame.origin or plural(len(frame.jobs), "job"))
+    return "  ".join(parts)
+
+
+def host_line(host: Host) -> str:
+    """Return a line about the machine that this program runs on."""
+    used, total = host.memory_used_bytes / 2**30, host.memory_total_bytes / 2**30
+    return (
+        f"host: CPU {100 * host.cpu_share:.0f}% of {plural(host.cores, 'core')}  load {host.load:.1f}  "
+        f"memory {used:.1f}/{total:.1f} GiB"
+    )
+
+
+def findings_of(frame: Frame) -> list[tuple[str, str]]:
+    """Return (severity, line) of every open finding, those of one job together."""
+    return [
+        (finding.severity, f"{line.job.id}: {text}")
+        for line in frame.jobs
+        for finding, text in zip(line.job.findings, finding_lines(line.job.findings), strict=True)
+    ]
+
 
 Styled = tuple[str, str]
 """Text and style."""
@@ -94,10 +307,10 @@ def gpu_cells(row: GpuRow, frame: Frame) -> dict[str, Styled]:
     cells = {
         "node": (clean(row.node), ""),
         "gpu": (str(row.index), ""),
-        "util": (percent(row.utilization_ratio), model.load_colour(row.utilization_ratio)),
-        "memory": (_memory(row), model.fill_colour(model.memory_share(row))),
+        "util": (percent(row.utilization_ratio), load_colour(row.utilization_ratio)),
+        "memory": (_memory(row), fill_colour(memory_share(row))),
         "power": (_power(row), ""),
-        "temp": (_celsius(row), model.heat_colour(row.temperature_celsius)),
+        "temp": (_celsius(row), heat_colour(row.temperature_celsius)),
         "clock": ("" if row.sm_clock_hertz is None else f"{row.sm_clock_hertz / 1e6:.0f}M", ""),
         "pcie": (_both(traffic.pcie_sent, traffic.pcie_received), ""),
         "nvlink": (_both(traffic.nvlink_sent, traffic.nvlink_received), ""),
@@ -115,12 +328,12 @@ def gpu_drawings(row: GpuRow, frame: Frame) -> dict[str, tuple[Callable[[int], s
     """Return functions that draw a GPU's bar and histories in a width, with their styles."""
     watts = frame.power_history.get(row.gpu_uuid, ())
     limit = row.power_limit_watts or max((value for value in watts if value), default=1.0)
-    load = model.load_colour(row.utilization_ratio)
+    load = load_colour(row.utilization_ratio)
     history = frame.history.get(row.gpu_uuid, ())
     return {
-        BAR: (lambda width: model.bar(row.utilization_ratio, width), load),
-        LOAD: (lambda width: model.graph(history, width), load),
-        WATTS: (lambda width: model.graph(watts, width, limit), "cyan"),
+        BAR: (lambda width: bar(row.utilization_ratio, width), load),
+        LOAD: (lambda width: graph(history, width), load),
+        WATTS: (lambda width: graph(watts, width, limit), "cyan"),
     }
 
 
@@ -221,7 +434,7 @@ def process_cells(line: ProcessLine) -> dict[str, Styled]:
         "pid": (str(line.pid), ""),
         "node": (clean(line.node), ""),
         "gpu": ("" if line.gpu is None else str(line.gpu), ""),
-        "util": (percent(line.utilization), model.load_colour(line.utilization)),
+        "util": (percent(line.utilization), load_colour(line.utilization)),
         "memory": ("" if line.memory_bytes is None else size(line.memory_bytes), ""),
         "share": (percent(line.gpu_share), ""),
         "cpu": (f"{line.cpu_percent:.0f}%" if line.cpu_percent is not None else "", ""),

@@ -11,9 +11,8 @@ import time
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.cli.render.gpu_view import balance_line
-from orchestrator.cli.top.frame import Frame
-from orchestrator.cli.top.past import HISTORY
+from orchestrator.cli.render.gpus import balance_line
+from orchestrator.cli.top.frames import HISTORY, Frame
 from orchestrator.gpu.balance.balance import WINDOW_SECONDS, GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import GpuRow, balance_json
 from orchestrator.gpu.recording.recording import RecordedSample

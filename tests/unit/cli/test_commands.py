@@ -12,7 +12,7 @@ import pytest
 from orchestrator.api.matrix_views import MatrixJobView, MatrixView
 from orchestrator.api.queue_views import HolderView, OutlookView
 from orchestrator.api.views import AuditEntry, CheckpointView, FailureView, GpuView, ProgressView
-from orchestrator.cli.status_view import MORE, MOST_WAITING
+from orchestrator.cli.commands.status import MORE, MOST_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -540,7 +540,7 @@ def test_a_misspelt_command_is_guessed(orch: Orch) -> None:
 
 
 def test_help_lists_every_command_in_its_section(orch: Orch) -> None:
-    from orchestrator.cli.registry import ENTRIES
+    from orchestrator.cli.app import ENTRIES
 
     shown = orch("--help")
     assert shown.code == 0
@@ -562,7 +562,7 @@ def test_a_bug_is_told_as_one(orch: Orch, job: JobView, monkeypatch: pytest.Monk
     def broken(*_: object) -> None:
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("orchestrator.cli.status_view.job_lines", broken)
+    monkeypatch.setattr("orchestrator.cli.commands.status.job_lines", broken)
     done = orch("status")
     assert done.code == 70
     assert "ZeroDivisionError: oops" in done.err

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.cli.app import ENTRIES, LazyCommands
 from orchestrator.cli.reference import render_cli_reference
-from orchestrator.cli.registry import ENTRIES, LazyCommands
 from orchestrator.spec.job import job_schema, parse_job
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.cli.commands.logs import LogOptions, Screen, show_logs
 from orchestrator.cli.console import Console
-from orchestrator.cli.live import LogOptions, Screen, show_logs
 from orchestrator.cli.session import Session
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.cli.render.test_table import Terminal

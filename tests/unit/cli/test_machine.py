@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.launch import DemoOptions, Finding, Level, ServeOptions, UpReply, serve_arguments
 from orchestrator.api.transport.endpoint import endpoint_from
-from orchestrator.cli.daemon_process import DaemonProcess
+from orchestrator.cli.commands.machine import DaemonProcess
 from tests.support.stack import PATIENCE_SECONDS
 from tests.unit.cli.commands.test_submit import module
 

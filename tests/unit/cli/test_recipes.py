@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.cli.registry import ENTRIES
+from orchestrator.cli.app import ENTRIES
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.reader.reading import all_keys
 from tests.support import warm

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.api.views import NodeView
-from orchestrator.cli.registry import ALIASES, ENTRIES
+from orchestrator.cli.app import ALIASES, ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

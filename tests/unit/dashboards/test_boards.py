@@ -6,7 +6,6 @@ import ast
 import copy
 import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +46,23 @@ def test_what_is_checked_in_is_what_the_sources_make() -> None:
     assert build.differences() == []
 
 
-def test_the_wheel_carries_the_same_bytes() -> None:
-    data = resources.files("orchestrator.data")
-    for path, text in build.files().items():
-        if path.startswith("orchestrator/data/"):
-            assert data.joinpath(path.removeprefix("orchestrator/data/")).read_bytes() == text.encode()
-
-
 def test_build_repairs_what_differs_and_check_only_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = build.files()
     assert len(build.write(tmp_path)) == len(made)
     assert build.differences(tmp_path) == []
-    changed, missing = tmp_path / "orchestrator/data/orch.rules.yml", tmp_path / "dashboards/generated/orch-job.json"
-    stale, other = tmp_path / "dashboards/generated/old.json", tmp_path / "orchestrator/data/example.yaml"
+    changed, missing = (
+        tmp_path / "orchestrator/data/orch.rules.yml",
+        tmp_path / "orchestrator/data/dashboards/orch-job.json",
+    )
+    stale, other = tmp_path / "orchestrator/data/dashboards/old.json", tmp_path / "orchestrator/data/example.yaml"
     changed.write_text(changed.read_text() + "\n")
     missing.unlink()
     stale.write_text("{}")
     other.write_text("not ours")
     assert build.differences(tmp_path) == [
-        "dashboards/generated/orch-job.json is missing",
+        "orchestrator/data/dashboards/orch-job.json is missing",
         "orchestrator/data/orch.rules.yml is not what its source makes",
-        "dashboards/generated/old.json is no longer made",
+        "orchestrator/data/dashboards/old.json is no longer made",
     ]
     build.write(tmp_path)
     assert build.differences(tmp_path) == []
@@ -284,7 +279,7 @@ def test_the_cv_has_its_bands() -> None:
 def test_rules_are_yaml_that_reads_back() -> None:
     text = build.files()["orchestrator/data/orch.rules.yml"]
     assert yaml.safe_load(text) == rules.document()
-    kubernetes = yaml.safe_load(build.files()["deploy/kubernetes/generated/prometheus-rule.yaml"])
+    kubernetes = yaml.safe_load(build.files()["deploy/kubernetes/prometheus-rule.yaml"])
     assert kubernetes["spec"] == rules.document()
 
 

@@ -13,10 +13,10 @@ from textual.widgets import Static
 
 from orchestrator.api.errors import BadRequestError, NotFoundError, OrchError
 from orchestrator.cli.commands import gpu
-from orchestrator.cli.commands.runs.recordings import find_recording
+from orchestrator.cli.commands.runs import find_recording
 from orchestrator.cli.session import Session
 from orchestrator.cli.top.player import Player
-from orchestrator.cli.top.replay import ReplayApp
+from orchestrator.cli.top.screen import ReplayApp
 from orchestrator.gpu.recording.recording import RecordedSample, Recording
 
 START = 1_700_000_000.0

@@ -15,17 +15,22 @@ from textual.widgets.data_table import RowKey
 from orchestrator.api.errors import OrchError
 from orchestrator.api.views import AttemptView, FindingView, JobView, ProgressView, RankView
 from orchestrator.cli.console import Console
-from orchestrator.cli.render.gpu_rows import GpuSummary
+from orchestrator.cli.render.gpus import GpuSummary
 from orchestrator.cli.session import Session
-from orchestrator.cli.top import model
-from orchestrator.cli.top.app import HelpScreen, TopApp
-from orchestrator.cli.top.cells import gpu_detail, job_cells, process_cells, rate
-from orchestrator.cli.top.frame import Frame, Host, JobLine, Traffic
-from orchestrator.cli.top.model import Order
-from orchestrator.cli.top.past import HISTORY, SETTLED_SECONDS, Past
-from orchestrator.cli.top.processes import ProcessLine
-from orchestrator.cli.top.source import TopSource
-from orchestrator.cli.top.tables import FittedTable
+from orchestrator.cli.top import cells as model
+from orchestrator.cli.top.cells import Order, gpu_detail, job_cells, process_cells, rate
+from orchestrator.cli.top.frames import (
+    HISTORY,
+    SETTLED_SECONDS,
+    Frame,
+    Host,
+    JobLine,
+    Past,
+    ProcessLine,
+    TopSource,
+    Traffic,
+)
+from orchestrator.cli.top.screen import FittedTable, HelpScreen, TopApp
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health

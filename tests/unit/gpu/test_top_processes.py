@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.cli.top.processes import ProcessLine, ProcessTree
+from orchestrator.cli.top.frames import ProcessLine, ProcessTree
 from tests.unit.gpu.support import wait_for
 from tests.unit.gpu.test_top import row
 

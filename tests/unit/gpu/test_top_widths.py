@@ -7,12 +7,9 @@ import asyncio
 import pytest
 from textual.widgets import Static
 
-from orchestrator.cli.top.app import TopApp
-from orchestrator.cli.top.cells import GPU_COLUMNS, JOB_COLUMNS, PROCESS_COLUMNS
-from orchestrator.cli.top.frame import Frame, JobLine, Traffic
-from orchestrator.cli.top.layout import GAP, TopColumn, fitted, widths
-from orchestrator.cli.top.processes import ProcessLine
-from orchestrator.cli.top.tables import FittedTable
+from orchestrator.cli.top.cells import GAP, GPU_COLUMNS, JOB_COLUMNS, PROCESS_COLUMNS, TopColumn, fitted, widths
+from orchestrator.cli.top.frames import Frame, JobLine, ProcessLine, Traffic
+from orchestrator.cli.top.screen import FittedTable, TopApp
 from orchestrator.gpu.balance.view import GpuOwner, GpuRow
 from orchestrator.gpu.sample import Throttle
 from orchestrator.gpu.sampler import Health

@@ -14,7 +14,7 @@ import typer
 from dashboards import build
 from orchestrator.cli.commands.dashboards import dashboards
 from orchestrator.cli.console import Console
-from orchestrator.cli.outcome import guarded
+from orchestrator.cli.session import guarded
 from orchestrator.telemetry import grafana
 
 if TYPE_CHECKING:
@@ -154,7 +154,10 @@ def test_export_writes_what_is_checked_in(tmp_path: Path, orch: Callable[..., tu
     assert code == 0
     made = build.files()
     for path in folder.iterdir():
-        assert path.read_text(encoding="utf-8") == made[f"dashboards/generated/{path.name}"]
+        assert (
+            path.read_text(encoding="utf-8")
+            == made[f"orchestrator/data/{'dashboards/' * (path.suffix == '.json')}{path.name}"]
+        )
     assert sorted(out.split()) == sorted(str(path) for path in folder.iterdir())
     assert len(list(folder.iterdir())) == len(build.BOARDS) + 1
 

@@ -17,6 +17,7 @@ from orchestrator.api.errors import (
     InvalidSpecError,
     MediaTypeError,
     RefusedError,
+    UnauthenticatedError,
     WorkdirNeededError,
 )
 from orchestrator.api.protocol import API_PREFIX, MAX_PIECE_BYTES
@@ -24,6 +25,7 @@ from orchestrator.api.server.testing import ServedFake, serve_fake
 from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import tcp_endpoint
 from orchestrator.api.transport.upload import Uploader
+from tests.support.stack import PATIENCE_SECONDS
 from tests.support.tunnel import tunnel_to
 
 if TYPE_CHECKING:
@@ -164,12 +166,8 @@ def test_a_piece_is_bytes_and_needs_the_token(remote: ServedFake) -> None:
     path = f"{API_PREFIX}/pieces/{'0' * 64}"
     with pytest.raises(MediaTypeError):
         wire.call(remote.tcp_endpoint, "POST", path, body={})
-    assert (
-        wire.exchange(
-            remote.tcp_endpoint._replace(token="wrong"), "POST", path, body=b"x", media_type=wire.BYTES
-        ).status
-        == 401
-    )
+    with pytest.raises(UnauthenticatedError):
+        wire.send(remote.tcp_endpoint._replace(token="wrong"), path, b"x", deadline_seconds=PATIENCE_SECONDS)
     assert pieces_of(remote) == {}
 
 

@@ -12,8 +12,8 @@ from orchestrator.bench.advisor.advisor import AdvisorOutcome, probe_sizes, read
 from orchestrator.bench.advisor.cost_model import Calibration, Links, Probe
 from orchestrator.bench.advisor.thresholds import advise_by_thresholds
 from orchestrator.bench.plan import Cell
+from orchestrator.cli.commands.bench import advice_lines, outcome_json
 from orchestrator.cli.console import Console
-from orchestrator.cli.render.advice_view import advice_lines, outcome_json
 
 MEASURED: dict[str, Any] = {
     "parameters": 2_000_000, "gradient_bytes": 8_000_000, "steps": 20, "seconds": 0.4,

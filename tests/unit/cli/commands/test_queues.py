@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.api.queue_views import QueueShares, QueueView, UserShareView
-from orchestrator.cli.queue_view import in_order
+from orchestrator.cli.commands.queues import in_order
 
 if TYPE_CHECKING:
     from orchestrator.api.server.testing import FakeService, ServedFake

@@ -13,11 +13,9 @@ import pytest
 from orchestrator.api.errors import DaemonUnreachableError, RefusedError
 from orchestrator.cli.console import Console
 from orchestrator.cli.drills import campaign as module
-from orchestrator.cli.drills import campaign_text as text
-from orchestrator.cli.drills.campaign import Campaign
-from orchestrator.cli.drills.campaign_report import CampaignReport, Round, quantile
-from orchestrator.cli.drills.drills import DrillReport, NotRecoveredError
-from orchestrator.cli.drills.kinds import CHARGED_TO, IN_A_CAMPAIGN, WHAT, Kind
+from orchestrator.cli.drills import campaign as text
+from orchestrator.cli.drills.campaign import Campaign, CampaignReport, Round, quantile
+from orchestrator.cli.drills.drills import CHARGED_TO, IN_A_CAMPAIGN, WHAT, DrillReport, Kind, NotRecoveredError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.api.errors import RefusedError
-from orchestrator.cli.drills.rank_processes import RankProcesses, send_signal
+from orchestrator.cli.drills.drills import RankProcesses, send_signal
 from tests.support.stack import PATIENCE_SECONDS
 
 

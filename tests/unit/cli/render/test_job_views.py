@@ -19,10 +19,9 @@ from orchestrator.api.views import (
     SeatPlan,
     TimingsView,
 )
+from orchestrator.cli.commands.submit import plan_lines
 from orchestrator.cli.console import Console, display_width
-from orchestrator.cli.render.job_detail import detail_lines
-from orchestrator.cli.render.job_table import gpus_text, job_lines, progress_text
-from orchestrator.cli.render.plan_view import plan_lines
+from orchestrator.cli.render.jobs import detail_lines, gpus_text, job_lines, progress_text
 
 NOW = 1_000_000.0
 

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.api.client import Client
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.testing import FAIL
+from orchestrator.cli.commands import sessions as attaching
 from orchestrator.cli.session import Session
-from orchestrator.cli.sessions import attaching
 from orchestrator.runtime.ranks.sessions.messages import AttachRequest
 from tests.support.stack import wait_until
 

@@ -6,8 +6,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.transport.session_stream import End
-from orchestrator.cli.commands.sessions.port_forward import parse_ports
-from orchestrator.cli.sessions.terminal import Escape, LeftError, exit_code, terminal_of
+from orchestrator.cli.commands.sessions import Escape, LeftError, exit_code, parse_ports, terminal_of
 
 
 @pytest.mark.parametrize(

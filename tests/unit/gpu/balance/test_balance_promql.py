@@ -14,7 +14,7 @@ from orchestrator import catalogue
 from orchestrator.gpu.balance.balance import WINDOW_SECONDS, Balance, LoadWindow, Quantity
 from tests.unit.gpu.support import sample
 
-RULES = Path(__file__).parents[4] / "dashboards" / "generated" / "orch.rules.yml"
+RULES = Path(__file__).parents[4] / "orchestrator" / "data" / "orch.rules.yml"
 METRICS = {
     Quantity.UTILIZATION: catalogue.GPU_UTILIZATION.name,
     Quantity.MEMORY: catalogue.GPU_MEMORY_USED.name,

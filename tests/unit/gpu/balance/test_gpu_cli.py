@@ -21,11 +21,11 @@ from orchestrator.api.errors import NotFoundError, ProtocolMismatchError
 from orchestrator.api.transport.endpoint import Endpoint
 from orchestrator.api.views import FindingView, JobView, ProgressView, RankView
 from orchestrator.cli import recording
+from orchestrator.cli.app import Entry, LazyCommands
 from orchestrator.cli.console import Console
-from orchestrator.cli.outcome import guarded
-from orchestrator.cli.registry import Entry, LazyCommands
-from orchestrator.cli.render import gpu_rows
-from orchestrator.cli.render.gpu_view import balance_line, gpu_lines
+from orchestrator.cli.render import gpus as gpu_rows
+from orchestrator.cli.render.gpus import balance_line, gpu_lines
+from orchestrator.cli.session import guarded
 from orchestrator.gpu.balance.balance import GpuLoad, balance
 from orchestrator.gpu.balance.view import GpuRow, balance_json, gpu_row
 from orchestrator.gpu.once import read_once
@@ -342,7 +342,7 @@ def test_a_machine_without_gpus_is_told_the_way_out(orch: Orch, nvml: FakeNvml, 
 def test_a_signal_ends_a_recording_in_order(tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "out"
     code = (
-        "import sys; from orchestrator.cli.registry import LazyCommands, Entry\n"
+        "import sys; from orchestrator.cli.app import LazyCommands, Entry\n"
         "command = LazyCommands((Entry('record', 'gpu', 'x', ''),))['record']\n"
         "sys.exit(command.main(sys.argv[1:], standalone_mode=False))"
     )

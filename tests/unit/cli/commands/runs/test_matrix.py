@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.api.matrix_views import CombinationView, MatrixCellView
 from orchestrator.api.views import PlanReply
+from orchestrator.cli.commands.submit import plan_lines
 from orchestrator.cli.console import Console
-from orchestrator.cli.render.plan_view import plan_lines
 from orchestrator.spec.job import parse_jobs
 from tests.unit.analysis.runs import write_job
 from tests.unit.api.test_matrix_routes import grid, put

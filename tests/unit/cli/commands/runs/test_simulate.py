@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from orchestrator.cli.commands.runs.past_jobs import trace_of
+from orchestrator.cli.commands.simulate import trace_of
 from orchestrator.core.simulation.trace import TraceJob
 
 if TYPE_CHECKING:

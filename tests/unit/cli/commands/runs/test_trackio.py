@@ -59,7 +59,7 @@ def test_without_a_daemon(orch: Orch) -> None:
 
 SERVE = """
 import sys
-from orchestrator.cli.commands.runs.trackio import _serve
+from orchestrator.cli.commands.runs import _serve
 from orchestrator.cli.session import Session
 sys.exit(_serve(Session(), "digits", browser=False))
 """

@@ -1,1 +1,0 @@
-"""Commands that back up and restore the store."""

@@ -1,1 +1,0 @@
-"""Commands that analyse finished and running jobs, and their files: report, compare, estimate."""

@@ -1,1 +1,0 @@
-"""Commands that open a session beside a rank of a running job."""

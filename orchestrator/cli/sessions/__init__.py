@@ -1,1 +1,0 @@
-"""The terminal's half of a session beside a rank: sends the input, shows the output. Begin with ``terminal.py``."""
