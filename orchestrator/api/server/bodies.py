@@ -20,7 +20,7 @@ from orchestrator.api.protocol import (
     MAX_YAML_BYTES,
 )
 from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitRequest, Verb
-from orchestrator.api.transport.git_state import MAX_BRANCH
+from orchestrator.api.transport.submission import MAX_BRANCH
 from orchestrator.core.events import GitState
 from orchestrator.spec.reader.passing import MOST_VARIABLES
 from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.api.server.group_access import give_to_group, group_id
-from orchestrator.api.transport import serving_lock
+from orchestrator.api.transport import peer
 from orchestrator.private_files import NotPrivateError, make_private
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def bind_control_socket(
     """
     gid = None if group is None else group_id(group)
     _private_directory(path.parent, traversable=group is not None)
-    lock = os.open(serving_lock.lock_path(str(path)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = os.open(peer.lock_path(str(path)), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _take(lock, path, predecessor_seconds)
-        serving_lock.sign(lock)
+        peer.sign(lock)
         _clear(path)
         sock = _bind(path)
         if gid is not None and group is not None:

@@ -1,20 +1,207 @@
-"""The client's end of a session beside a rank: input and controls one way, output and the end the other way."""
+"""The client's end of a session beside a rank, over a WebSocket: input and controls one way, output and the end the other.
+
+Whole messages, without blocking once it is open. Unsent data is buffered until the daemon takes it; the caller checks
+``waiting`` before it reads more input.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from orchestrator.api.errors import OrchError, error_from_json
-from orchestrator.api.protocol import SESSION_READ_SECONDS
-from orchestrator.api.transport.web_socket import WebSocket
-from orchestrator.api.transport.wire import ConnectionLostError
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Ping,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from orchestrator.api.errors import OrchError, ProtocolMismatchError, RequestTooLargeError, error_from_json
+from orchestrator.api.protocol import API_PREFIX, PROTOCOL_HEADER, PROTOCOL_VERSION, SESSION_READ_SECONDS
+from orchestrator.api.transport.wire import (
+    RECEIVE_BYTES,
+    ConnectionLostError,
+    check_protocol,
+    check_running,
+    connect,
+    host_header,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from wsproto.events import Event
 
     from orchestrator.api.transport.endpoint import Endpoint
+
+
+class WebSocket:
+    """An open connection to ``path`` under the API. Raises the daemon's error, ConnectionLostError when it breaks."""
+
+    def __init__(self, endpoint: Endpoint, path: str, *, deadline: float) -> None:
+        self.label = endpoint.label
+        self._endpoint = endpoint
+        self._deadline: float | None = deadline
+        self._ws = WSConnection(ConnectionType.CLIENT)
+        self._events: list[Event] = []
+        self._parts: list[str | bytes] = []
+        self._unsent = bytearray()
+        self._socket = connect(endpoint, deadline)
+        try:
+            self._handshake(API_PREFIX + path)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, for pollers."""
+        return self._socket.fileno()
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``messages`` has a result without another byte."""
+        return bool(self._events)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many bytes the daemon has not taken yet."""
+        return len(self._unsent)
+
+    def send(self, message: str | bytes) -> None:
+        """Send a message, now or as soon as ``flush`` can."""
+        self._queue(TextMessage(data=message) if isinstance(message, str) else BytesMessage(data=message))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the daemon takes now."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if self._deadline is None:
+                raise ConnectionLostError(f"the daemon at {self.label} broke the connection: {error}") from error
+            self._unsent.clear()  # its last messages are read next
+
+    def messages(self) -> Iterator[str | bytes] | None:
+        """Return whole messages that have arrived; None without any. Waits only before ``set_nonblocking``."""
+        if not self._events:
+            data = self._receive()
+            if data is None:
+                return None
+            self._take(data)
+        return self._whole()
+
+    def set_nonblocking(self) -> None:
+        """Make ``messages`` non-blocking from now on."""
+        self._deadline = None
+        self._socket.setblocking(False)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._socket.close()
+
+    def reject_foreign_peer(self) -> NoReturn:
+        """Raise for a peer that is not an orch daemon."""
+        raise ProtocolMismatchError(f"the process that listens at {self.label} does not use orch's protocol")
+
+    def _whole(self) -> Iterator[str | bytes]:
+        while self._events:
+            event = self._events.pop(0)
+            match event:
+                case Ping():
+                    self._queue(event.response())
+                    self.flush()
+                case CloseConnection():
+                    raise self._closed(event)
+                case TextMessage() | BytesMessage():
+                    self._parts.append(event.data if isinstance(event, TextMessage) else bytes(event.data))
+                    if event.message_finished:
+                        parts, self._parts = self._parts, []
+                        yield "".join(parts) if isinstance(event, TextMessage) else b"".join(parts)  # type: ignore[arg-type]  # of one kind
+                case _:
+                    pass
+
+    def _closed(self, event: CloseConnection) -> OrchError:
+        if event.code == CloseReason.MESSAGE_TOO_BIG:
+            return RequestTooLargeError("the command is too long", hint="put it into a script of the working directory")
+        return ConnectionLostError(f"the daemon at {self.label} closed the session")
+
+    def _receive(self) -> bytes | None:
+        if self._deadline is not None:
+            self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            check_running(self._socket, self.label)
+            raise ConnectionLostError(f"the daemon at {self.label} broke the connection: {error}") from error
+        if not data:
+            raise ConnectionLostError(f"the daemon at {self.label} went away in the middle of a session")
+        return data
+
+    def _take(self, data: bytes) -> None:
+        try:
+            self._ws.receive_data(data)
+            self._events += self._ws.events()
+        except RemoteProtocolError:
+            self.reject_foreign_peer()
+
+    def _queue(self, event: Event) -> None:
+        with suppress(LocalProtocolError):  # the daemon has already closed; its last messages are read next
+            self._unsent += self._ws.send(event)
+
+    def _handshake(self, path: str) -> None:
+        host = "localhost" if self._endpoint.socket_path else host_header(self._endpoint)
+        headers = [(PROTOCOL_HEADER.encode(), str(PROTOCOL_VERSION).encode())]
+        if self._endpoint.token:
+            headers.append((b"Authorization", f"Bearer {self._endpoint.token}".encode("latin-1")))
+        self._queue(Request(host=host, target=path, extra_headers=headers))
+        self.flush()
+        refused: RejectConnection | None = None
+        body = b""
+        while True:
+            while self._events:
+                match event := self._events.pop(0):
+                    case AcceptConnection():
+                        check_protocol(_headers(event.extra_headers), self._endpoint)
+                        return
+                    case RejectConnection():
+                        refused = event
+                    case RejectData():
+                        body += event.data
+                    case _:
+                        self.reject_foreign_peer()
+                if refused is not None and (not refused.has_body or getattr(event, "body_finished", False)):
+                    check_protocol(_headers(refused.headers), self._endpoint)
+                    raise _refusal(body, self.label)
+            self._take(self._receive() or b"")
+
+
+def _refusal(body: bytes, label: str) -> OrchError:
+    try:
+        answer: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if isinstance(answer, dict):
+        return error_from_json(answer)
+    return ProtocolMismatchError(f"the daemon at {label} is of an earlier version, which opens no sessions")
+
+
+def _headers(pairs: Any) -> dict[str, str]:
+    return {bytes(name).decode("latin-1").lower(): bytes(value).decode("latin-1") for name, value in pairs}
+
 
 MAX_WAITING_BYTES = 64 * 1024
 """A caller reads no input while this much is unsent: the output of a command that reads nothing must still be shown."""

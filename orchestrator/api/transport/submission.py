@@ -1,7 +1,9 @@
 """The client's half of a submission: one idempotency key, sent again until there is an answer.
 
 Works on plain dictionaries: ``orch submit`` uses this and nothing slower. The YAML text is not parsed; the daemon names
-the secrets that it needs, and only those leave the submitter's environment.
+the secrets that it needs, and only those leave the submitter's environment. The submitter's own process runs git, never
+the daemon: the configuration of a repository can name programs, which git runs as its caller. When git fails, the state
+is unknown: a submission does not depend on it.
 """
 
 from __future__ import annotations
@@ -26,13 +28,69 @@ from orchestrator.api.errors import (
 )
 from orchestrator.api.protocol import API_PREFIX, MAX_BODY_BYTES, MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import wire
-from orchestrator.api.transport.git_state import git_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from orchestrator.api.transport.endpoint import Endpoint
     from orchestrator.api.transport.upload import Uploaded
+
+
+GIT_SECONDS = 5.0
+MAX_BRANCH = 250
+_NO_COMMIT = "(initial)"
+_DETACHED = "(detached)"
+
+
+def git_state(directory: str, *, seconds: float = GIT_SECONDS) -> dict[str, Any] | None:
+    """Return the state of the repository that ``directory`` is in; None without one, and where git does not answer in time."""
+    if not _in_repository(directory):
+        return None
+    import subprocess
+
+    command = ["git", "-c", "core.fsmonitor=false", "-C", directory, "status", "--porcelain=v2", "--branch"]
+    command += ["--untracked-files=normal", "--", "."]
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=True, env=environ)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return read_status(done.stdout.decode("utf-8", "replace"))
+
+
+def _in_repository(directory: str) -> bool:
+    place = os.path.realpath(directory)
+    while not os.path.lexists(f"{place}/.git"):
+        above = os.path.dirname(place)
+        if above == place:
+            return False
+        place = above
+    return True
+
+
+def read_status(text: str) -> dict[str, Any] | None:
+    """Parse the output of `git status --porcelain=v2 --branch`; None for anything else."""
+    commit: str | None = None
+    branch, dirty = "", False
+    for line in text.splitlines():
+        if line.startswith("# branch.oid "):
+            commit = line.removeprefix("# branch.oid ")
+        elif line.startswith("# branch.head "):
+            branch = line.removeprefix("# branch.head ")
+        elif line and not line.startswith("#"):
+            dirty = True
+    if commit is None or not (commit == _NO_COMMIT or _is_digest(commit)):
+        return None
+    return {
+        "commit": "" if commit == _NO_COMMIT else commit,
+        "branch": "" if branch == _DETACHED else branch[:MAX_BRANCH],
+        "dirty": dirty,
+    }
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) in (40, 64) and set(text) <= set("0123456789abcdef")
+
 
 DEADLINE_SECONDS = 180.0
 """A submission may wait for Ray to come up and for a large working directory to be copied."""

@@ -24,9 +24,9 @@ from orchestrator.api.errors import (
     kill_hint,
 )
 from orchestrator.api.launch import DEFAULT_PAGE_LISTEN, DEFAULT_READ_LISTEN, DemoOptions, Level, ServeOptions
-from orchestrator.api.transport import serving_lock, wire
+from orchestrator.api.transport import wire
 from orchestrator.api.transport.endpoint import endpoint_from, login_path, read_login, tcp_endpoint
-from orchestrator.api.transport.peer import credentials, is_stopped
+from orchestrator.api.transport.peer import credentials, holder, is_stopped
 from orchestrator.cli.commands.shared import Json, Quiet, Yes, ask, from_here
 from orchestrator.cli.console import clean
 from orchestrator.cli.session import Session, print_json, require
@@ -69,7 +69,7 @@ class DaemonProcess:
     @classmethod
     def ending(cls, endpoint: Endpoint) -> DaemonProcess | None:
         """Return the process that holds the serving lock but does not listen, any more or yet; None without one."""
-        pid = serving_lock.holder(endpoint.socket_path) if endpoint.socket_path else None
+        pid = holder(endpoint.socket_path) if endpoint.socket_path else None
         if pid is None:
             return None
         process = cls(endpoint, pid)
@@ -102,7 +102,7 @@ class DaemonProcess:
         if self._handle is not None:
             return bool(select.select([self._handle], [], [], seconds)[0])
         if not self._listens:
-            pid = serving_lock.holder(self._endpoint.socket_path)
+            pid = holder(self._endpoint.socket_path)
             time.sleep(POLL_SECONDS)
             return pid is None or pid != self.pid  # another process is the next daemon
         try:

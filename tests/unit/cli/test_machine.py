@@ -303,10 +303,10 @@ def test_down_beside_a_daemon_that_is_stopped_meanwhile(
 
 ENDS_DEAF = """
 import fcntl, os, sys
-from orchestrator.api.transport import serving_lock
-lock = os.open(serving_lock.lock_path(sys.argv[1]), os.O_RDWR | os.O_CREAT)
+from orchestrator.api.transport import peer
+lock = os.open(peer.lock_path(sys.argv[1]), os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
-serving_lock.sign(lock)
+peer.sign(lock)
 print("holds", flush=True)
 sys.stdin.readline()
 """

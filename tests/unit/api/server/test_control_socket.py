@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.api.server.control_socket import bind_control_socket
-from orchestrator.api.transport import serving_lock
+from orchestrator.api.transport import peer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,14 +47,14 @@ def test_a_group_may_connect_when_it_is_named(tmp_path: Path) -> None:
 
 def test_the_lock_says_who_serves_until_the_process_has_ended(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    assert serving_lock.holder(path) is None
+    assert peer.holder(path) is None
     bound = bind_control_socket(tmp_path / "s")
-    assert serving_lock.holder(path) == os.getpid()
+    assert peer.holder(path) == os.getpid()
     bound.withdraw()
     assert not (tmp_path / "s").exists()
-    assert serving_lock.holder(path) == os.getpid()
+    assert peer.holder(path) == os.getpid()
     os.close(bound.lock)
-    assert serving_lock.holder(path) is None
+    assert peer.holder(path) is None
 
 
 def test_an_unknown_group_is_refused_before_anything_is_made(tmp_path: Path) -> None:

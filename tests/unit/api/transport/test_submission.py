@@ -25,7 +25,7 @@ from orchestrator.api.errors import (
 from orchestrator.api.protocol import MAX_TOGETHER, MAX_YAML_BYTES
 from orchestrator.api.transport import submission, wire
 from orchestrator.api.transport.endpoint import Endpoint
-from orchestrator.api.transport.git_state import git_state, read_status
+from orchestrator.api.transport.submission import git_state, read_status
 from orchestrator.api.views import SubmitReply
 from tests.support.stack import PATIENCE_SECONDS
 
