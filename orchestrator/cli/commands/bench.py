@@ -13,14 +13,9 @@ import typer
 
 from orchestrator import trees
 from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
-from orchestrator.bench.advisor.advice import MOST_PAYING_BATCH, advice_json, efficiency, paying_batch, sentence
-from orchestrator.bench.advisor.script_advice import script_sentence
-from orchestrator.bench.report import recommendation
-from orchestrator.bench.results import compare
-from orchestrator.cli.commands.shared import Json, ended_in_order
-from orchestrator.cli.commands.submit import job_text
+from orchestrator.cli.commands.shared import Json, ended_in_order, job_text
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, require
+from orchestrator.cli.session import Session, print_json, require
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -53,6 +48,9 @@ COLUMNS = (
 
 def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
     """Return the table's lines, and a line for each configuration that failed."""
+    from orchestrator.bench.report import recommendation
+    from orchestrator.bench.results import compare
+
     compared = {one.multi.cell: one for one in compare(results)}
     rows = []
     for one in results:
@@ -98,6 +96,8 @@ ADVICE_COLUMNS = (
 
 def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
     """Return the advice as lines for people."""
+    from orchestrator.bench.advisor.advice import efficiency
+
     rows = []
     for advice in outcome.advice:
         for one in advice.predictions:
@@ -119,6 +119,8 @@ def advice_lines(console: Console, outcome: AdvisorOutcome) -> list[str]:
 
 
 def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
+    from orchestrator.bench.advisor.advice import MOST_PAYING_BATCH, paying_batch, sentence
+
     for advice in outcome.advice:
         yield sentence(advice, outcome.probe)
     for ranks in sorted(outcome.calibration.links):
@@ -133,6 +135,8 @@ def _sentences(outcome: AdvisorOutcome) -> Iterator[str]:
 
 def outcome_json(model: str, outcome: AdvisorOutcome) -> dict[str, Any]:
     """Return the advice for programs."""
+    from orchestrator.bench.advisor.advice import advice_json, paying_batch
+
     probe, calibration = outcome.probe, outcome.calibration
     return {
         "policy": "measured",
@@ -182,6 +186,8 @@ SCRIPT_COLUMNS = (
 
 def script_lines(console: Console, advice: ScriptAdvice) -> list[str]:
     """Return the advice for a job's script as lines for people."""
+    from orchestrator.bench.advisor.script_advice import script_sentence
+
     one = advice.predictions[0].throughput.mean
     rows = [
         (
@@ -213,8 +219,6 @@ def run_training_suite(session: Session, request: BenchRequest, name: str, *, sw
     check_suite(name, request)
     outcome = run_suite(request, environ=session.environ, note=session.console.note)
     if as_json:
-        from orchestrator.cli.session import print_json
-
         print_json(session, {"files": [str(path) for path in outcome.files], **outcome.document})
         return EXIT_OK
     for line in claim_lines(outcome.checked):
@@ -231,8 +235,6 @@ def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) ->
 
     outcome = sweep_machine(request, environ=session.environ, note=session.console.note)
     if as_json:
-        from orchestrator.cli.session import print_json
-
         print_json(session, sweep_json(outcome))
         return EXIT_OK
     for line in sweep_lines(outcome):
@@ -249,7 +251,6 @@ def advise_job(
 ) -> int:
     """Advise for the job's script and print the answer. Raises BenchError, BadRequestError and InvalidSpecError."""
     from orchestrator.bench.advisor.script_advice import run_script_advisor, script_json
-    from orchestrator.cli.session import print_json
 
     script = script_of(_before_advice(file), file, session.environ)
     with logs_kept_on_failure() as logs:
@@ -478,12 +479,9 @@ def bench(
 
 def _show(session: Session, request: BenchRequest, outcome: Outcome, *, as_json: bool) -> None:
     if as_json:
-        from orchestrator.cli.session import print_json
-
         files = [str(path) for path in outcome.files]
         print_json(session, {"model": request.model_name, "files": files, **outcome.documents})
         return
-
     for line in result_lines(session.console, outcome.results):
         session.console.print(line)
     for path in outcome.files:
@@ -529,7 +527,6 @@ def advise(
                     f"--model, --batch-sizes, --device and --policy have no effect with {file}",
                     hint="the script has its own model, batch and device; leave them out",
                 )
-
             wanted = parse_numbers("--ranks", ranks) if ranks else (1, 2, 4, 8)
             with ended_in_order():
                 return advise_job(session, file, ranks=wanted, precision=precision, threads=threads, as_json=json)
@@ -550,7 +547,6 @@ def advise(
 def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bool) -> int:
     from orchestrator.bench.advisor.advisor import run_advisor
     from orchestrator.bench.advisor.thresholds import run_thresholds
-    from orchestrator.cli.session import print_json
 
     with logs_kept_on_failure() as logs:
         if policy == "thresholds":

@@ -120,7 +120,7 @@ def settings_of(session: Session) -> Settings:
     return load_settings(session.environ)
 
 
-def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
+def metrics_listen(session: Session, given: str | None) -> tuple[str, bool]:
     """Return the address of the metrics, from the command line or the settings, and whether it was chosen there."""
     if given is not None:
         return given, True
@@ -132,7 +132,7 @@ def read_listen(session: Session, given: str | None) -> tuple[str, bool]:
 
 def start_daemon(session: Session) -> UpReply:
     """Start the daemon as plain `orch up` does, and wait until it accepts jobs."""
-    listen, fixed = read_listen(session, None)
+    listen, fixed = metrics_listen(session, None)
     return launch(session, ServeOptions(read_listen=listen, read_fixed=fixed))
 
 
@@ -234,7 +234,7 @@ def up(
 ) -> int:
     """Start the daemon in the background and return when it accepts jobs; a daemon that already runs is left as it is."""
     session = Session(quiet=quiet)
-    read_at, fixed = read_listen(session, read_listen)
+    read_at, fixed = metrics_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,
@@ -288,7 +288,7 @@ def serve(
 ) -> int:
     """Run the daemon in the foreground, for systemd and containers; SIGTERM stops it and leaves jobs running."""
     session = Session()
-    read_at, fixed = read_listen(session, read_listen)
+    read_at, fixed = metrics_listen(session, read_listen)
     options = ServeOptions(
         simulate_gpus=simulate_gpus,
         ray_address=ray_address,

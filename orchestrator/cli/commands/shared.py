@@ -1,11 +1,11 @@
-"""Options that several commands share, completion of jobs, and the confirmation of irreversible actions."""
+"""What several commands share: options, completion of jobs, job files, and the confirmation of irreversible actions."""
 
 from __future__ import annotations
 
 import math
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -80,3 +80,23 @@ Job = Annotated[
         metavar="JOB", help="An id, the beginning of one, a name, or USER/NAME.", autocompletion=complete_job
     ),
 ]
+
+
+class JobText(NamedTuple):
+    """A job.yaml, its name for messages, and the base of its ``working_dir``."""
+
+    text: str
+    source: str
+    cwd: str
+
+
+def job_text(path: str) -> JobText:
+    """Read the file at ``path``; ``-`` is standard input, with a ``working_dir`` relative to the current directory."""
+    import sys
+
+    from orchestrator.api.transport import submission
+
+    if path == "-":
+        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())
+    text = submission.read_job_file(path)
+    return JobText(text, path, os.path.dirname(os.path.abspath(path)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,15 +21,14 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.transport import following, submission
-from orchestrator.cli.commands.logs import LogOptions, report_end, show_logs
-from orchestrator.cli.commands.sessions import attach_to
-from orchestrator.cli.commands.shared import finite
+from orchestrator.cli.commands.logs import LogOptions, exit_code_of, follow_job, report_end, show_logs, wait_jobs
+from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text
 from orchestrator.cli.console import clean
-from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
-from orchestrator.cli.times import value_text
+from orchestrator.cli.render.table import Bar, Cell, Column, render_table
+from orchestrator.cli.session import Session, print_json, require
+from orchestrator.cli.times import parse_start, value_text
 from orchestrator.spec.importing.command import name_for
-from orchestrator.units import age, number, size
+from orchestrator.units import age, number, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from orchestrator.api.transport.upload import Uploaded
     from orchestrator.api.views import JobView, PlanReply
     from orchestrator.cli.console import Console
-    from orchestrator.cli.render.table import Bar
 
 
 PLAN_SECONDS = 120.0
@@ -61,25 +58,9 @@ class SubmitOptions(NamedTuple):
     start_at: str | None = None
 
 
-class JobText(NamedTuple):
-    """A job.yaml, its name for messages, and the base of its ``working_dir``."""
-
-    text: str
-    source: str
-    cwd: str
-
-
 def submit_files(session: Session, options: SubmitOptions) -> int:
     """Submit each file; all are read before the first is sent."""
     return submit_texts(session, [job_text(path) for path in options.files], options)
-
-
-def job_text(path: str) -> JobText:
-    """Read the file at ``path``; ``-`` is standard input, with a ``working_dir`` relative to the current directory."""
-    if path == "-":
-        return JobText(submission.read_job_file(path, sys.stdin.buffer), "<stdin>", os.getcwd())
-    text = submission.read_job_file(path)
-    return JobText(text, path, os.path.dirname(os.path.abspath(path)))
 
 
 def submit_texts(session: Session, texts: list[JobText], options: SubmitOptions) -> int:
@@ -117,33 +98,29 @@ def _when(options: SubmitOptions) -> list[str]:
     """Return the overrides of `--hold` and `--start-at`. Raises BadRequestError."""
     found = ["hold=true"] if options.hold else []
     if options.start_at is not None:
-        from orchestrator.cli.times import parse_start
-
         found.append(f"start_at={parse_start(options.start_at, '--start-at', time.time())}")
     return found
 
 
 def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
     """Follow, watch or wait until the submitted jobs have ended; return an exit code for their result."""
-    from orchestrator.cli.commands import logs as live
-
     ids = [str(job_id) for reply in replies for job_id in reply.get("job_ids") or [reply["job_id"]]]
     matrix_id = replies[0].get("matrix_id")
     if options.follow and matrix_id is None:
-        return live.follow_job(session, ids[0])
+        return follow_job(session, ids[0])
     if options.watch:
         from orchestrator.cli.commands.status import StatusOptions, show_status
 
         show_status(session, StatusOptions(job=str(matrix_id or ids[0]), watch=True))
         if matrix_id is not None:  # a search has submitted more jobs meanwhile
             ids = [job.job_id for job in session.client().matrix(str(matrix_id)).jobs]
-        return live.exit_code_of([session.client().job(job_id) for job_id in ids])
+        return exit_code_of([session.client().job(job_id) for job_id in ids])
     if options.follow:
         session.console.note(f"--follow shows the log of one job; waiting for the {len(ids)} of {matrix_id} instead")
     if matrix_id is not None:
         refs = [str(reply.get("matrix_id") or reply["job_id"]) for reply in replies]
-        return live.wait_jobs(session, refs, as_json=options.json, as_array=True)
-    return live.wait_jobs(session, ids, as_json=options.json, as_array=len(replies) > 1, exact=True)
+        return wait_jobs(session, refs, as_json=options.json, as_array=True)
+    return wait_jobs(session, ids, as_json=options.json, as_array=len(replies) > 1, exact=True)
 
 
 def _body(session: Session, item: JobText, options: SubmitOptions) -> dict[str, Any]:
@@ -167,8 +144,9 @@ def _remark(session: Session, reply: dict[str, Any], options: SubmitOptions) -> 
         console.note(f"submitted {matrix_id or reply['job_id']}; Ctrl-C stops following; {runs} running")
     elif matrix_id is not None and not options.json:
         count = len(reply["job_ids"])
-        jobs = "1 job" if count == 1 else f"{count} jobs"
-        console.note(f"submitted {jobs}; `orch matrix {matrix_id}` shows {'it' if count == 1 else 'them'}")
+        console.note(
+            f"submitted {plural(count, 'job')}; `orch matrix {matrix_id}` shows {'it' if count == 1 else 'them'}"
+        )
     elif not options.json and not options.wait and console.is_terminal:
         console.note(f"submitted; `orch logs -f {reply['job_id']}` follows it")
     for note in reply.get("notes") or ():
@@ -184,18 +162,14 @@ class UploadBar:
 
     def sent(self, done: int, total: int) -> None:
         """Show that the daemon has received ``done`` of ``total`` bytes."""
-        from orchestrator.cli.render.table import Bar
-
         self._bar = self._bar or Bar(self._session, total)
         self._bar.at(done, "upload of working_dir")
 
     def ended(self, uploaded: Uploaded) -> None:
         """Print what was uploaded, and what ignore files left out."""
-        from orchestrator.units import size
-
         if self._bar is not None:
             self._bar.end()
-        text = f"uploaded working_dir: {_files(uploaded.files)}, {size(uploaded.size_bytes)}"
+        text = f"uploaded working_dir: {plural(uploaded.files, 'file')}, {size(uploaded.size_bytes)}"
         if uploaded.sent_bytes < uploaded.size_bytes:
             text += f" ({size(uploaded.sent_bytes)} sent, the rest was there)"
         self._session.console.note(text)
@@ -203,12 +177,8 @@ class UploadBar:
             found = uploaded.left_out
             more = "at least " if found.more else ""
             self._session.console.note(
-                f"note: not uploaded, by {', '.join(found.by)}: {more}{_files(found.files)} ({size(found.size_bytes)})"
+                f"note: not uploaded, by {', '.join(found.by)}: {more}{plural(found.files, 'file')} ({size(found.size_bytes)})"
             )
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _deliver(session: Session, body: dict[str, Any]) -> dict[str, Any]:
@@ -227,12 +197,11 @@ def with_daemon(session: Session, send: Callable[[], dict[str, Any]]) -> dict[st
     except DaemonUnreachableError as error:
         if type(error) is not DaemonUnreachableError or not session.endpoint.socket_path:
             raise
-    from orchestrator.cli.commands import machine as local
-    from orchestrator.cli.session import require
+    from orchestrator.cli.commands.machine import start_daemon
 
     require("daemon", "a daemon on this machine")
     session.console.note("no daemon is running; starting one (`orch down` stops it)")
-    local.start_daemon(session)
+    start_daemon(session)
     return send()
 
 
@@ -308,6 +277,8 @@ _INTERRUPTED = 130
 
 def run_interactive(session: Session, item: JobText, options: SubmitOptions) -> int:
     """Run the job on this terminal; return its command's exit code. Ctrl-C while it waits cancels it."""
+    from orchestrator.cli.commands.sessions import attach_to
+
     job_id = submit_one(session, item, options)
     session.console.note(f"submitted {job_id}; Ctrl-C cancels it while it waits")
     try:
@@ -368,8 +339,6 @@ StartAt = Annotated[
     str | None,
     typer.Option("--start-at", metavar="TIME", help="Not before: 2h (from now), 20:00, or 2026-11-20T14:30."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer and errors.")]
 
 
 def submit(
@@ -434,7 +403,6 @@ def submit(
 def _advised(session: Session, options: SubmitOptions) -> tuple[str, ...]:
     from orchestrator.bench.errors import BenchError
     from orchestrator.cli.commands.bench import advice_overrides
-    from orchestrator.cli.commands.shared import ended_in_order
 
     try:
         with ended_in_order():

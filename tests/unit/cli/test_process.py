@@ -34,7 +34,6 @@ HEAVY = {
     "starlette",
     "structlog",
     "asyncio",
-    "ssl",
 }
 
 
@@ -89,7 +88,7 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
         (("help",), {"files"}),
         (("--help",), set()),
         (("schema",), {"files"}),
-        (("help", "logs"), {"files", "logs", "shared"}),
+        (("help", "logs"), {"files", "logs", "selecting", "shared"}),
     ],
 )
 def test_help_and_schema_load_no_other_command_and_not_the_model(line: tuple[str, ...], commands: set[str]) -> None:
