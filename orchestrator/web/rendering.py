@@ -51,10 +51,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    for function in (units.size, units.number, units.percent, units.duration, units.clock):
-        made.filters[function.__name__] = function
-    for function in (words.clean, words.age, words.stamp, words.symbol, words.level):
-        made.filters[function.__name__] = function
+    made.filters |= {name: getattr(units, name) for name in ("size", "number", "percent", "duration", "clock")}
+    made.filters |= {name: getattr(words, name) for name in ("clean", "age", "stamp", "symbol", "level")}
     made.filters["metric"] = lambda value, name: units.metric(name, value)
     made.filters["balance"] = words.balance_text
     made.filters["static"] = lambda name: static_files()[name].path

@@ -45,7 +45,7 @@ def test_the_package_has_the_rooms_of_the_plan() -> None:
         "catalogue.py",
         "clock.py",
         "durable_files.py",
-        "figures.py",
+        "units.py",
         "parts.py",
         "private_files.py",
         "process_ends.py",

@@ -20,6 +20,7 @@ from orchestrator.cli.commands.selecting import (
     Name,
     States,
     User,
+    Verb,
     act_on_each,
     selection,
 )
@@ -27,6 +28,8 @@ from orchestrator.cli.commands.shared import Json, Quiet, Yes
 from orchestrator.cli.session import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from orchestrator.api.client import Client
     from orchestrator.api.views import ActionReply
 
@@ -64,46 +67,6 @@ def cancel(
         for job_id in ids:
             following.wait(session.client(), job_id, patience=session.patience())
     return code
-
-
-def pause(
-    jobs: Jobs = None,
-    *,
-    user: User = None,
-    state: States = None,
-    label: Labels = None,
-    name: Name = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Stop jobs and keep them: they save, give their GPUs back, and wait for `orch resume`.
-
-    Options choose among jobs that have neither ended nor been paused.
-    """
-    found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
-    return act_on_each(Session(quiet=quiet), found, PAUSE, lambda client, ref: client.pause(ref))[0]
-
-
-def resume(
-    jobs: Jobs = None,
-    *,
-    user: User = None,
-    state: States = None,
-    label: Labels = None,
-    name: Name = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
-    """Put paused jobs back into the queue; they continue from their last checkpoint.
-
-    Options choose among paused jobs.
-    """
-    found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
-    return act_on_each(Session(quiet=quiet), found, RESUME, lambda client, ref: client.resume(ref))[0]
 
 
 def rerun(
@@ -159,41 +122,57 @@ def update(
     return act_on_each(session, found, UPDATE, lambda client, ref: client.update(ref, priority=priority))[0]
 
 
-def hold(
-    jobs: Jobs = None,
-    *,
-    user: User = None,
-    state: States = None,
-    label: Labels = None,
-    name: Name = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+def _plain(verb: Verb, act: Callable[[Client, str], ActionReply], text: str) -> Callable[..., int]:
+    """Return a command that has no option but those that choose jobs."""
+
+    def command(
+        jobs: Jobs = None,
+        *,
+        user: User = None,
+        state: States = None,
+        label: Labels = None,
+        name: Name = None,
+        dry_run: DryRun = False,
+        yes: Yes = False,
+        json: Json = False,
+        quiet: Quiet = False,
+    ) -> int:
+        found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
+        return act_on_each(Session(quiet=quiet), found, verb, act)[0]
+
+    command.__doc__ = text
+    return command
+
+
+pause = _plain(
+    PAUSE,
+    lambda client, ref: client.pause(ref),
+    """Stop jobs and keep them: they save, give their GPUs back, and wait for `orch resume`.
+
+    Options choose among jobs that have neither ended nor been paused.
+    """,
+)
+resume = _plain(
+    RESUME,
+    lambda client, ref: client.resume(ref),
+    """Put paused jobs back into the queue; they continue from their last checkpoint.
+
+    Options choose among paused jobs.
+    """,
+)
+hold = _plain(
+    HOLD,
+    lambda client, ref: client.hold(ref),
     """Keep queued jobs from starting until `orch release`; they claim no resources meanwhile. A MATRIX: all of its queued jobs.
 
     Options choose among queued jobs.
-    """
-    found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
-    return act_on_each(Session(quiet=quiet), found, HOLD, lambda client, ref: client.hold(ref))[0]
-
-
-def release(
-    jobs: Jobs = None,
-    *,
-    user: User = None,
-    state: States = None,
-    label: Labels = None,
-    name: Name = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> int:
+    """,
+)
+release = _plain(
+    RELEASE,
+    lambda client, ref: client.release(ref),
     """Put held jobs into the queue, each at the place of its arrival. A MATRIX: all of its held jobs.
 
     Options choose among jobs that are held or paused.
-    """
-    found = selection(jobs, user, state, label, name, yes=yes, dry_run=dry_run, json=json)
-    return act_on_each(Session(quiet=quiet), found, RELEASE, lambda client, ref: client.release(ref))[0]
+    """,
+)

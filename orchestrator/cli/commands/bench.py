@@ -63,7 +63,7 @@ def result_lines(console: Console, results: Sequence[CellResult]) -> list[str]:
                 Cell(str(one.cell.per_rank)),
                 Cell(str(one.cell.ranks)),
                 Cell(f"{one.throughput.mean:.0f}"),
-                Cell(_ends(one.throughput, ",.0f"), ("dim",)),
+                Cell(_ends(one.throughput, ".0f"), ("dim",)),
                 Cell(f"{one.parts.exposed * 1e3:.2f}ms" if one.cell.ranks > 1 else ""),
                 Cell("" if found is None else f"{found.speed_up.mean:.2f}x"),
                 Cell("" if found is None else _ends(found.speed_up, ".2f"), ("dim",)),

@@ -145,8 +145,7 @@ def _campaign(
 ) -> int:
     import random
 
-    from orchestrator.cli.drills import campaign as campaign_text
-    from orchestrator.cli.drills.campaign import Campaign
+    from orchestrator.cli.drills.campaign import Campaign, lines, page, round_line
 
     client = session.client()
     jobs = _targets(session, job)
@@ -160,17 +159,17 @@ def _campaign(
         drill_seconds=drill_seconds,
         seed=random.randrange(2**32) if seed is None else seed,  # noqa: S311 - repeats a campaign
         much=yes,
-        on_round=lambda done: session.console.note(campaign_text.round_line(done)),
+        on_round=lambda done: session.console.note(round_line(done)),
     )
     with ended_in_order():
         report = planned.run()
     if json:
         print_json(session, report.to_json())
     else:
-        for line in campaign_text.lines(session.console, report):
+        for line in lines(session.console, report):
             session.console.print(line)
     if html is not None:
-        _write_page(html, campaign_text.page(report))
+        _write_page(html, page(report))
     return _exit_code(report)
 
 

@@ -119,7 +119,8 @@ def _falling(value: Callable[[GpuRow], float | None]) -> Callable[[GpuRow], tupl
     return key
 
 
-def _memory_share(row: GpuRow) -> float | None:
+def memory_share(row: GpuRow) -> float | None:
+    """Return memory in use over total memory; None if unknown."""
     if row.memory_used_bytes is None or not row.memory_total_bytes:
         return None
     return row.memory_used_bytes / row.memory_total_bytes
@@ -128,7 +129,7 @@ def _memory_share(row: GpuRow) -> float | None:
 _KEYS: dict[Order, Callable[[GpuRow], tuple[object, ...]]] = {
     Order.PLACE: lambda row: (row.node, row.index),
     Order.UTILIZATION: _falling(lambda row: row.utilization_ratio),
-    Order.MEMORY: _falling(_memory_share),
+    Order.MEMORY: _falling(memory_share),
     Order.POWER: _falling(lambda row: row.power_watts),
     Order.TEMPERATURE: _falling(lambda row: row.temperature_celsius),
     Order.JOB: lambda row: (row.job_id is None, row.job_id or "", row.rank or 0, row.node, row.index),
@@ -193,11 +194,6 @@ def fill_colour(share: float | None) -> str:
     if share is None or share < 0.8:
         return GOOD
     return FAIR if share < 0.95 else BAD
-
-
-def memory_share(row: GpuRow) -> float | None:
-    """Return memory in use over total memory; None if unknown."""
-    return _memory_share(row)
 
 
 def headline(frame: Frame) -> str:

@@ -16,7 +16,6 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from orchestrator.cli.console import clean
 from orchestrator.cli.top import cells
-from orchestrator.cli.top import cells as model
 from orchestrator.cli.top.cells import GAP, Order, fitted, widths
 from orchestrator.units import plural
 
@@ -48,12 +47,12 @@ class Choices:
 
 def head(frame: Frame, choices: Choices, *, shown: int, late_seconds: float) -> Text:
     """Return two lines: the cluster, then the host and the choices. `shown` is the number of GPUs that match."""
-    text = Text(f"{time.strftime('%H:%M:%S', time.localtime(frame.at))}  {model.headline(frame)}")
+    text = Text(f"{time.strftime('%H:%M:%S', time.localtime(frame.at))}  {cells.headline(frame)}")
     if late_seconds:
         text.append(f"  nothing new for {late_seconds:.0f} s", "reverse")
     second = [frame.title] if frame.title else []
     if frame.host is not None:
-        second.append(model.host_line(frame.host))
+        second.append(cells.host_line(frame.host))
     if choices.order is not Order.PLACE or choices.reversed:
         second.append(f"by {choices.order.value}{' (turned)' if choices.reversed else ''}")
     text.append("\n" + "  ".join(second), "bright_black")
@@ -68,7 +67,7 @@ def head(frame: Frame, choices: Choices, *, shown: int, late_seconds: float) -> 
 
 def findings(frame: Frame) -> Text:
     """Return the open findings, the severity as a word before each; empty without any."""
-    found = model.findings_of(frame)
+    found = cells.findings_of(frame)
     text = Text()
     for severity, line in found[:MOST_FINDINGS]:
         text.append(f"{severity}: ", "bold red" if severity == "critical" else "bold yellow")
@@ -292,7 +291,7 @@ class TopApp(App[None]):
         frame, choices = self._shown, self.choices
         if frame is None or not has_parts(self):
             return
-        rows = model.ordered(model.matching(frame.rows, choices.words), choices.order, reverse=choices.reversed)
+        rows = cells.ordered(cells.matching(frame.rows, choices.words), choices.order, reverse=choices.reversed)
         self._rows = {row.gpu_uuid: row for row in rows}
         gpus, jobs, processes = cells.rows_of(frame, rows)
         for name, table_rows in (("gpus", gpus), ("jobs", jobs), ("processes", processes)):

@@ -6,7 +6,7 @@ from orchestrator.web import words
 
 
 def test_ages_change_seldom() -> None:
-    assert [words.age(at) for at in (0.0, 4.0, 7.0, 61.0, 7300.0, 3e5)] == ["0s", "0s", "5s", "1m", "2h", "3d"]
+    assert [words.age(at) for at in (0.0, 4.0, 7.0, 61.0, 7300.0, 3e5)] == ["0s", "0s", "5s", "60s", "2h", "3d"]
 
 
 def test_levels() -> None:

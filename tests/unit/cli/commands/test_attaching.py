@@ -76,7 +76,7 @@ def test_a_rank_whose_end_the_job_does_not_show_yet_is_waited_for(
     def refused(*_: Any, **__: Any) -> Any:
         raise RefusedError("the rank has ended")
 
-    monkeypatch.setattr(attaching.sessions, "carry", refused)
+    monkeypatch.setattr(attaching, "carry", refused)
     monkeypatch.setattr(Session, "client", lambda self: EndsLate(self.endpoint, environ=self.environ))
     served.do(lambda service: service.add("digits", state="RUNNING", uid=os.getuid()))
     done = orch("attach", "digits")
