@@ -126,7 +126,7 @@ def test_an_unknown_name_is_an_error(orch: Orch, served: ServedFake) -> None:
     assert "nothing" in done.err
 
 
-DOCUMENT = (Path(__file__).parents[5] / "docs" / "estimates.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "estimates.md").read_text(encoding="utf-8")
 
 
 def test_the_commands_of_the_document_do_what_they_say(orch: Orch, served: ServedFake) -> None:

@@ -196,7 +196,7 @@ def test_a_dry_run_lists_the_combinations(home: Path) -> None:
     assert lines[-1] == ["digits-0-1", "0.1", "true"]
 
 
-DOCUMENT = (Path(__file__).parents[5] / "docs" / "matrices.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "matrices.md").read_text(encoding="utf-8")
 
 
 def test_the_examples_of_the_document_are_a_matrix_and_a_search() -> None:

@@ -94,7 +94,7 @@ def test_the_commands_of_the_page(orch: Orch, home: Path, monkeypatch: pytest.Mo
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(home)
     (home / "jobs.csv").write_text(TRACE)
-    lines = (Path(__file__).parents[5] / "docs" / "simulation.md").read_text().splitlines()
+    lines = (Path(__file__).parents[4] / "docs" / "simulation.md").read_text().splitlines()
     commands = [line.removeprefix("$ orch ").split() for line in lines if line.startswith("$ orch ")]
     assert len(commands) == 5
     for command in commands:
