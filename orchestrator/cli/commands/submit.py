@@ -21,13 +21,11 @@ from orchestrator.api.errors import (
     RefusedError,
 )
 from orchestrator.api.transport import following, submission
-from orchestrator.cli.commands.logs import LogOptions, exit_code_of, follow_job, report_end, show_logs, wait_jobs
 from orchestrator.cli.commands.shared import JobText, Json, Quiet, ended_in_order, finite, job_text
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.table import Bar, Cell, Column, render_table
 from orchestrator.cli.session import Session, print_json, require
 from orchestrator.cli.times import parse_start, value_text
-from orchestrator.spec.importing.command import name_for
 from orchestrator.units import age, number, plural, size
 
 if TYPE_CHECKING:
@@ -104,6 +102,8 @@ def _when(options: SubmitOptions) -> list[str]:
 
 def _stay(session: Session, replies: list[dict[str, Any]], options: SubmitOptions) -> int:
     """Follow, watch or wait until the submitted jobs have ended; return an exit code for their result."""
+    from orchestrator.cli.commands.logs import exit_code_of, follow_job, wait_jobs
+
     ids = [str(job_id) for reply in replies for job_id in reply.get("job_ids") or [reply["job_id"]]]
     matrix_id = replies[0].get("matrix_id")
     if options.follow and matrix_id is None:
@@ -277,6 +277,7 @@ _INTERRUPTED = 130
 
 def run_interactive(session: Session, item: JobText, options: SubmitOptions) -> int:
     """Run the job on this terminal; return its command's exit code. Ctrl-C while it waits cancels it."""
+    from orchestrator.cli.commands.logs import LogOptions, report_end, show_logs
     from orchestrator.cli.commands.sessions import attach_to
 
     job_id = submit_one(session, item, options)
@@ -598,6 +599,8 @@ def job_yaml(
     """Return the job.yaml of this command as JSON, which is unambiguous YAML. ``keys`` without a value are left out."""
     if not command or not command[0]:
         raise BadRequestError("there is no command to run", hint="orch run -- python train.py")
+    from orchestrator.spec.importing.command import name_for
+
     per_worker: dict[str, object] = {
         key: _whole(value) for key, value in (("gpu", gpu), ("cpu", cpu)) if value is not None
     }

@@ -85,9 +85,9 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
 @pytest.mark.parametrize(
     ("line", "commands"),
     [
-        (("help",), {"files"}),
+        (("help",), {"files", "shared"}),
         (("--help",), set()),
-        (("schema",), {"files"}),
+        (("schema",), {"files", "shared"}),
         (("help", "logs"), {"files", "logs", "selecting", "shared"}),
     ],
 )
