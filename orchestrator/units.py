@@ -70,6 +70,13 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def elapsed(seconds: float, *, tenths: bool = False) -> str:
+    """Format a duration as players and process lists show it, as in ``1:02:03`` and ``0:00:07.5``."""
+    minutes, rest = divmod(seconds if tenths else int(seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02d}:{rest:04.1f}" if tenths else f"{hours}:{minutes:02d}:{rest:02d}"
+
+
 def age(seconds: float) -> str:
     """Format a rough duration in one unit, as in ``5m``: 0s to 99s, then minutes, hours, days."""
     seconds = max(0.0, seconds)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from orchestrator.units import age, clock, duration, metric, number, percent, plural, size
+from orchestrator.units import age, clock, duration, elapsed, metric, number, percent, plural, size
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,10 @@ def test_counts() -> None:
         "1234567 entries",
     ]
     assert [percent(None), percent(0.416)] == ["", "42%"]
+
+
+def test_elapsed() -> None:
+    assert [elapsed(7.96), elapsed(3723.0), elapsed(7.5, tenths=True)] == ["0:00:07", "1:02:03", "0:00:07.5"]
 
 
 def test_metrics() -> None:

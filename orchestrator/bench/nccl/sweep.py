@@ -9,6 +9,7 @@ from orchestrator.bench.errors import BenchError, RankError
 from orchestrator.bench.nccl.settings import Candidate, candidates
 from orchestrator.bench.report import ends, table
 from orchestrator.bench.statistics import FEWEST_RUNS, Interval, ratio_interval
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -150,7 +151,7 @@ def sweep_lines(outcome: SweepOutcome) -> Iterator[str]:
     links = ", ".join(sorted(outcome.links)) or "links not known"
     yield f"NCCL settings on {outcome.gpus} GPUs ({links}): speed-up of an all-reduce over NCCL's own choice, with 95 % intervals"
     yield ""
-    header = ("settings", *(_size(size) for size in SIZES))
+    header = ("settings", *(size(count) for count in SIZES))
     rows = []
     for one in (*outcome.tried, *([outcome.together] if outcome.together else [])):
         shown = [f"{up.mean:.2f}x ({ends(up, '.2f')})" for up in one.speed_ups] or [f"failed: {one.error}"] * len(SIZES)
@@ -164,10 +165,6 @@ def sweep_lines(outcome: SweepOutcome) -> Iterator[str]:
 
 def _line(candidate: Candidate) -> str:
     return " ".join(f"{name}={value}" for name, value in candidate.variables.items())
-
-
-def _size(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 def sweep_json(outcome: SweepOutcome) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.api.errors import RefusedError
 from orchestrator.cli.drills.drills import Drill, DrillReport, Kind, send_signal
+from orchestrator.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ def refuse_to_fill(
         raise RefusedError(f"filling {directory} would take half of the memory that is left", hint=_REMEDY)
     if free > much_bytes and not much:
         raise RefusedError(
-            f"filling {directory} takes {free / 1024**3:.1f} GiB until the drill is over",
+            f"filling {directory} takes {size(free)} until the drill is over",
             hint=f"pass --yes to proceed; or {_REMEDY}",
         )
     return free
@@ -187,7 +188,7 @@ class MachineDrill(Drill):
         with DiskFiller(directory) as filler:
             began = time.time()
             taken = filler.fill()
-            report.did = f"took the {taken / 1024**2:.0f} MiB that were free for {directory}, and gave them back"
+            report.did = f"took the {size(taken)} that were free for {directory}, and gave them back"
 
             def reported() -> EventView | None:
                 filler.fill()  # takes space that retention or other programs have freed meanwhile

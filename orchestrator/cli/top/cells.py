@@ -10,7 +10,7 @@ from orchestrator.cli.console import clean
 from orchestrator.cli.render.gpus import BAND_STYLES, balance_line, finding_lines, state_cell
 from orchestrator.cli.render.jobs import gpus_text
 from orchestrator.cli.top.frames import Traffic
-from orchestrator.units import number, percent, plural, size
+from orchestrator.units import elapsed, number, percent, plural, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -435,14 +435,8 @@ def process_cells(line: ProcessLine) -> dict[str, Styled]:
         "share": (percent(line.gpu_share), ""),
         "cpu": (f"{line.cpu_percent:.0f}%" if line.cpu_percent is not None else "", ""),
         "resident": ("" if line.resident_bytes is None else size(line.resident_bytes), ""),
-        "time": ("" if line.seconds is None else _age(line.seconds), ""),
+        "time": ("" if line.seconds is None else elapsed(line.seconds), ""),
         "user": (clean(line.user), ""),
         "command": (line.branch + owner + clean(line.command), ""),
     }
     return {key: cell for key, cell in cells.items() if cell[0]}
-
-
-def _age(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

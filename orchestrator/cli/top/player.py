@@ -17,6 +17,7 @@ from orchestrator.gpu.balance.balance import WINDOW_SECONDS, GpuLoad, LoadWindow
 from orchestrator.gpu.balance.view import GpuRow, balance_json
 from orchestrator.gpu.recording.recording import RecordedSample
 from orchestrator.gpu.sampler import Health
+from orchestrator.units import elapsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -156,7 +157,7 @@ class Player:
     def title(self, position: float) -> str:
         """Return name, state or speed, and position in one line."""
         state = "paused" if not self.playing else "end" if position >= self.end else f"{self.speed:g}x"
-        return f"{self._name}  {state}  {_clock(position)} of {_clock(self.end)}"
+        return f"{self._name}  {state}  {elapsed(position, tenths=True)} of {elapsed(self.end, tenths=True)}"
 
     def _balance(self, position: float) -> str:
         """Return the balance of all recorded GPUs over the last minute, as for a job that holds them."""
@@ -199,9 +200,3 @@ def _row(track: _Track, sample: RecordedSample | None, position: float) -> GpuRo
         memory_clock_hertz=clocks.get("memory"),
         throttle=values.throttle,
     )
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    return f"{hours}:{minutes:02d}:{rest:04.1f}"
