@@ -137,13 +137,14 @@ def test_what_an_administrator_copies_comes_with_it(installed: Path) -> None:
     for pattern in [
         *patterns,
         "kubernetes/*.yaml",
-        "kubernetes/generated/*.json",
         "prometheus/*.yml",
         "alertmanager/*.yml",
     ]:
         found = {path.name for path in shared.glob(pattern)}
         assert found == {path.name for path in (ROOT / "deploy").glob(pattern)}, pattern
         assert found, pattern
+    boards = {path.name for path in (ROOT / "orchestrator/data/dashboards").glob("*.json")}
+    assert {path.name for path in shared.glob("kubernetes/generated/*.json")} == boards
     for path in re.findall(r"/opt/orch/share/orch/([\w./-]*\w)", page + units(shared)):
         assert (shared / path).exists(), path
     assert not list(shared.rglob("secrets"))
