@@ -11,11 +11,11 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, DiskFullError, MissingPartError, OrchError
+from orchestrator.api.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK, DiskFullError, MissingPartError, OrchError
 from orchestrator.cli.console import Console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from orchestrator.api.client import Client
     from orchestrator.api.transport.endpoint import Endpoint
@@ -57,6 +57,16 @@ def print_json(session: Session, value: object) -> None:
 
     indent = 2 if session.console.is_terminal else None
     session.console.print(json.dumps(value, ensure_ascii=False, indent=indent))
+
+
+def answer(session: Session, lines: Iterable[str], value: object, *, as_json: bool) -> int:
+    """Print a command's answer, ``lines`` for people or ``value`` as one JSON document; return EXIT_OK."""
+    if as_json:
+        print_json(session, value)
+    else:
+        for line in lines:
+            session.console.print(line)
+    return EXIT_OK
 
 
 EXIT_BROKEN_PIPE = 141

@@ -15,7 +15,7 @@ from orchestrator import trees
 from orchestrator.api.errors import EXIT_OK, BadRequestError, invalid_spec
 from orchestrator.cli.commands.shared import Json, ended_in_order, job_text
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json, require
+from orchestrator.cli.session import Session, answer, print_json, require
 from orchestrator.units import plural
 
 if TYPE_CHECKING:
@@ -234,12 +234,7 @@ def run_nccl_sweep(session: Session, request: BenchRequest, *, as_json: bool) ->
     from orchestrator.bench.nccl.sweep import sweep_json, sweep_lines
 
     outcome = sweep_machine(request, environ=session.environ, note=session.console.note)
-    if as_json:
-        print_json(session, sweep_json(outcome))
-        return EXIT_OK
-    for line in sweep_lines(outcome):
-        session.console.print(line)
-    return EXIT_OK
+    return answer(session, sweep_lines(outcome), sweep_json(outcome), as_json=as_json)
 
 
 MOST_ADVISED = 64
@@ -257,12 +252,7 @@ def advise_job(
         found = run_script_advisor(
             script, ranks=ranks, threads=threads, precision=precision, logs=logs, note=session.console.note
         )
-    if as_json:
-        print_json(session, script_json(found))
-    else:
-        for line in script_lines(session.console, found):
-            session.console.print(line)
-    return EXIT_OK
+    return answer(session, script_lines(session.console, found), script_json(found), as_json=as_json)
 
 
 @contextmanager
@@ -557,9 +547,4 @@ def _advise(session: Session, request: BenchRequest, policy: str, *, as_json: bo
             outcome = run_advisor(request, environ=session.environ, logs=logs, note=session.console.note)
             document = outcome_json(request.model_name, outcome)
             lines = advice_lines(session.console, outcome)
-    if as_json:
-        print_json(session, document)
-    else:
-        for line in lines:
-            session.console.print(line)
-    return EXIT_OK
+    return answer(session, lines, document, as_json=as_json)

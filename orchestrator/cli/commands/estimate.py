@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestrator.api.errors import EXIT_OK
 from orchestrator.api.matrix_views import MatrixView
 from orchestrator.cli.commands.selecting import job_or_matrix
 from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.units import clock, duration, size
 
 if TYPE_CHECKING:
@@ -206,12 +205,7 @@ def estimate(
     """
     session = Session()
     found = _ask(session, session.client(), name)
-    if json:
-        print_json(session, as_json(found))
-        return EXIT_OK
-    for line in estimate_lines(session.console, found, time.time()):
-        session.console.print(line)
-    return EXIT_OK
+    return answer(session, estimate_lines(session.console, found, time.time()), as_json(found), as_json=json)
 
 
 def _ask(session: Session, client: Client, name: str | None) -> Estimates:

@@ -43,13 +43,7 @@ def init(
     if str(output) == "-":
         session.console.out.write(text)
         return EXIT_OK
-    try:
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise RefusedError(f"{output} exists", hint="--force overwrites it, -o writes elsewhere") from error
-    except OSError as error:
-        raise BadRequestError(f"{output} cannot be written: {error.strerror}", hint="-o writes elsewhere") from error
+    _write(output, text, force=force)
     session.console.print(str(output))
     session.console.note(f"check it, then: orch submit {output}")
     return EXIT_OK

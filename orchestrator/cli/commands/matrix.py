@@ -12,7 +12,7 @@ from orchestrator.cli.commands.shared import Json, complete_job
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import BAR_WIDTH, STATE_STYLES
 from orchestrator.cli.render.table import Cell, Column, bar, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, print_json
 from orchestrator.cli.times import value_text
 from orchestrator.units import duration, number
 
@@ -274,12 +274,12 @@ def _list(session: Session, *, as_json: bool) -> int:
     for job in session.client().jobs().jobs:
         if job.matrix is not None:
             groups.setdefault(job.matrix.id, []).append(job)
-    if as_json:
-        print_json(session, [listed(matrix_id, jobs) for matrix_id, jobs in groups.items()])
-        return EXIT_OK
-    for line in list_lines(session.console, groups):
-        session.console.print(line)
-    return EXIT_OK
+    return answer(
+        session,
+        list_lines(session.console, groups),
+        [listed(matrix_id, jobs) for matrix_id, jobs in groups.items()],
+        as_json=as_json,
+    )
 
 
 def _write(

@@ -12,7 +12,7 @@ from orchestrator.api.errors import EXIT_OK
 from orchestrator.cli.commands.shared import Job, Json
 from orchestrator.cli.console import clean
 from orchestrator.cli.render.jobs import LABEL_WIDTH
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer, print_json
 from orchestrator.units import clock
 
 if TYPE_CHECKING:
@@ -85,12 +85,7 @@ def diff(
     """Show how job B differs from job A: keys of job.yaml, interpreter, git commit, and files of the working directory."""
     session = Session()
     found = session.client().diff(before, after)
-    if json:
-        print_json(session, found.to_json())
-        return EXIT_OK
-    for line in _diff_lines(found):
-        session.console.print(line)
-    return EXIT_OK
+    return answer(session, _diff_lines(found), found.to_json(), as_json=json)
 
 
 def _diff_lines(found: SpecDiff) -> Iterator[str]:

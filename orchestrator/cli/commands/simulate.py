@@ -11,7 +11,7 @@ import typer
 from orchestrator.api.errors import EXIT_OK, BadRequestError
 from orchestrator.cli.commands.shared import Json, finite
 from orchestrator.cli.render.table import Cell, Column, render_table
-from orchestrator.cli.session import Session, print_json
+from orchestrator.cli.session import Session, answer
 from orchestrator.core.simulation.trace import TraceJob
 from orchestrator.units import duration
 
@@ -160,12 +160,7 @@ def simulate(
     results = play(found, cluster, policies, checkpoint_seconds=every)
     if plot is not None:
         _plot(results, plot)
-    if json:
-        print_json(session, _document(nodes, results))
-    else:
-        for line in simulation_lines(session.console, results):
-            session.console.print(line)
-    return EXIT_OK
+    return answer(session, simulation_lines(session.console, results), _document(nodes, results), as_json=json)
 
 
 def _checked(parse: Callable[[], T], option: str) -> T:
