@@ -151,9 +151,8 @@ def import_job(
 
 
 def _read(words: list[str]) -> Imported:
-    from orchestrator.spec.importing.batch_script import import_script
+    from orchestrator.spec.importing.batch_script import import_script, read_sbatch
     from orchestrator.spec.importing.command import import_line
-    from orchestrator.spec.importing.sbatch_line import read_sbatch
 
     alone = words[0] if len(words) == 1 else ""
     if alone and os.path.isfile(alone) and not alone.endswith(".py"):
