@@ -87,11 +87,10 @@ def test_no_command_loads_what_only_the_daemon_needs(served: ServedFake, line: t
     [
         (("help",), {"files", "shared"}),
         (("--help",), set()),
-        (("schema",), {"files", "shared"}),
         (("help", "logs"), {"files", "logs", "selecting", "shared"}),
     ],
 )
-def test_help_and_schema_load_no_other_command_and_not_the_model(line: tuple[str, ...], commands: set[str]) -> None:
+def test_help_loads_no_other_command_and_not_the_model(line: tuple[str, ...], commands: set[str]) -> None:
     # `imported` does not suffice: its list of import times lacks modules that are loaded by a command's name.
     code = "import sys; from orchestrator.cli.main import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *line], capture_output=True, text=True, check=True)
