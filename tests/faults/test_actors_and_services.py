@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-
 from orchestrator.runtime.cluster.head.processes import of_session
+
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import (
     actor_pids,

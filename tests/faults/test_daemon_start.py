@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from orchestrator.runtime.cluster.head.processes import ray_environment
 
 from orchestrator.api.transport.peer import is_stopped
-from orchestrator.runtime.cluster.head.processes import ray_environment
 from tests.support.processes import all_gone
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import psutil
+from orchestrator.runtime.cluster.head.launcher import DASHBOARD_AGENT, RUNTIME_ENV_AGENT
 
 from orchestrator.runtime.cluster.head import late_agent, worker_setup
-from orchestrator.runtime.cluster.head.launcher import DASHBOARD_AGENT, RUNTIME_ENV_AGENT
 from tests.support.processes import command_line, listening_on, ray_workers, worker_template
 from tests.support.stack import Stack, wait_until
 
@@ -105,9 +105,8 @@ def test_the_loopback_switch_still_exists() -> None:
 
 def test_actors_import_nothing_to_copy_objects_that_nobody_sends(stack: Stack) -> None:
     """A node agent that answers calls and the daemon that makes them do not load pyarrow for that."""
-    from ray.util import serialization_addons
-
     from orchestrator.runtime.cluster.serializers import skip_foreign_serializers
+    from ray.util import serialization_addons
 
     assert callable(serialization_addons.apply)
     before = serialization_addons.apply
@@ -136,7 +135,6 @@ def test_the_control_plane_is_asked_in_its_own_messages() -> None:
 def test_a_driver_can_be_told_to_outlive_its_head() -> None:
     """Also tried by hand: if the head dies during a call, a driver ends 60 s later; with this setting it lives on."""
     import ray._raylet
-
     from orchestrator.runtime.cluster.driver_environment import RECONNECT_SECONDS
 
     with Path(ray._raylet.__file__).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:

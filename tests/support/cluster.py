@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
 from orchestrator.runtime.cluster.head.embedded import LOOPBACK, OBJECT_STORE_BYTES
 from orchestrator.runtime.cluster.head.processes import clear_sessions, ray_environment
+
 from tests.support.stack import PATIENCE_SECONDS, kill_all, process_gone, wait_until
 
 # Ray detects a dead node within three seconds, a frozen one within nine, instead of a minute.

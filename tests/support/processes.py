@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import psutil
-
 from orchestrator.runtime.cluster.head.processes import of_session
+
 from tests.support.stack import PATIENCE_SECONDS, Stack, process_gone, wait_until
 
 

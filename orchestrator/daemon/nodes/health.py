@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.nodes.care import LoopNodes
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.store.port import Store
 
 LOOK_SECONDS: Final = 10.0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.gpu.balance.view import GpuRow
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
 
 

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from orchestrator.runtime.cluster.head.start import START_TRIES, SYSTEM_CONFIG, ClusterError
 from structlog.testing import capture_logs
 
 from orchestrator.runtime.cluster import connection as module
 from orchestrator.runtime.cluster.connection import RayConnection
-from orchestrator.runtime.cluster.head.start import START_TRIES, SYSTEM_CONFIG, ClusterError
 from tests.support.processes import all_gone
 from tests.support.stack import PATIENCE_SECONDS
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, RECONNECT_SECONDS
+from orchestrator.runtime.cluster.head.processes import Head, write_head
+from orchestrator.runtime.cluster.head.start import ClusterError
 
 from orchestrator.runtime.cluster import cluster as module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.connection import CALLS_AT_ONCE, RayConnection
-from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, RECONNECT_SECONDS
 from orchestrator.runtime.cluster.head import embedded
-from orchestrator.runtime.cluster.head.processes import Head, write_head
-from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.spec.settings import Settings
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from orchestrator.runtime.cluster.capacity import Capacity
 from orchestrator.runtime.cluster.last_seen import LastSeen
 from orchestrator.runtime.cluster.registry import NodeRegistry
-from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.runtime.nodes.ray_nodes import Held, answers, held_by_others
+
+from orchestrator.runtime.cluster.capacity import Capacity
+from orchestrator.runtime.nodes.control_plane import RayNode
 from tests.support.nodes import node_report
 
 

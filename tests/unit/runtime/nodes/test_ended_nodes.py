@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from orchestrator.runtime.nodes.ended_nodes import RAYLET_PID, clear_ended_nodes, raylet_of
 
 

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-
 from orchestrator.runtime.cluster.prestart import prestart_workers
+from orchestrator.runtime.nodes.ray_nodes import _HEALTH_METHOD, _SERVING, answers
+
 from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.control_plane import RayNode
-from orchestrator.runtime.nodes.ray_nodes import _HEALTH_METHOD, _SERVING, answers
 
 
 @pytest.fixture

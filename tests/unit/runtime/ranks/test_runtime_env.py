@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from orchestrator.runtime.nodes.ray_nodes import token_from
+
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.runtime_env import for_ray, inside, parts_of
 from orchestrator.spec.model import RuntimeEnvSpec

@@ -9,11 +9,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
+from orchestrator.runtime.cluster.head.processes import Head, write_head
 
 from orchestrator.runtime.cluster import cluster as cluster_module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
-from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
-from orchestrator.runtime.cluster.head.processes import Head, write_head
 from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.spec.settings import Settings
 

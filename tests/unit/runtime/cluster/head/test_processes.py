@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from orchestrator.runtime.cluster.head.processes import Head, clear_sessions, kill_session, ray_environment
 
 from orchestrator.process_ends import wait_ended
-from orchestrator.runtime.cluster.head.processes import Head, clear_sessions, kill_session, ray_environment
 
 WAITS = "import sys; print(flush=True); sys.stdin.read()"
 

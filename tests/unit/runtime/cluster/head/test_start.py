@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from orchestrator.durable_files import write_whole
 from orchestrator.runtime.cluster.agents import AgentMaker
 from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
 from orchestrator.runtime.cluster.head.processes import Head, write_head
 from orchestrator.runtime.cluster.head.start import ClusterError
 from orchestrator.runtime.cluster.site import Site
+
+from orchestrator.durable_files import write_whole
 from orchestrator.spec.settings import Settings
 from orchestrator.spec.token_file import TokenFileError
 from tests.support.stack import wait_until

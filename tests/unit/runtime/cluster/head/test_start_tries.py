@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from structlog.testing import capture_logs
-
 from orchestrator.runtime.cluster.head.processes import ray_environment
 from orchestrator.runtime.cluster.head.start import START_TRIES, ClusterError, launch_head, scaled
+from structlog.testing import capture_logs
+
 from tests.support.processes import all_gone
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from orchestrator.runtime.cluster.head.worker_setup import command
 
 from orchestrator.runtime.cluster.head import worker_setup
-from orchestrator.runtime.cluster.head.worker_setup import command
 
 WORKER = ["-s", "/ray/workers/default_worker.py", "--node-ip-address=127.0.0.1", "--worker-id", "7"]
 PLAIN = {
