@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from orchestrator.runtime.cluster.head.processes import ray_environment
-
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, RefusedError
 from orchestrator.api.views import JobView
 from orchestrator.core.states import AttemptState
+from orchestrator.runtime.cluster.head import ray_environment
 from orchestrator.runtime.names import namespace
 from orchestrator.store import verification
 from orchestrator.store.sql.queries import Reader
