@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.daemon.gpus.conditions import known_conditions
-from orchestrator.daemon.nodes.views import gpu_states
+from orchestrator.daemon.nodes.queries import gpu_states
 
 if TYPE_CHECKING:
     from orchestrator.daemon.gpus.balances import JobBalances

@@ -17,7 +17,7 @@ import structlog
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.cluster.capacity import Capacity, GpuReservations
-from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection, import_ray
+from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
 from orchestrator.runtime.cluster.head import (
     START_TRIES,
     ClusterError,
@@ -114,7 +114,7 @@ class Cluster:
         self._home_token = keep_home_token(self.site.home_token)
         outlive_raylets()
         try:
-            address, _ = await asyncio.gather(self._find_address(), import_ray())
+            address = await self._find_address()
         except token_file.TokenFileError as error:
             raise ClusterError(f"{error.message}; {error.remedy}" if error.remedy else error.message) from error
         hint = f"; its logs are below {self.site.paths.ray}" if self.site.embedded else ""

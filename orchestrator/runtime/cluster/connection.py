@@ -127,7 +127,7 @@ class RayConnection:
 
     async def enter(self, address: str, *, hint: str = "") -> None:
         """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``."""
-        await self._prove(address, hint)
+        await asyncio.gather(self._prove(address, hint), in_own_thread(lambda: importlib.import_module("ray")))
         seconds = start_seconds()
         self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
@@ -156,7 +156,6 @@ class RayConnection:
         raise ClusterError(self.problem)
 
     async def _enter(self, address: str) -> None:
-        await import_ray()
         async with _own_handlers(self._frozen_seconds()):
             await in_own_thread(lambda: self._connect(address, self.namespace))
 
@@ -196,11 +195,6 @@ class RayConnection:
     def connected(self) -> bool:
         """Whether Ray accepts calls."""
         return self._open.is_set()
-
-
-async def import_ray() -> None:
-    """Import Ray in a thread, which takes a second: the head and the trial start meanwhile."""
-    await in_own_thread(lambda: importlib.import_module("ray"))
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.durable_files import write_whole
-from orchestrator.process_ends import wait_ended
 from orchestrator.runtime.cluster import cluster as cluster_module
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.head import (
@@ -42,6 +40,7 @@ from orchestrator.runtime.nodes.directories import Site
 from orchestrator.spec.settings import Settings
 from orchestrator.spec.token_file import TokenFileError
 from tests.support.processes import all_gone
+from tests.support.stack import wait_until
 
 OWN = {"raylet": (os.getpid(), psutil.Process().create_time())}
 
@@ -131,7 +130,7 @@ def test_a_head_of_an_earlier_daemon_that_is_ending_is_ended_and_not_taken(tmp_p
         assert asyncio.run(head._find()) is not None
         port.close()
         assert asyncio.run(head._find()) is None
-        assert raylet.wait(60) == -signal.SIGKILL
+        wait_until("it has ended", lambda: raylet.poll() is not None)
     finally:
         raylet.kill()
         raylet.wait()
@@ -241,6 +240,7 @@ class Starter:
         for pid in (pid for each in self.started() for pid in each):
             with contextlib.suppress(psutil.Error):
                 psutil.Process(pid).kill()
+        self.site.remove_node_state()
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def test_what_a_start_began_is_ended_though_its_daemon_died_before_it_knew_the_p
             each.stdout.readline()
         for each in (apart, of_head):
             kill_head(Head(session=each.pid), token)
-        wait_ended([psutil.Process(of_head.pid)], 60)
+        wait_until("it has ended", lambda: of_head.poll() is not None)
         assert [each.poll() is None for each in (of_head, other, apart)] == [False, True, True]
     finally:
         for each in (of_head, other, apart):
