@@ -33,8 +33,8 @@ from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
 from orchestrator.daemon.metrics.view_source import MetricsViewSource
 from orchestrator.daemon.metrics_source import Reading
 from orchestrator.daemon.nodes.actions import NodeActions
-from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare
-from orchestrator.daemon.nodes.quarantine import NodeHealth, NodeQuarantine
+from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare, NodeHealth
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
 from orchestrator.daemon.nodes.warming import ForkServers, IdleWorkers, can_start_more
 from orchestrator.daemon.observers import JobObservers

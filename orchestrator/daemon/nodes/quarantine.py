@@ -7,8 +7,6 @@ new one with each head) is recognised by its host name, if that is unique.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,26 +14,17 @@ from orchestrator import clock
 from orchestrator.core.cluster import NodeReservation  # noqa: TC001  # codec.py reads the annotations when it runs
 from orchestrator.core.codec import from_plain, to_plain
 from orchestrator.core.diagnosis.quarantine import Strike, check_after, condemned, condemned_gpu, quarantined, strike_of
-from orchestrator.core.events import GangReleased
 from orchestrator.core.facts.codec import fact_from
 from orchestrator.core.facts.fact import Fact  # codec.py reads the annotations when it runs
-from orchestrator.core.facts.nodes import CheckFailed, HealthCheckFailed
-from orchestrator.runtime.deadline import within
-from orchestrator.store.errors import StoreError
+from orchestrator.core.facts.nodes import HealthCheckFailed
 from orchestrator.store.port import StoredPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-
-    from structlog.typing import FilteringBoundLogger
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from orchestrator.core.cluster import Node
     from orchestrator.core.events import Event
     from orchestrator.core.job.record import Job
-    from orchestrator.daemon.nodes.care import LoopNodes
-    from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.nodes import NodeRegistry
-    from orchestrator.store.port import Store
 
     Check = Callable[[str], Awaitable[tuple[Fact, ...]]]
     Key = tuple[str, str]
@@ -43,8 +32,6 @@ if TYPE_CHECKING:
 NODE: Final = "node"
 GPU: Final = "gpu"
 MOST_STRIKES: Final = 100
-LOOK_SECONDS: Final = 10.0
-NODE_CHECK_SECONDS: Final = 150.0
 FORGOTTEN_SECONDS: Final = 12 * 3600.0  # an older strike has no weight
 
 
@@ -252,78 +239,3 @@ class NodeQuarantine:
 
 def _held_from(body: Mapping[str, Any]) -> _Held:
     return from_plain(_Held, body)[0]
-
-
-async def check_node(agent: Any | None) -> tuple[Fact, ...]:
-    """Return what is wrong with a node, by its agent; ``agent`` None: the node has none."""
-    if agent is None:
-        return (CheckFailed(),)
-    try:
-        problems: tuple[Fact, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
-    except TimeoutError:
-        return (CheckFailed(seconds=NODE_CHECK_SECONDS),)
-    except Exception as error:
-        return (CheckFailed(said=str(error) or type(error).__name__),)
-    return problems
-
-
-class NodeHealth:
-    """Health of nodes. ``nodes`` marks them; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
-
-    def __init__(
-        self,
-        quarantine: NodeQuarantine,
-        store: Store,
-        ray: RayConnection,
-        registry: NodeRegistry,
-        nodes: LoopNodes,
-        *,
-        reserve: Callable[[], Coroutine[Any, Any, None]],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-        log: FilteringBoundLogger,
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._quarantine = quarantine
-        self._store = store
-        self._ray = ray
-        self._registry = registry
-        self._nodes = nodes
-        self._reserve = reserve
-        self._spawn = spawn
-        self._log = log
-        self._pause = pause
-
-    def observe(self, job: Job, event: Event) -> None:
-        """Handle a written event."""
-        if self._quarantine.observe(job, event):
-            self._log.warning("node.quarantined", job=job.id)
-            self._nodes.mark_again()
-        self._spawn(self._save())
-        if isinstance(event, GangReleased) and self._quarantine.quarantined_gpus:
-            self._spawn(self._reserve())
-
-    async def _save(self) -> None:
-        """Store what changed; after a failure the next round tries again."""
-        places = self._quarantine.unsaved()
-        try:
-            await self._store.put_places(places)
-        except StoreError as error:
-            self._quarantine.keep(places)
-            self._log.warning("quarantine.not_saved", error=str(error))
-
-    async def run(self) -> None:
-        """Run rounds until cancelled."""
-        while True:
-            await self._pause(LOOK_SECONDS)
-            await self.look()
-
-    async def look(self) -> None:
-        """Check nodes that are due, store changes, and keep bad GPUs reserved."""
-        if self._ray.connected and await self._quarantine.look(self._check):
-            self._nodes.mark_again()
-        await self._save()
-        with contextlib.suppress(Exception):  # errors of a restarting Ray: the next round tries again
-            await self._reserve()
-
-    async def _check(self, node_id: str) -> tuple[Fact, ...]:
-        return await check_node(self._registry.agent_for(node_id))

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.core.facts.nodes import CheckFailed
-from orchestrator.daemon.nodes.care import LoopNodes
-from orchestrator.daemon.nodes.quarantine import NodeHealth, NodeQuarantine, check_node
+from orchestrator.daemon.nodes.care import LoopNodes, NodeHealth, check_node
+from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError
 from orchestrator.store.memory import MemoryStore
