@@ -188,6 +188,8 @@ def idle_workers(raylet: int) -> int:
     """Return how many workers of a raylet on this machine are idle or starting; 0 when the raylet has ended."""
     count = 0
     for process in of_session(raylet):
+        if process.pid == raylet:  # its command line has that of its workers
+            continue
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             count += "ray::IDLE" in line or "default_worker.py" in line

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +29,9 @@ from orchestrator.runtime.cluster.head import (
     ClusterError,
     EmbeddedHead,
     Head,
+    idle_workers,
     kill_head,
+    of_session,
     ray_environment,
     read_head,
     scaled,
@@ -161,6 +164,25 @@ def test_it_keeps_as_many_idle_workers_as_it_began_with_or_as_the_gang_has(
 
     asyncio.run(run())
     assert requested == [kept - 1], "one is there"
+
+
+def test_the_raylet_is_no_idle_worker_though_its_command_line_has_that_of_workers() -> None:
+    script = "import subprocess, sys; child = subprocess.Popen(['sleep', '1000']); print(child.pid, flush=True); sys.stdin.read()"
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", script, "--python_worker_command=default_worker.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert raylet.stdout is not None
+        child = int(raylet.stdout.readline())
+        assert idle_workers(raylet.pid) == 0
+        assert {process.pid for process in of_session(raylet.pid)} == {raylet.pid, child}
+    finally:
+        os.killpg(raylet.pid, signal.SIGKILL)
+        raylet.communicate()
+    assert idle_workers(raylet.pid) == 0
 
 
 # -- its token
