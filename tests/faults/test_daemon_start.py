@@ -157,23 +157,28 @@ def test_a_store_that_cannot_be_opened_is_the_first_thing_said(stack: Stack) -> 
     assert left_of(stack) == []
 
 
+def address_of(head: Path) -> str:
+    """Return the address of the head that the file describes; empty for one that is being started."""
+    return str(json.loads(head.read_text())["gcs_address"]) if head.exists() else ""
+
+
 def connects_to(daemon: int, head: Path) -> bool:
     """Whether the process has a connection to the head's GCS."""
-    if not head.exists():
+    if not (address := address_of(head)):
         return False
-    port = int(json.loads(head.read_text())["gcs_address"].rpartition(":")[2])
+    port = int(address.rpartition(":")[2])
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(c.raddr and c.raddr.port == port for c in psutil.Process(daemon).net_connections("tcp"))
     return False
 
 
-@pytest.mark.parametrize("moment", ["the fork server is begun", "the head is there", "it connects to the head"])
+@pytest.mark.parametrize("moment", ["the head is being started", "the head is there", "it connects to the head"])
 def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) -> None:
     daemon = stack.serve()
     head = stack.settings.paths.ray / "head.json"
     begun = {
-        "the fork server is begun": lambda: any(stack.node_root.glob("local/fork/*.sock")),
-        "the head is there": head.exists,
+        "the head is being started": head.exists,
+        "the head is there": lambda: address_of(head),
         "it connects to the head": lambda: connects_to(daemon.pid, head),
     }
     wait_until(moment, begun[moment], interval=0.001)

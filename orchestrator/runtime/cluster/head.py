@@ -1,7 +1,7 @@
 """The embedded Ray head: started by ``ray start --head``, found again after a crash of the daemon, watched, and ended.
 
-Everything that ``ray start`` starts is in one session of processes of its own, whose number is recorded before the
-first of them exists. So no daemon, however it ended, leaves a process that the next one does not find.
+Everything that ``ray start`` starts is in its own session of processes, whose number is recorded as soon as it runs. So no
+daemon, however it ended, leaves a process that the next one does not find.
 
 Ray makes the directories of its session readable by every user, whatever the umask; they are in a directory that only
 this user can enter. Makes no call to Ray about nodes or actors.
