@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.core.cluster import Node
 from orchestrator.runtime.deadline import within
@@ -173,14 +173,6 @@ class _Placeholder:
         return [str(i) for i in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
 
 
-class RayCalls(Protocol):
-    """Runs blocking calls of Ray."""
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return what ``function(*args)`` returns; raise what it raises, and TimeoutError."""
-        ...
-
-
 class GpuReservations:
     """Creates and ends placeholder actors. ``held`` maps each reserved GPU to its node. Decides nothing.
 
@@ -188,7 +180,7 @@ class GpuReservations:
     Ray ends the actors with this daemon's connection; the next daemon creates its own.
     """
 
-    def __init__(self, ray: RayCalls) -> None:
+    def __init__(self, ray: RayConnection) -> None:
         self._ray = ray
         self._placeholders: dict[str, Any] = {}
         self._serial = asyncio.Lock()
