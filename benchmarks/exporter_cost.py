@@ -32,7 +32,7 @@ import psutil
 
 from benchmarks.measure import cpu_seconds, parser, report, result, summary, wait_for
 from benchmarks.record_rate import LATENCY_US, Driver, machines_own
-from orchestrator.runtime.cluster.head.processes import ray_environment
+from orchestrator.runtime.cluster.head import ray_environment
 from tests.support.fake_nvml import FakeNvml
 from tests.support.processes import ray_workers
 from tests.support.stack import Stack

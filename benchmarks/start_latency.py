@@ -13,7 +13,7 @@ from benchmarks import contenders
 from benchmarks.measure import interleave, parser, report, result, summary
 
 STEPS = 100_000
-SETTLE_SECONDS = 0.6  # a person does not submit at once after the last job's end; workers are warmed again meanwhile
+SETTLE_SECONDS = 3.0  # a person does not submit at once after the last job's end; meanwhile Ray starts idle workers again, 1.6 s of processor time each
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from orchestrator.runtime.cluster.head.processes import of_session
+from orchestrator.runtime.cluster.head import of_session
 from tests.support.cluster import RayCluster
 from tests.support.processes import actor_pids, command_line, parent
 from tests.support.stack import Stack, process_gone, wait_until

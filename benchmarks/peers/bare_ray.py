@@ -1,13 +1,14 @@
 """Measures Ray alone: raylet, control plane and two actors that do nothing. usage: bare_ray.py WINDOWS SECONDS.
 
 Prints a JSON list: the use of these processes in each window, as ``benchmarks.processor`` shows it. Left out are the
-script itself and the processes that a head does not need (monitors, dashboard, log monitor, the agents). Ray's timers are set as orch sets
-them for a head of its own.
+script itself and the processes that a head does not need (monitors, dashboard, log monitor, the agents). Ray is set as orch sets
+it for a head of its own.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -15,7 +16,7 @@ import psutil
 import ray
 
 from benchmarks.processor import shares
-from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
+from orchestrator.runtime.cluster.head import SETTINGS
 
 SETTLE_SECONDS = 10.0
 NEEDED = ("raylet", "gcs_server")
@@ -33,8 +34,8 @@ class Idle:
 
 def main(windows: int, seconds: float) -> None:
     """Measure and print."""
-    timers = {key: value for key, value in SYSTEM_CONFIG.items() if key != "preload_python_modules"}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False, _system_config=timers)
+    os.environ.update({name: value for name, value in SETTINGS.items() if name != "RAY_preload_python_modules"})
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     actor = ray.remote(Idle)
     actors = [actor.options(num_cpus=1).remote() for _ in range(2)]
     pids = ray.get([one.pid.remote() for one in actors])

@@ -33,13 +33,10 @@ from orchestrator.daemon.loop import Loop, decided_jobs, live_jobs
 from orchestrator.daemon.metrics.view_source import MetricsViewSource
 from orchestrator.daemon.metrics_source import Reading
 from orchestrator.daemon.nodes.actions import NodeActions
-from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
-from orchestrator.daemon.nodes.fork_servers import ForkServers
-from orchestrator.daemon.nodes.head_care import HeadCare
-from orchestrator.daemon.nodes.health import NodeHealth
-from orchestrator.daemon.nodes.idle_workers import IdleWorkers, can_start_more
+from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare, NodeHealth
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.nodes.queries import NodeQueries
+from orchestrator.daemon.nodes.warming import ForkServers, IdleWorkers, can_start_more
 from orchestrator.daemon.observers import JobObservers
 from orchestrator.daemon.readiness import readiness_of
 from orchestrator.daemon.recovery import Recovery

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.job_trackers import JobTrackers
     from orchestrator.daemon.jobs.progress_intake import ProgressIntake
     from orchestrator.daemon.jobs.tidying import Tidying
-    from orchestrator.daemon.nodes.idle_workers import IdleWorkers
+    from orchestrator.daemon.nodes.warming import IdleWorkers
     from orchestrator.daemon.search.searches import Searches
     from orchestrator.daemon.web_hooks import Notifier
 

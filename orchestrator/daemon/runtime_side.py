@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.nodes.care import NodeCare
-    from orchestrator.daemon.nodes.fork_servers import ForkServers
+    from orchestrator.daemon.nodes.warming import ForkServers
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.gangs.gangs import Gangs

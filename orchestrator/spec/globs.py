@@ -1,7 +1,7 @@
 """Patterns of .gitignore, .orchignore and ``outputs``, compiled and matched in time bounded by their length and the path's.
 
-A backtracking regular expression takes seconds for ``*a*a*a*a*ab`` and a long name, and blocks the whole process
-meanwhile. Here one ``*`` never backtracks into another: between two wildcards the leftmost match is as good as any
+A backtracking regular expression takes seconds for ``*a*a*a*a*ab`` and a long name (that of the package pathspec takes
+more than a minute), and blocks the whole process meanwhile. Here one ``*`` never backtracks into another: between two wildcards the leftmost match is as good as any
 later one, for the characters of a segment (``fnmatch.translate`` makes atomic groups) and for the segments between two
 ``**``. A pattern of p segments examines at most p times as many segments as the path has.
 

@@ -1,15 +1,13 @@
-"""Processes that a rank depends on die: its actor, its keeper, the node agent, the fork server, the worker template."""
+"""Processes that a rank depends on die: its actor, its keeper, the node agent, the fork server."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from orchestrator.runtime.cluster.head.processes import of_session
 from tests.support.ledger import SCRIPT, Ledger, job_spec
 from tests.support.processes import (
     actor_pids,
@@ -18,9 +16,7 @@ from tests.support.processes import (
     node_agents,
     of_cwd,
     parent,
-    ray_workers,
     tree,
-    worker_template,
 )
 from tests.support.stack import Stack, process_gone, wait_until
 
@@ -154,29 +150,3 @@ def test_a_new_agent_still_replaces_fork_servers(stack: Stack) -> None:
     wait_until("the agent is replaced", lambda: node_agents(stack))
     kill_each(*before)
     wait_until("the fork server is replaced", lambda: set(fork_servers(stack)) - set(before))
-
-
-def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: Ledger, tmp_path: Path) -> None:
-    """A template that is stopped delays an actor by some seconds; one that has died does not."""
-    template = worker_template(stack)
-    raylet = stack.head_pids()["raylet"]
-    for end in (template.suspend, template.kill):
-        end()
-        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))  # of parked gangs, too
-        kill_each(*(worker.pid for worker in workers))
-        (tmp_path / "done").unlink(missing_ok=True)
-        job_id = running(stack, ledger, tmp_path)
-        assert parents(psutil.Process(pid) for pid in actor_pids(stack, job_id)) == {raylet}
-        finish(stack, ledger, job_id, tmp_path, 1)
-    assert stack.head_pids()["raylet"] == raylet
-    forks = [process.pid for process in of_session(raylet)]
-    os.kill(raylet, signal.SIGKILL)  # the head that replaces it has a new template
-    all_gone("the head that is ended", forks)
-    head_file = stack.settings.paths.ray / "head.json"
-    wait_until("there is another head", lambda: head_file.exists() and stack.head_pids()["raylet"] != raylet)
-    assert worker_template(stack).pid != template.pid
-    wait_until("it has a node", lambda: [node.state for node in stack.client.nodes()] == ["READY"])
-
-
-def parents(processes: Iterable[psutil.Process]) -> set[int]:
-    return {process.ppid() for process in processes}

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from orchestrator.api.transport.peer import is_stopped
-from orchestrator.runtime.cluster.head.processes import ray_environment
+from orchestrator.runtime.cluster.head import ray_environment
 from tests.support.processes import all_gone
 from tests.support.stack import PATIENCE_SECONDS, Stack, wait_until
 
@@ -157,23 +157,28 @@ def test_a_store_that_cannot_be_opened_is_the_first_thing_said(stack: Stack) -> 
     assert left_of(stack) == []
 
 
+def address_of(head: Path) -> str:
+    """Return the address of the head that the file describes; empty for one that is being started."""
+    return str(json.loads(head.read_text())["gcs_address"]) if head.exists() else ""
+
+
 def connects_to(daemon: int, head: Path) -> bool:
     """Whether the process has a connection to the head's GCS."""
-    if not head.exists():
+    if not (address := address_of(head)):
         return False
-    port = int(json.loads(head.read_text())["gcs_address"].rpartition(":")[2])
+    port = int(address.rpartition(":")[2])
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(c.raddr and c.raddr.port == port for c in psutil.Process(daemon).net_connections("tcp"))
     return False
 
 
-@pytest.mark.parametrize("moment", ["the fork server is begun", "the head is there", "it connects to the head"])
+@pytest.mark.parametrize("moment", ["the head is being started", "the head is there", "it connects to the head"])
 def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) -> None:
     daemon = stack.serve()
     head = stack.settings.paths.ray / "head.json"
     begun = {
-        "the fork server is begun": lambda: any(stack.node_root.glob("local/fork/*.sock")),
-        "the head is there": head.exists,
+        "the head is being started": head.exists,
+        "the head is there": lambda: address_of(head),
         "it connects to the head": lambda: connects_to(daemon.pid, head),
     }
     wait_until(moment, begun[moment], interval=0.001)
@@ -186,11 +191,9 @@ def test_a_start_that_is_cut_short_leaves_no_process(stack: Stack, moment: str) 
 RAISES_SIGTERM = """
 import signal, sys, threading
 import ray
-from orchestrator.runtime.cluster.signal_handlers import claim_handlers, disarm_abort, restore_handlers
+from orchestrator.runtime.cluster.connection import disarm_abort, restore_handlers
 seen = []
 signal.signal(signal.SIGTERM, lambda *_: seen.append("SIGTERM"))
-if sys.argv[2] == "claimed":
-    claim_handlers()
 def connect():
     ray.init(address=sys.argv[1], namespace="signals", log_to_driver=False, configure_logging=False)
 thread = threading.Thread(target=connect)  # as the daemon does: in the main thread Ray replaces Python's handler, too
@@ -210,23 +213,19 @@ print(by_ray, disarmed, restored, len(seen))
 """
 
 
-@pytest.mark.parametrize(("claimed", "arms"), [("claimed", "False"), ("not claimed", "True")])
-def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack, claimed: str, arms: str) -> None:
-    """Ray arms an alarm that aborts the process 3 s after SIGTERM, unless its handler was there before it connected.
-
-    The second case fails when Ray no longer does so; the first when Ray installs its handler in another way.
-    """
+def test_rays_handler_of_sigterm_aborts_no_process_of_orch(breakable: Stack) -> None:
+    """Ray arms an alarm that aborts the process 3 s after SIGTERM. This fails when Ray no longer does so."""
     token = breakable.settings.paths.ray / "token"
     address = json.loads((breakable.settings.paths.ray / "head.json").read_text())["gcs_address"]
     done = subprocess.run(
-        [sys.executable, "-c", RAISES_SIGTERM, address, claimed],
+        [sys.executable, "-c", RAISES_SIGTERM, address],
         env={**os.environ, **ray_environment(token)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert done.stdout.split() == [arms, "True", "True", "3"], done.stderr
+    assert done.stdout.split() == ["True", "True", "True", "3"], done.stderr
 
 
 def left_without_commands(stack: Stack) -> list[int]:

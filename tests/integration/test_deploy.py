@@ -28,7 +28,7 @@ import yaml
 
 from dashboards import rules
 from orchestrator.cli.app import ENTRIES
-from orchestrator.runtime.cluster.head.start import SYSTEM_CONFIG
+from orchestrator.runtime.cluster.head import SETTINGS
 from orchestrator.spec.settings import Settings
 from orchestrator.store.sqlite import SqliteStore
 from orchestrator.telemetry import grafana
@@ -617,9 +617,7 @@ def test_objects_of_the_prometheus_operator_fit_its_schemas(
 # -- memory: the settings of the embedded head, wherever else Ray is started
 
 
-OOM_SETTINGS = {
-    f"RAY_{name}": str(SYSTEM_CONFIG[name]) for name in ("worker_oom_score_adjustment", "memory_monitor_refresh_ms")
-}
+OOM_SETTINGS = {name: SETTINGS[name] for name in ("RAY_worker_oom_score_adjustment", "RAY_memory_monitor_refresh_ms")}
 
 
 def test_compose_has_ray_spare_its_workers_when_memory_runs_out() -> None:

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 from orchestrator.api.errors import DaemonUnreachableError, DeadlineError, RefusedError
 from orchestrator.api.views import JobView
 from orchestrator.core.states import AttemptState
-from orchestrator.runtime.cluster.head.processes import ray_environment
+from orchestrator.runtime.cluster.head import ray_environment
 from orchestrator.runtime.names import namespace
 from orchestrator.store import verification
 from orchestrator.store.sql.queries import Reader

@@ -1,7 +1,7 @@
 """A real Ray cluster of several nodes on this machine: a head without CPUs, and workers, each with its own raylet.
 
 All nodes share one host name and one address, so they differ only in the node id; everything listens on the loopback
-address only. ``python -m tests.support.cluster '{json}'`` starts one worker node and exits; the node continues to run.
+address only. ``python -m tests.support.cluster '{json}'`` starts one node and exits; the node continues to run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.runtime.cluster.head.embedded import LOOPBACK, OBJECT_STORE_BYTES
-from orchestrator.runtime.cluster.head.processes import clear_sessions, ray_environment
+from orchestrator.runtime.cluster.head import LOOPBACK, OBJECT_STORE_BYTES, ray_environment
 from tests.support.stack import PATIENCE_SECONDS, kill_all, process_gone, wait_until
 
 # Ray detects a dead node within three seconds, a frozen one within nine, instead of a minute.
@@ -79,7 +78,7 @@ class RayCluster:
         self.environ = ray_environment(self._token)
         self._python = self._small_environment()
         try:
-            head = self._start("orchestrator.runtime.cluster.head.launcher", self._options(0, 0))
+            head = self._start(self._options(0, 0))
             self.address: str = head["gcs_address"]
             self.head = RayNode(id=head["node_id"], raylet=head["pids"]["raylet"][0])
             self.workers = self._add(workers)
@@ -99,19 +98,15 @@ class RayCluster:
         return {
             "num_cpus": cpus,
             "num_gpus": gpus,
-            "resources": {},
-            "labels": {},
             "object_store_bytes": OBJECT_STORE_BYTES,
             "address": LOOPBACK,
-            "port": 0,
             "temp_dir": str(self.directory),
-            "system_config": SYSTEM_CONFIG,
             **more,
         }
 
-    def _start(self, module: str, options: dict[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def _start(self, options: dict[str, Any], environ: Mapping[str, str] | None = None) -> dict[str, Any]:
         done = subprocess.run(
-            [self._python, "-m", module, json.dumps(options)],
+            [self._python, "-m", "tests.support.cluster", json.dumps(options)],
             env=self.clean_environ() | dict(environ or {}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -133,7 +128,7 @@ class RayCluster:
 
         def start() -> None:
             options = self._options(cpus or self._cpus, self._gpus, gcs_address=self.address)
-            reply = self._start("tests.support.cluster", options, environ)
+            reply = self._start(options, environ)
             added.append(RayNode(id=reply["node_id"], raylet=reply["pids"]["raylet"][0]))
 
         threads = [threading.Thread(target=start) for _ in range(count)]
@@ -186,7 +181,6 @@ class RayCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(node.raylet, signal.SIGCONT)
         kill_all(self.processes, f"what belongs to {self.directory}")
-        clear_sessions(self.directory, self._token)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -201,32 +195,35 @@ def _mentioning(marker: str) -> list[psutil.Process]:
     return list(found.values())
 
 
-def start_worker(options: dict[str, Any]) -> dict[str, Any]:
-    """Start one worker node; return its id, and process ids by name."""
+def start_node(options: dict[str, Any]) -> dict[str, Any]:
+    """Start a worker node, or a head where no address of one is given; return its address and id, and process ids by name."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    name = secrets.token_hex(4)
+    head, name = "gcs_address" not in options, secrets.token_hex(4)
+    here: dict[str, Any] = {"gcs_server_port": 0, "no_monitor": True, "include_dashboard": False}
     params = RayParams(
-        gcs_address=options["gcs_address"],
+        **(here | {"_system_config": SYSTEM_CONFIG} if head else {"gcs_address": options["gcs_address"]}),
         num_cpus=options["num_cpus"],
         num_gpus=options["num_gpus"],
         object_store_memory=options["object_store_bytes"],
         node_ip_address=options["address"],
         temp_dir=options["temp_dir"],
         dashboard_agent_listen_port=0,
+        dashboard_port=0,
         # Nodes that start at the same moment would choose the same name with Ray's own names.
         raylet_socket_name=str(Path(options["temp_dir"]) / f"{name}.raylet"),
         plasma_store_socket_name=str(Path(options["temp_dir"]) / f"{name}.store"),
         include_log_monitor=False,
         env_vars={},
     )
-    node = Node(params, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    node = Node(params, head=head, shutdown_at_exit=False, spawn_reaper=False)
     return {
+        "gcs_address": node.gcs_address,
         "node_id": node.node_id,
         "pids": {name: [p.process.pid for p in group] for name, group in node.all_processes.items()},
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(start_worker(json.loads(sys.argv[1]))), flush=True)
+    print(json.dumps(start_node(json.loads(sys.argv[1]))), flush=True)

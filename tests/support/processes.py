@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.runtime.cluster.head.processes import of_session
+from orchestrator.runtime.cluster.head import of_session
 from tests.support.stack import PATIENCE_SECONDS, Stack, process_gone, wait_until
 
 
@@ -90,15 +90,3 @@ def own_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def worker_template(stack: Stack) -> psutil.Process:
-    """Return the process of the home's Ray that forks its workers."""
-    from orchestrator.runtime.cluster.head import worker_template
-
-    (template,) = [
-        process
-        for process in psutil.Process(stack.head_pids()["raylet"]).children()
-        if worker_template.__file__ in command_line(process)
-    ]
-    return template

@@ -147,7 +147,10 @@ class Stack:
         wait_until("the daemon is dead", lambda: not psutil.pid_exists(pid) or _is_zombie(pid))
 
     def head_pids(self) -> dict[str, int]:
+        """Return the process ids of the home's Ray head, by name. Raises FileNotFoundError: there is none, or it is being started."""
         data = json.loads((self.settings.paths.ray / "head.json").read_text())
+        if not data["pids"]:
+            raise FileNotFoundError("the head is being started")
         return {name: pid for name, (pid, _created) in data["pids"].items()}
 
     def close(self) -> None:

@@ -291,7 +291,7 @@ def _agents(raylet: int) -> list[tuple[int, bool]]:
     """Return process ids of the node agents under a raylet, and whether each has been created and serves."""
     import psutil
 
-    from orchestrator.runtime.cluster.head.processes import of_session
+    from orchestrator.runtime.cluster.head import of_session
 
     found: list[tuple[int, bool]] = []
     for process in of_session(raylet):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
 

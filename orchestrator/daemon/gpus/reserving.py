@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.job.record import Job
+    from orchestrator.runtime.cluster.capacity import GpuReservations
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.nodes.agent import NodeGpu
 
 

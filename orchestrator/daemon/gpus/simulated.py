@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
 
 
 class SimulatedGpus:

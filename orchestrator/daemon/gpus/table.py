@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.facts.gpus import GpuCondition
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.runtime.nodes.agent import NodeGpu

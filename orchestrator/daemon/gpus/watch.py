@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.gpus.balances import JobBalances
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterReport
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.spec.paths import Paths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.daemon.gpus.conditions import known_conditions
-from orchestrator.daemon.nodes.views import gpu_states
+from orchestrator.daemon.nodes.queries import gpu_states
 
 if TYPE_CHECKING:
     from orchestrator.daemon.gpus.balances import JobBalances
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.metrics.metering import Metering
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.exporters import Exporters
     from orchestrator.store.port import Store
     from orchestrator.telemetry.metrics_view import Snapshot

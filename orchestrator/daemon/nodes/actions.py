@@ -15,7 +15,7 @@ from orchestrator.core.lifecycle.advance import request_stop
 from orchestrator.core.scheduler.durations import RunTimes
 from orchestrator.core.scheduler.reservations import nodes_at
 from orchestrator.core.states import StopPurpose
-from orchestrator.daemon.nodes.views import node_state
+from orchestrator.daemon.nodes.queries import node_state
 from orchestrator.store.errors import StoreError
 from orchestrator.units import plural
 

@@ -1,25 +1,41 @@
-"""Keeps the loop's view of the cluster's nodes current."""
+"""Keeps the loop's view of the cluster's nodes current, has their health checked, and restarts Ray's head after its death."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import DaemonStoppingError
+from orchestrator.core.events import GangReleased
+from orchestrator.core.facts.nodes import CheckFailed
+from orchestrator.runtime.deadline import OvertakenError, unless, within
+from orchestrator.store.errors import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+
+    from structlog.typing import FilteringBoundLogger
 
     from orchestrator.core.cluster import Node
+    from orchestrator.core.events import Event
+    from orchestrator.core.facts.fact import Fact
+    from orchestrator.core.job.record import Job
     from orchestrator.daemon.loop import Loop
     from orchestrator.daemon.nodes.quarantine import NodeQuarantine
     from orchestrator.daemon.stopping import StopRequest
     from orchestrator.runtime.cluster.cluster import Cluster
+    from orchestrator.runtime.cluster.connection import RayConnection
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
+    from orchestrator.store.port import Store
 
 REFRESH_SECONDS: Final = 10.0
 SHARED_REFRESH_SECONDS: Final = 2.0  # on an existing cluster nodes change, and other users take free resources
 TIDY_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 10.0
+NODE_CHECK_SECONDS: Final = 150.0
+HEAD_RETRY_SECONDS: Final = 2.0
 
 
 class LoopNodes:
@@ -107,3 +123,135 @@ class NodeCare:
         """Run one round. Raises the cluster's errors."""
         self._nodes.set(await self._cluster.refresh())
         await self._after()
+
+
+async def check_node(agent: Any | None) -> tuple[Fact, ...]:
+    """Return what is wrong with a node, by its agent; ``agent`` None: the node has none."""
+    if agent is None:
+        return (CheckFailed(),)
+    try:
+        problems: tuple[Fact, ...] = await within(NODE_CHECK_SECONDS, agent.check.remote())
+    except TimeoutError:
+        return (CheckFailed(seconds=NODE_CHECK_SECONDS),)
+    except Exception as error:
+        return (CheckFailed(said=str(error) or type(error).__name__),)
+    return problems
+
+
+class NodeHealth:
+    """Health of nodes. ``nodes`` marks them; ``reserve`` keeps bad GPUs from Ray; ``spawn`` runs a background task."""
+
+    def __init__(
+        self,
+        quarantine: NodeQuarantine,
+        store: Store,
+        ray: RayConnection,
+        registry: NodeRegistry,
+        nodes: LoopNodes,
+        *,
+        reserve: Callable[[], Coroutine[Any, Any, None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        log: FilteringBoundLogger,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._quarantine = quarantine
+        self._store = store
+        self._ray = ray
+        self._registry = registry
+        self._nodes = nodes
+        self._reserve = reserve
+        self._spawn = spawn
+        self._log = log
+        self._pause = pause
+
+    def observe(self, job: Job, event: Event) -> None:
+        """Handle a written event."""
+        if self._quarantine.observe(job, event):
+            self._log.warning("node.quarantined", job=job.id)
+            self._nodes.mark_again()
+        self._spawn(self._save())
+        if isinstance(event, GangReleased) and self._quarantine.quarantined_gpus:
+            self._spawn(self._reserve())
+
+    async def _save(self) -> None:
+        """Store what changed; after a failure the next round tries again."""
+        places = self._quarantine.unsaved()
+        try:
+            await self._store.put_places(places)
+        except StoreError as error:
+            self._quarantine.keep(places)
+            self._log.warning("quarantine.not_saved", error=str(error))
+
+    async def run(self) -> None:
+        """Run rounds until cancelled."""
+        while True:
+            await self._pause(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Check nodes that are due, store changes, and keep bad GPUs reserved."""
+        if self._ray.connected and await self._quarantine.look(self._check):
+            self._nodes.mark_again()
+        await self._save()
+        with contextlib.suppress(Exception):  # errors of a restarting Ray: the next round tries again
+            await self._reserve()
+
+    async def _check(self, node_id: str) -> tuple[Fact, ...]:
+        return await check_node(self._registry.agent_for(node_id))
+
+
+class HeadCare:
+    """Restarts the head. ``forget`` are called after its death, to drop what died with it; ``prepare`` prepares a new one; ``wake`` wakes the loop.
+
+    ``problems`` reports errors to users.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        forget: Sequence[Callable[[], None]],
+        prepare: Sequence[Callable[[], Awaitable[None]]],
+        wake: Callable[[], None],
+        problems: dict[str, str],
+        log: FilteringBoundLogger,
+        retry_seconds: float = HEAD_RETRY_SECONDS,
+    ) -> None:
+        self._cluster = cluster
+        self._forget = forget
+        self._prepare = prepare
+        self._wake = wake
+        self._problems = problems
+        self._log = log
+        self._retry_seconds = retry_seconds
+        self._gone = asyncio.Event()
+
+    def lost(self) -> None:
+        """Record the head's death."""
+        self._log.error("ray.head_lost", address=self._cluster.address)
+        self._problems["ray"] = "Ray's head died and is being started again"
+        for forget in self._forget:
+            forget()
+        self._gone.set()
+
+    async def run(self) -> None:
+        """Restart the head whenever it has died, with as many tries as it takes."""
+        while True:
+            await self._gone.wait()
+            self._gone.clear()
+            try:
+                await self._cluster.restart()
+                with contextlib.suppress(OvertakenError):  # it died too: calls to it may never return
+                    await unless(self._gone, self._prepare_all())
+            except Exception as error:  # any error of a starting Ray: the next try may succeed
+                self._problems["ray"] = str(error) or type(error).__name__
+                self._log.exception("ray.restart_failed")
+                self._gone.set()
+                await asyncio.sleep(self._retry_seconds)
+            if not self._gone.is_set():
+                self._problems.pop("ray", None)
+                self._wake()
+
+    async def _prepare_all(self) -> None:
+        for prepare in self._prepare:
+            await prepare()

@@ -1,4 +1,4 @@
-"""Keeps the strikes, cordons, labels and reservations of nodes and GPUs, has their health checked before a release, and marks nodes.
+"""Keeps the strikes, cordons, labels and reservations of nodes and GPUs, and has their health checked before a release.
 
 The policy is ``core/diagnosis/quarantine.py``. The daemon stores what ``unsaved`` returns and reads it back with
 ``restore``: a cordon, a bad node and a bad GPU survive a restart. A node that returns under another id (Ray assigns a

@@ -19,7 +19,7 @@ from orchestrator.api.server.read_app import read_policy
 from orchestrator.gpu.drivers.inventory import discover
 from orchestrator.gpu.exporter.http import is_loopback
 from orchestrator.parts import install_line, unmet
-from orchestrator.runtime.cluster.head.embedded import VISIBLE_GPUS
+from orchestrator.runtime.cluster.head import VISIBLE_GPUS
 from orchestrator.web.serving import page_place, page_tls
 
 if TYPE_CHECKING:

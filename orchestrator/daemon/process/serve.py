@@ -32,8 +32,8 @@ from orchestrator.daemon.process.home import prepare_home
 from orchestrator.daemon.process.preflight import bind_read, check_options, place_of
 from orchestrator.daemon.start_reserve import release_start_reserve
 from orchestrator.private_files import PRIVATE_UMASK
-from orchestrator.runtime.cluster.head.start import ClusterError
-from orchestrator.runtime.cluster.signal_handlers import disarm_abort
+from orchestrator.runtime.cluster.connection import disarm_abort
+from orchestrator.runtime.cluster.head import ClusterError
 from orchestrator.runtime.own_thread import WatchedExecutor, calls_under_way
 from orchestrator.spec.paths import PageFiles
 from orchestrator.store.errors import StoreError, StoreInUseError

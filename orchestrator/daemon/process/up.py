@@ -27,7 +27,7 @@ from orchestrator.daemon.process import failure
 from orchestrator.daemon.process.home import prepare_home, refuse_unwritable
 from orchestrator.daemon.process.preflight import check_options, check_ports
 from orchestrator.private_files import open_private
-from orchestrator.runtime.cluster.head.start import START_TRIES, start_seconds
+from orchestrator.runtime.cluster.head import START_TRIES, start_seconds
 from orchestrator.store.lock import StoreLock
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
 
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0  # less than the client waits; Ray's head takes a minute to start on a busy machine
 
 
 class Admission(Protocol):

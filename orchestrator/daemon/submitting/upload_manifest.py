@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.api.errors import BadRequestError
 from orchestrator.api.protocol import MAX_MANIFEST_BYTES, MAX_PIECE_BYTES
-from orchestrator.runtime.nodes.ignore_rules import ALWAYS_IGNORED, IGNORE_FILES
-from orchestrator.runtime.nodes.workdir_walk import MAX_DEPTH, MAX_FILES
+from orchestrator.runtime.nodes.workdir_walk import ALWAYS_IGNORED, IGNORE_FILES, MAX_DEPTH, MAX_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,24 +10,25 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from orchestrator.private_files import make_private
-from orchestrator.runtime.cluster.agents import AgentMaker, remove_services
-from orchestrator.runtime.cluster.capacity import Capacity
+from orchestrator.runtime.cluster.capacity import Capacity, GpuReservations
 from orchestrator.runtime.cluster.connection import CALL_SECONDS, RayConnection
-from orchestrator.runtime.cluster.driver_environment import outlive_raylets
-from orchestrator.runtime.cluster.gpu_reservations import GpuReservations
-from orchestrator.runtime.cluster.head.embedded import EmbeddedHead
-from orchestrator.runtime.cluster.head.start import START_TRIES, ClusterError, start_seconds
-from orchestrator.runtime.cluster.last_seen import LastSeen
-from orchestrator.runtime.cluster.prestart import prestart, prestart_as_guest
-from orchestrator.runtime.cluster.registry import NodeRegistry
-from orchestrator.runtime.cluster.site import Site
-from orchestrator.runtime.nodes.directories import check_places
-from orchestrator.runtime.nodes.ray_nodes import list_nodes, token_from
+from orchestrator.runtime.cluster.head import (
+    START_TRIES,
+    ClusterError,
+    EmbeddedHead,
+    idle_workers,
+    outlive_raylets,
+    start_seconds,
+)
+from orchestrator.runtime.cluster.nodes import LastSeen, NodeRegistry, keep_home_token, make_agent, remove_services
+from orchestrator.runtime.nodes import control_plane
+from orchestrator.runtime.nodes.directories import Site, check_places
 from orchestrator.spec import token_file
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ log = structlog.get_logger("orch.ray")
 LEAVE_SOON_SECONDS: Final = 5.0
 AGAIN_SECONDS: Final = 0.5
 LIST_SECONDS: Final = 5.0
+KEEP_ALIVE_SECONDS: Final = 24 * 3600
+GUEST_KEEP_ALIVE_SECONDS: Final = 600  # then an existing cluster gets its memory back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +74,11 @@ class Cluster:
     ) -> None:
         self._warm_workers = options.warm_workers
         self._on_lost = on_lost
-        self._token: str | None = None
         self.site = Site(paths, options.address)
         self.ray = RayConnection(self.site.namespace)
-        self._maker = AgentMaker(self.site, options.simulate_gpus)
-        self.nodes = NodeRegistry(self.ray, self._maker)
+        self._simulate_gpus = options.simulate_gpus
+        self._home_token = ""
+        self.nodes = NodeRegistry(self.ray, self._make_agent, embedded=self.site.embedded)
         self.holds = GpuReservations(self.ray)
         self._seen = LastSeen(self.site.last_seen_file)
         self._capacity = Capacity(self.ray, self.nodes, self.holds, own_groups, self._seen)
@@ -108,14 +111,14 @@ class Cluster:
                 check_places(self.site.namespace)
         except OSError as error:
             raise ClusterError(str(error)) from error
-        self._maker.keep_home_token()
+        self._home_token = keep_home_token(self.site.home_token)
         outlive_raylets()
         try:
             address = await self._find_address()
         except token_file.TokenFileError as error:
             raise ClusterError(f"{error.message}; {error.remedy}" if error.remedy else error.message) from error
         hint = f"; its logs are below {self.site.paths.ray}" if self.site.embedded else ""
-        await self.ray.enter(address, hint=hint, proven=self._head is not None and self._head.is_proven)
+        await self.ray.enter(address, hint=hint)
         await self._meet_nodes(hint)
         self.ray.opened()
         await self.warm()
@@ -137,23 +140,24 @@ class Cluster:
                 return
 
     async def _find_address(self) -> str:
-        if self._head is None:
-            self._token = token_from(os.environ)
-            return self.address
-        address = await self._head.ensure()
-        self._token = self._head.token
-        return address
+        if self._head is not None:
+            return await self._head.ensure()
+        refuse_exposed_token(os.environ)
+        return self.address
+
+    def _make_agent(self, node_id: str) -> Any:
+        return make_agent(self.site, node_id, self._simulate_gpus, self._home_token)
 
     async def refresh(self) -> dict[str, Node]:
         """Read the nodes anew: create agents on new nodes, drop those of dead nodes."""
         epoch = self.ray.epoch
-        raw = await self.ray.call(list_nodes)
+        raw = await self.ray.call(control_plane.nodes)
         if self._head is not None and _all_dead(raw):
             await self._give_up_head(epoch)
         await self.nodes.update(raw)
         if not self.site.embedded:
             await self._capacity.look_at_others(raw)
-            await self.nodes.find_silent(raw, self._token)
+            await self.nodes.find_silent(raw)
         self._seen.note(raw, self.nodes.reports, self.nodes.answered)
         await self.ray.call(self._seen.write)
         return self._capacity.nodes(raw)
@@ -167,11 +171,22 @@ class Cluster:
         if not (self._warm_workers and self.ray.connected):
             return
         with contextlib.suppress(Exception):  # actors merely start slower
+            await self.ray.call(self._prestart, placed or {})
+
+    def _prestart(self, placed: Mapping[str, int]) -> None:
+        """Request the idle workers that are missing: Ray adds them to those that exist, some of them from an earlier daemon."""
+        for node in control_plane.nodes().values():
+            if not (node.alive and node.total.get("CPU")):  # a head without CPUs takes no ranks
+                continue
             if self._head is None:
-                await self.ray.call(prestart_as_guest, placed or self._warm_workers, self._token)
-            elif (raylet := self._head.raylet_pid) is not None:
-                count = max(sum((placed or {}).values()), self._warm_workers)
-                await self.ray.call(prestart, count, raylet, self._token)
+                count, keep_alive = (placed.get(node.id, 0) if placed else self._warm_workers), GUEST_KEEP_ALIVE_SECONDS
+            elif (raylet := self._head.raylet_pid) is None:
+                return
+            else:
+                wanted = max(sum(placed.values()), self._warm_workers)
+                count, keep_alive = wanted - idle_workers(raylet), KEEP_ALIVE_SECONDS
+            if count > 0:
+                control_plane.prestart_workers(node, count, keep_alive)
 
     async def check_head(self, *, node_lost: bool = False) -> None:
         """Report the loss of an embedded head that accepts no connections any more, before its processes have ended.
@@ -188,7 +203,7 @@ class Cluster:
 
     async def _only_node_is_dead(self) -> bool:
         try:
-            return _all_dead(await self.ray.call(list_nodes, seconds=LIST_SECONDS))
+            return _all_dead(await self.ray.call(control_plane.nodes, seconds=LIST_SECONDS))
         except Exception:  # a head that does not answer is detected in other ways
             return False
 
@@ -250,3 +265,15 @@ class Cluster:
 
 def _all_dead(nodes: Mapping[str, RayNode]) -> bool:
     return bool(nodes) and not any(node.alive for node in nodes.values())
+
+
+def refuse_exposed_token(environ: Mapping[str, str]) -> None:
+    """Raise TokenExposedError when other users can read the token file that Ray's own clients would use."""
+    if environ.get("RAY_AUTH_MODE", "").lower() != "token" or environ.get("RAY_AUTH_TOKEN"):
+        return
+    try:
+        token_file.read(Path(environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"))
+    except token_file.TokenExposedError:
+        raise
+    except token_file.TokenFileError:
+        pass  # Ray says what is wrong with it

@@ -1,7 +1,12 @@
 """The daemon's connection to Ray. Every blocking call of Ray runs in its own thread, with a deadline.
 
-``ray.init`` holds the interpreter's lock, so a thread cannot bound it: another process connects first (``trial.py``), and
-a timer of the C library ends this one if it is frozen nevertheless.
+``ray.init`` holds the interpreter's lock until the node's raylet has answered: meanwhile no signal, deadline or request
+reaches the process, and only SIGKILL ends it. So a process that can be killed connects first: this module as a program,
+``python -m orchestrator.runtime.cluster.connection ADDRESS NAMESPACE SECONDS``. A timer of the C library ends the daemon
+if it is frozen nevertheless.
+
+``ray.init`` also installs a SIGTERM handler in C++, which arms an alarm that aborts the process 3 s later, prints a stack, and then
+calls the handler that it replaced; disconnecting resets the signal. ``disarm_abort`` and ``restore_handlers`` undo both.
 """
 
 from __future__ import annotations
@@ -11,29 +16,29 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import signal
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
-from orchestrator.runtime.cluster import trial
-from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER
-from orchestrator.runtime.cluster.head.start import (
+from orchestrator.runtime.cluster.head import (
+    OF_THE_DRIVER,
     START_TRIES,
     ClusterError,
     output_of,
     scaled_to_load,
     start_seconds,
 )
-from orchestrator.runtime.cluster.signal_handlers import claim_handlers, restore_handlers
 from orchestrator.runtime.deadline import OvertakenError, unless, within
 from orchestrator.runtime.own_thread import in_own_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
+    from types import FrameType
 
 CALL_SECONDS: Final = 30.0
 CALLS_AT_ONCE: Final = 8
-HANDLER_SECONDS: Final = 0.005
 FROZEN_SECONDS: Final = 30.0  # at a load of one process per CPU
 REARM_SECONDS: Final = 1.0
 STDERR: Final = 2
@@ -43,8 +48,43 @@ LEAVE_SECONDS: Final = 120.0  # usually 2 s; up to 23 s with calls to a dead hea
 log = structlog.get_logger("orch.ray")
 
 
+def connect(address: str, space: str) -> None:
+    """Connect this process to Ray; ``space`` is the namespace of its actors."""
+    import ray
+
+    ray.init(address=address, namespace=space, log_to_driver=False, configure_logging=False)
+
+
+def disconnect() -> None:
+    """Disconnect this process from Ray."""
+    import ray
+
+    ray.shutdown()
+
+
+def trial(address: str, space: str, seconds: float) -> list[str]:
+    """Return the command that connects and disconnects; it ends after ``seconds`` even if the process that started it is gone."""
+    return [sys.executable, "-m", "orchestrator.runtime.cluster.connection", address, space, str(seconds)]
+
+
+def restore_handlers() -> None:
+    """Restore Python's own SIGTERM handler in place of Ray's. Call in the main thread after Ray connected or disconnected."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+        signal.siginterrupt(signal.SIGTERM, False)
+
+
+def disarm_abort(_number: int = 0, _frame: FrameType | None = None) -> None:
+    """Cancel the alarm of Ray's handler, for a signal that arrived before ``restore_handlers``.
+
+    As a Python handler it runs between any two instructions of the main thread, whatever the event loop does.
+    """
+    signal.alarm(0)
+
+
 class RayConnection:
-    """Connects to Ray. ``namespace`` is that of the daemon's actors; ``connect`` and ``disconnect`` default to Ray's own.
+    """Connects to Ray. ``namespace`` is that of the daemon's actors; ``connect`` and ``disconnect`` are Ray's own.
 
     ``try_first`` returns the command line of a program that connects to an address within a number of seconds.
     ``frozen_seconds`` returns after how many seconds without a turn of the event loop, while Ray connects or
@@ -55,14 +95,14 @@ class RayConnection:
         self,
         namespace: str,
         *,
-        connect: Callable[[str, str], None] | None = None,
-        disconnect: Callable[[], None] | None = None,
-        try_first: Callable[[str, str, float], Sequence[str]] = trial.command,
+        connect: Callable[[str, str], None] = connect,
+        disconnect: Callable[[], None] = disconnect,
+        try_first: Callable[[str, str, float], Sequence[str]] = trial,
         frozen_seconds: Callable[[], float] = lambda: scaled_to_load(FROZEN_SECONDS),
     ) -> None:
         self.namespace = namespace
-        self._connect = connect or trial.connect
-        self._disconnect = disconnect or trial.disconnect
+        self._connect = connect
+        self._disconnect = disconnect
         self._try_first = try_first
         self._frozen_seconds = frozen_seconds
         self.problem = ""
@@ -85,13 +125,9 @@ class RayConnection:
         except OvertakenError as error:
             raise TimeoutError("Ray's head died before it answered") from error
 
-    async def enter(self, address: str, *, hint: str = "", proven: bool = False) -> None:
-        """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``.
-
-        ``proven``: another process has just connected to it.
-        """
-        if not proven:
-            await self._prove(address, hint)
+    async def enter(self, address: str, *, hint: str = "") -> None:
+        """Connect to the head at ``address``. Raises ClusterError with a message that ends with ``hint``."""
+        await asyncio.gather(self._prove(address, hint), in_own_thread(lambda: importlib.import_module("ray")))
         seconds = start_seconds()
         self._enter_until = asyncio.get_running_loop().time() + seconds
         self._entering = asyncio.create_task(self._enter(address))
@@ -105,28 +141,21 @@ class RayConnection:
     async def _prove(self, address: str, hint: str, tries: int = START_TRIES) -> None:
         """Have another process connect. Raises ClusterError after ``tries`` tries; ``problem`` has the reason meanwhile."""
         environ = {name: value for name, value in os.environ.items() if name not in OF_THE_DRIVER}
-        importing = asyncio.create_task(in_own_thread(lambda: importlib.import_module("ray")))  # takes a second
-        try:
-            for number in range(1, tries + 1):
-                seconds = start_seconds()
-                try:
-                    await output_of(self._try_first(address, self.namespace, seconds), environ, seconds)
-                except TimeoutError:
-                    reason = f"it did not register a driver within {seconds:.0f} s"
-                    self.problem = f"cannot connect to Ray at {address}: {reason}{hint}"
-                    log.warning("ray.connect_failed", reason=reason, tried=number, of=tries)
-                except ClusterError as error:
-                    raise ClusterError(f"cannot connect to Ray at {address}: {error}{hint}") from error
-                else:
-                    await importing
-                    return
-            raise ClusterError(self.problem)
-        finally:
-            importing.cancel()
+        for number in range(1, tries + 1):
+            seconds = start_seconds()
+            try:
+                await output_of(self._try_first(address, self.namespace, seconds), environ, seconds)
+            except TimeoutError:
+                reason = f"it did not register a driver within {seconds:.0f} s"
+                self.problem = f"cannot connect to Ray at {address}: {reason}{hint}"
+                log.warning("ray.connect_failed", reason=reason, tried=number, of=tries)
+            except ClusterError as error:
+                raise ClusterError(f"cannot connect to Ray at {address}: {error}{hint}") from error
+            else:
+                return
+        raise ClusterError(self.problem)
 
     async def _enter(self, address: str) -> None:
-        await in_own_thread(lambda: importlib.import_module("ray"))
-        claim_handlers()
         async with _own_handlers(self._frozen_seconds()):
             await in_own_thread(lambda: self._connect(address, self.namespace))
 
@@ -170,32 +199,35 @@ class RayConnection:
 
 @contextlib.asynccontextmanager
 async def _own_handlers(frozen_seconds: float) -> AsyncIterator[None]:
-    """Keep Python's signal handlers: a new Ray may install its own while it connects, and it resets SIGTERM when it disconnects.
+    """Restore Python's signal handlers at the end, and end this process if it is frozen meanwhile.
 
-    The sooner Python's handlers are restored, the fewer signals abort or end this process. A process whose interpreter's
-    lock is not released for ``frozen_seconds`` writes its threads' stacks to stderr and ends with 1: a thread without
-    Python waits for that, and what supervises the daemon starts the next one. Jobs keep running.
+    A process whose interpreter's lock is not released for ``frozen_seconds`` writes its threads' stacks to stderr and ends
+    with 1: a thread without Python waits for that, and what supervises the daemon starts the next one. Jobs keep running.
     """
     _end_if_frozen(frozen_seconds)  # before a thread can take the lock
-    keeper = asyncio.create_task(_keep_handlers(frozen_seconds))
+    turning = asyncio.create_task(_while_turning(frozen_seconds))
     try:
         yield
     finally:
-        keeper.cancel()
+        turning.cancel()
         faulthandler.cancel_dump_traceback_later()
         restore_handlers()
 
 
-async def _keep_handlers(frozen_seconds: float) -> None:
-    now = asyncio.get_running_loop().time
-    armed_at = now()
+async def _while_turning(frozen_seconds: float) -> None:
     while True:
-        restore_handlers()
-        if now() - armed_at >= REARM_SECONDS:
-            armed_at = now()
-            _end_if_frozen(frozen_seconds)
-        await asyncio.sleep(HANDLER_SECONDS)
+        await asyncio.sleep(REARM_SECONDS)
+        _end_if_frozen(frozen_seconds)
 
 
 def _end_if_frozen(seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(float(sys.argv[3]), exit=True)
+    try:
+        connect(sys.argv[1], sys.argv[2])
+        disconnect()
+    except Exception as error:
+        sys.exit(str(error) or type(error).__name__)

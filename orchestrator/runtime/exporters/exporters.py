@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.exporters.actor import ExporterAccess, ExporterReport
     from orchestrator.runtime.nodes.agent import NodeGpu, NodeReport
 

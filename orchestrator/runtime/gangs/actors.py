@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.cluster.connection import RayConnection
-    from orchestrator.runtime.cluster.registry import NodeRegistry
-    from orchestrator.runtime.cluster.site import Site
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.gangs.reuse.parked_gangs import ParkedGangs
+    from orchestrator.runtime.nodes.directories import Site
 
 log = structlog.get_logger("orch.ray")
 

@@ -15,7 +15,7 @@ from orchestrator.core.diagnosis.signatures import missing_file
 from orchestrator.core.facts import notes
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.runtime.node_clock import moved
-from orchestrator.runtime.nodes.ignore_rules import left_out_by
+from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.evidence.endings import order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use

@@ -12,7 +12,7 @@ from orchestrator.runtime.gangs.errors import GangLostError, as_lost
 from orchestrator.runtime.gangs.event_mapping import noted
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.reuse.served_actor import handle_of
-from orchestrator.runtime.nodes.ray_nodes import end_worker
+from orchestrator.runtime.nodes.control_plane import end_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence

@@ -21,8 +21,7 @@ from orchestrator.core.facts.nodes import DriverProblem
 from orchestrator.gpu.drivers.assignments import FILE_NAME, write_assignments
 from orchestrator.private_files import PRIVATE_UMASK, make_private, remove_private
 from orchestrator.runtime.forkserver import linux
-from orchestrator.runtime.nodes.directories import clear_pages, fork_socket
-from orchestrator.runtime.nodes.ended_nodes import clear_ended_nodes, raylet_of
+from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_pages, fork_socket, raylet_of
 from orchestrator.runtime.nodes.files import NodeFiles
 from orchestrator.runtime.nodes.health_check import check_node
 from orchestrator.runtime.own_thread import in_own_thread

@@ -1,4 +1,8 @@
-"""Directories of a node's own state: sockets, locks, progress pages. Never on a shared filesystem."""
+"""Directories of a daemon, of its cluster and of each node: sockets, locks, progress pages, records.
+
+A node's own state is never on a shared filesystem. What an ended node of an existing cluster leaves on a machine is
+removed by the other agents there.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,19 @@ import hashlib
 import os
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orchestrator import trees
-from orchestrator.private_files import check_private, enter_private, make_private
+from orchestrator.private_files import check_private, enter_private, make_private, remove_private
+from orchestrator.runtime.forkserver import linux
+from orchestrator.runtime.names import namespace
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    from orchestrator.spec.paths import Paths
 
 LOCAL: Final = "local"
 """The directory of an embedded head's node, whatever id Ray gives it."""
@@ -23,6 +32,69 @@ ROUND_SECONDS: Final = 20.0
 """How long one call removes files that are no longer needed: the next call, or the next daemon, continues."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - it must be memory
+
+
+RAYLET_PID: Final = "RAY_RAYLET_PID"
+"""The environment variable by which a raylet gives its process id to its workers."""
+
+_NOTE: Final = "raylet"
+
+
+LONGEST_RAY_DIRECTORY = 40
+"""Ray creates Unix sockets below it, whose paths are at most 107 bytes; Ray's part takes about 60 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Names and directories of a cluster, derived from the home and the address alone. ``address`` None: an embedded head, on this machine."""
+
+    paths: Paths
+    address: str | None
+    namespace: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "namespace", namespace(self.paths.home))
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the cluster is this daemon's own: one node, on this machine."""
+        return self.address is None
+
+    def node_dir(self, node_id: str) -> Path:
+        """Return a node's directory. The embedded head's is kept: the next head finds fork servers and locks there."""
+        return node_directory(self.namespace, LOCAL if self.embedded else node_id)
+
+    @property
+    def head_file(self) -> Path:
+        """Path of the record of the embedded head's processes."""
+        return self.paths.ray / "head.json"
+
+    @property
+    def last_seen_file(self) -> Path | None:
+        """Path of the record of an existing cluster's nodes as they were last seen; an embedded head's only node needs none."""
+        return None if self.embedded else self.paths.ray / "nodes.json"
+
+    @property
+    def gangs_directory(self) -> Path | None:
+        """Directory of the records of parked and reused gangs. None: none is parked, as others need the resources."""
+        return self.paths.ray / "gangs" if self.embedded else None
+
+    @property
+    def home_token(self) -> Path:
+        """Path of the home's token, in the directory of jobs: only that directory must be shared with other nodes."""
+        return self.paths.jobs / ".home-token"
+
+    def ray_directory(self) -> Path:
+        """Return the directory where Ray creates its sockets and logs."""
+        wanted = self.paths.ray / "s"
+        if len(os.fsencode(wanted)) <= LONGEST_RAY_DIRECTORY:
+            return wanted
+        return make_node_directory(self.namespace, "ray")
+
+    def remove_node_state(self) -> None:
+        """Remove sockets, locks and pages of a head that has ended: no process uses them."""
+        remove_private(self.node_dir(LOCAL).parent)
+        remove_private(page_directory(self.namespace))
 
 
 def user_directory() -> Path:
@@ -129,3 +201,32 @@ def _entries(directory: Path) -> Iterator[tuple[int, list[os.DirEntry[str]]]]:
             yield folder, list(found)
     finally:
         os.close(folder)
+
+
+def raylet_of(node_dir: Path) -> int | None:
+    """Return the process id of the raylet with which an existing cluster's node ends; note it in the node's directory.
+
+    None for an embedded head's node: its directory, and the fork server there, outlive the head.
+    """
+    raylet = os.environ.get(RAYLET_PID, "")
+    if node_dir.name == LOCAL or not raylet.isdecimal():
+        return None
+    with contextlib.suppress(OSError):  # the raylet has ended already, and this process ends with it
+        (node_dir / _NOTE).write_text(f"{raylet} {linux.start_ticks(int(raylet))}", encoding="ascii")
+    return int(raylet)
+
+
+def clear_ended_nodes(node_dir: Path) -> None:
+    """Remove the directories of nodes that have ended on this machine, once their fork servers have too."""
+    for other in node_dir.parent.iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            pid, ticks = map(int, (other / _NOTE).read_text(encoding="ascii").split())
+            if other != node_dir and not _runs(pid, ticks) and not any((other / "fork").glob("*.sock")):
+                trees.remove(other, until=time.monotonic() + ROUND_SECONDS)
+
+
+def _runs(pid: int, ticks: int) -> bool:
+    try:
+        return linux.start_ticks(pid) == ticks
+    except OSError:
+        return False

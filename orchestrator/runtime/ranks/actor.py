@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from orchestrator.runtime.nodes.agent import PRELOAD
-from orchestrator.runtime.nodes.ray_nodes import is_alive
+from orchestrator.runtime.nodes.control_plane import is_alive
 from orchestrator.runtime.ranks.runtime_env import inside
 from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.client import start_fork_server

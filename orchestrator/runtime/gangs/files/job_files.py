@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.cluster.registry import NodeRegistry
+    from orchestrator.runtime.cluster.nodes import NodeRegistry
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
     from orchestrator.spec.paths import Paths

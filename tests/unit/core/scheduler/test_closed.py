@@ -13,7 +13,7 @@ from orchestrator.core.facts.requesters import ByNodeDrain
 from orchestrator.core.scheduler.scheduler import State, decide
 from orchestrator.core.sentences import sentence
 from orchestrator.core.states import StopPurpose
-from orchestrator.daemon.nodes.views import node_state, node_view
+from orchestrator.daemon.nodes.queries import node_state, node_view
 from tests.unit.core.builders import T0, after, make_spec, node, nodes, pending, running
 
 NOW = T0 + 100

@@ -17,7 +17,7 @@ from orchestrator.core.stored.job_record import event_body, event_from
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.daemon.jobs.event_views import left_out_notes, left_out_view
 from orchestrator.runtime.gangs.event_mapping import exited
-from orchestrator.runtime.nodes.ignore_rules import left_out_by
+from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import make_spec, pending, running, submission

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from orchestrator.api.errors import DaemonStoppingError
-from orchestrator.daemon.nodes.care import LoopNodes, NodeCare
+from orchestrator.daemon.nodes.care import HeadCare, LoopNodes, NodeCare
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from tests.unit.core.builders import node
-from tests.unit.daemon.parts import FakeCluster, Rounds, Spawned
+from tests.unit.daemon.parts import LOG, FakeCluster, Rounds, Spawned
 
 
 def test_nodes_reach_the_loop_with_their_cordons() -> None:
@@ -73,5 +73,74 @@ def test_a_look_that_fails_is_told_until_one_succeeds() -> None:
         cluster.ending = True
         await care.look()
         assert (problems, cluster.refreshed) == ({}, 2), "a head that is ending is asked nothing"
+
+    asyncio.run(run())
+
+
+# -- the head
+
+
+def test_it_is_started_again_until_it_comes_up() -> None:
+    async def run() -> None:
+        cluster, woken, problems, done = FakeCluster(), asyncio.Event(), dict[str, str](), list[str]()
+        cluster.restarts = [RuntimeError("no port"), None]
+        seen: list[str] = []
+
+        async def prepare() -> None:
+            seen.append(problems["ray"])
+
+        care = HeadCare(
+            cluster,
+            forget=(lambda: done.append("gangs"), lambda: done.append("exporters")),
+            prepare=(prepare,),
+            wake=woken.set,
+            problems=problems,
+            log=LOG,
+            retry_seconds=0.0,
+        )
+        task = asyncio.create_task(care.run())
+        care.lost()
+        assert done == ["gangs", "exporters"]
+        assert problems == {"ray": "Ray's head died and is being started again"}
+        async with asyncio.timeout(300):
+            await woken.wait()
+        assert seen == ["no port"]  # the failure was reported until the next try succeeded
+        assert problems == {}
+        assert cluster.restarts == []
+        task.cancel()
+
+    asyncio.run(run())
+
+
+def test_one_that_dies_while_jobs_are_prepared_is_started_again_at_once() -> None:
+    """Requests to its agents may never be answered: Ray waits for a minute for those that end with a raylet."""
+
+    async def run() -> None:
+        cluster, woken = FakeCluster(), asyncio.Event()
+        cluster.restarts = [None, None]
+        asked: list[str] = []
+
+        async def prepare() -> None:
+            asked.append("of a head")
+            if len(asked) == 1:
+                care.lost()
+                await asyncio.Event().wait()
+
+        care = HeadCare(
+            cluster,  # type: ignore[arg-type]
+            forget=(),
+            prepare=(prepare,),
+            wake=woken.set,
+            problems={},
+            log=LOG,
+            retry_seconds=1e9,
+        )
+        task = asyncio.create_task(care.run())
+        care.lost()
+        async with asyncio.timeout(300):
+            await woken.wait()
+        assert asked == ["of a head"] * 2
+        assert cluster.restarts == []
+        task.cancel()
 
     asyncio.run(run())

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.core.facts.nodes import CheckFailed
-from orchestrator.daemon.nodes.care import LoopNodes
-from orchestrator.daemon.nodes.health import NodeHealth, check_node
+from orchestrator.daemon.nodes.care import LoopNodes, NodeHealth, check_node
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
 from orchestrator.daemon.stopping import StopRequest
 from orchestrator.store.errors import StoreError

@@ -10,7 +10,7 @@ from orchestrator.core.facts.nodes import DeviceWrong, RepeatedFailures
 from orchestrator.core.ids import JobId
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.nodes.quarantine import NodeQuarantine
-from orchestrator.daemon.nodes.views import node_view
+from orchestrator.daemon.nodes.queries import node_view
 from orchestrator.store.memory import MemoryStore
 from orchestrator.store.port import StoredPlace
 from tests.support.nodes import node_report

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.core.scheduler.live_jobs import LiveJobs
-from orchestrator.daemon.nodes.fork_servers import ForkServers
-from orchestrator.daemon.nodes.idle_workers import KNOWN_ACTORS, IdleWorkers, can_start_more
+from orchestrator.daemon.nodes.warming import ForkServers, IdleWorkers, can_start_more
 from tests.unit.core.builders import make_spec, node, pending, running
 from tests.unit.daemon.parts import Spawned
 
@@ -63,34 +62,6 @@ def test_each_gang_has_as_many_workers_made_again_and_no_more_than_eight() -> No
         idle.changed(big)
         await spawned.run()
         assert asked[-1] == {"a": 7, "b": 1}
-
-    asyncio.run(run())
-
-
-def test_a_gang_whose_actors_served_another_has_used_no_worker() -> None:
-    asked: list[Mapping[str, int]] = []
-
-    async def warm(placed: Mapping[str, int]) -> None:
-        asked.append(placed)
-
-    async def run() -> None:
-        spawned = Spawned()
-        idle = IdleWorkers(warm, spawned, useful=lambda: True, later_seconds=0.0)
-
-        async def place(name: str, *pids: int) -> None:
-            seats = tuple(SimpleNamespace(node_id="a", actor_pid=pid) for pid in pids)
-            job: Any = SimpleNamespace(id=name, gang=1, seats=seats, nodes=("a",) * len(pids))
-            idle.changed(job)
-            await spawned.run()
-
-        await place("first", 7, 8)
-        await place("second", 7, 8)
-        assert asked == [{"a": 2}]
-        await place("third", 7, 9)
-        assert asked == [{"a": 2}, {"a": 2}]
-        await place("many", *range(100, 100 + KNOWN_ACTORS))
-        await place("much-later", 7, 8)
-        assert len(asked) == 4, "what was known long ago is forgotten"
 
     asyncio.run(run())
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.runtime.cluster import connection as module
+from orchestrator.runtime.cluster.cluster import refuse_exposed_token
 from orchestrator.runtime.cluster.connection import RayConnection
-from orchestrator.runtime.cluster.head.start import START_TRIES, SYSTEM_CONFIG, ClusterError
+from orchestrator.runtime.cluster.head import SETTINGS, START_TRIES, ClusterError
+from orchestrator.spec.token_file import TokenExposedError
 from tests.support.processes import all_gone
-from tests.support.stack import PATIENCE_SECONDS
+from tests.support.stack import PATIENCE_SECONDS, wait_until
 
 HANG = """
 import os, sys, time
@@ -28,8 +34,8 @@ from orchestrator.runtime.cluster.connection import RayConnection
 def freeze(*_):
     ctypes.PyDLL(None).sleep(1000)  # as ray.init does, it keeps the interpreter's lock
 
-ray = RayConnection("orch-x", connect=freeze, disconnect=freeze, frozen_seconds=lambda: 0.2)
-asyncio.run(ray.enter("127.0.0.1:1", proven=True) if "enter" in __import__("sys").argv else ray.leave())
+ray = RayConnection("orch-x", connect=freeze, disconnect=freeze, try_first=lambda *_: ["true"], frozen_seconds=lambda: 0.2)
+asyncio.run(ray.enter("127.0.0.1:1") if "enter" in __import__("sys").argv else ray.leave())
 """
 
 
@@ -40,7 +46,7 @@ def test_a_trial_that_hangs_is_killed_and_the_daemon_connects_when_the_next_one_
 
     def trial(_address: str, _space: str, _seconds: float) -> list[str]:
         tries.append(ray.problem)
-        return ["echo", "connected"] if len(tries) == START_TRIES else [sys.executable, "-c", HANG, pids]
+        return ["true"] if len(tries) == START_TRIES else [sys.executable, "-c", HANG, pids]
 
     async def enter() -> None:
         await ray.enter("127.0.0.1:1", hint="; see its logs")
@@ -91,4 +97,35 @@ def test_a_daemon_that_ray_freezes_ends_and_says_where(step: str) -> None:
 
 def test_the_first_driver_of_a_head_waits_for_no_worker() -> None:
     """Ray registers it once as many workers as CPUs have registered: never, if one of them is too slow."""
-    assert SYSTEM_CONFIG["prestart_worker_first_driver"] is False
+    assert SETTINGS["RAY_prestart_worker_first_driver"] == "0"
+
+
+def reset_as_ray_does() -> None:
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    libc.signal(signal.SIGTERM, None)
+
+
+def test_a_signal_after_a_disconnect_reaches_the_own_handler() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: seen.append(number))
+    try:
+        asyncio.run(RayConnection("orch-x", disconnect=reset_as_ray_does).leave())
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until("it is seen", lambda: seen == [signal.SIGTERM])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_token_of_an_existing_cluster_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("abc\n")
+    path.chmod(0o600)
+    environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    refuse_exposed_token(environ)
+    refuse_exposed_token({**environ, "RAY_AUTH_TOKEN_PATH": f"{path}.none"})
+    path.chmod(0o644)
+    with pytest.raises(TokenExposedError, match="mode 0644"):
+        refuse_exposed_token(environ)
+    refuse_exposed_token({**environ, "RAY_AUTH_TOKEN": "x"})
+    refuse_exposed_token({})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from orchestrator.core.facts.fact import UnreadableFact
 from orchestrator.daemon.gpus.conditions import gpu_conditions
-from orchestrator.daemon.nodes.views import node_view
-from orchestrator.runtime.cluster.gpu_reservations import still_there
+from orchestrator.daemon.nodes.queries import node_view
+from orchestrator.runtime.cluster.nodes import still_there
 from tests.support.nodes import node_report
 from tests.unit.core.builders import node, nodes
 

@@ -12,12 +12,11 @@ import psutil
 import pytest
 
 from orchestrator.runtime.cluster import cluster as module
+from orchestrator.runtime.cluster import head
 from orchestrator.runtime.cluster.cluster import Cluster, ClusterOptions
 from orchestrator.runtime.cluster.connection import CALLS_AT_ONCE, RayConnection
-from orchestrator.runtime.cluster.driver_environment import OF_THE_DRIVER, RECONNECT_SECONDS
-from orchestrator.runtime.cluster.head import embedded
-from orchestrator.runtime.cluster.head.processes import Head, write_head
-from orchestrator.runtime.cluster.head.start import ClusterError
+from orchestrator.runtime.cluster.head import OF_THE_DRIVER, RECONNECT_SECONDS, ClusterError, Head, write_head
+from orchestrator.runtime.nodes import control_plane
 from orchestrator.runtime.nodes.control_plane import RayNode
 from orchestrator.spec.settings import Settings
 
@@ -27,19 +26,19 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OF_THE_DRIVER:
         monkeypatch.setenv(name, "before")  # restored after the test, whatever it sets
         monkeypatch.delenv(name)
-    monkeypatch.setattr(embedded, "ray_environment", lambda _token: {})
+    monkeypatch.setattr(head, "ray_environment", lambda _token: {})
 
 
 def standing_head(home: Path, port: int) -> None:
     """Record this process, which listens on ``port``, as the home's head."""
     pids = {"raylet": (os.getpid(), psutil.Process().create_time())}
     (home / "ray").mkdir()
-    write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session_dir="/nowhere", pids=pids))
+    write_head(home / "ray/head.json", Head(gcs_address=f"127.0.0.1:{port}", session=os.getsid(0), pids=pids))
 
 
 def well(_address: str, _space: str, _seconds: float) -> list[str]:
     """Return the command line of a trial that succeeds."""
-    return ["echo", "connected"]
+    return ["true"]
 
 
 def seen_by_ray(monkeypatch: pytest.MonkeyPatch, home: Path, address: str | None = None) -> str | None:
@@ -83,7 +82,7 @@ def test_an_embedded_head_whose_node_is_dead_is_lost_though_its_processes_live(
     """Its raylet is stopped by a signal, or does not finish ending."""
     lost: list[str] = []
     listed: list[RayNode] = []
-    monkeypatch.setattr(module, "list_nodes", lambda: {one.id: one for one in listed})
+    monkeypatch.setattr(control_plane, "nodes", lambda: {one.id: one for one in listed})
 
     async def look() -> None:
         paths = Settings.from_environ({"ORCH_HOME": str(tmp_path)}).paths

@@ -21,7 +21,7 @@ from orchestrator.runtime.gangs.orders import Orders
 from orchestrator.runtime.gangs.patience import Patience
 from orchestrator.runtime.gangs.relay import LATE_ANSWERS, EventRelay, facts_of
 from orchestrator.runtime.gangs.table import GangTable
-from orchestrator.runtime.nodes.ray_nodes import end_worker
+from orchestrator.runtime.nodes.control_plane import end_worker
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths

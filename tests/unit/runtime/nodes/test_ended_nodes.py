@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.nodes.ended_nodes import RAYLET_PID, clear_ended_nodes, raylet_of
+from orchestrator.runtime.nodes.directories import RAYLET_PID, clear_ended_nodes, raylet_of
 
 
 def node(parent: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
-from orchestrator.runtime.cluster.registry import NodeRegistry
+from orchestrator.runtime.cluster.nodes import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.files.job_files import JobFiles
 from orchestrator.runtime.gangs.files.log_mirrors import LogMirror

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
-from orchestrator.runtime.cluster.prestart import prestart_workers
 from orchestrator.runtime.nodes import control_plane
-from orchestrator.runtime.nodes.control_plane import RayNode
-from orchestrator.runtime.nodes.ray_nodes import _HEALTH_METHOD, _SERVING, answers
+from orchestrator.runtime.nodes.control_plane import _HEALTH_METHOD, _SERVING, RayNode, answers, prestart_workers
 
 
 @pytest.fixture
@@ -31,13 +30,18 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     server.stop(None).wait()
 
 
-def test_every_call_goes_there_directly(port: int) -> None:
-    from ray.core.generated import gcs_service_pb2
+def test_every_call_goes_there_directly(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
 
     node = RayNode(id="n1", alive=True, hostname="h", address="127.0.0.1", port=port, total={})
-    assert answers(node, None)
-    assert "UNIMPLEMENTED" in str(prestart_workers("127.0.0.1", port, 1, None))
+    assert answers(node)
+    with pytest.raises(grpc.RpcError, match="UNIMPLEMENTED"):
+        prestart_workers(node, 1, 60)
+    with pytest.raises(TimeoutError, match="no connection to Ray"):
+        control_plane.nodes()
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{port}"))
     control_plane._channel.cache_clear()
-    with pytest.raises(TimeoutError, match="UNIMPLEMENTED"):
-        control_plane._ask(f"127.0.0.1:{port}", "NodeInfo", "GetAllNodeInfo", gcs_service_pb2.GetAllNodeInfoRequest())
+    with pytest.raises(TimeoutError, match="does not answer GetAllNodeInfo: UNIMPLEMENTED"):
+        control_plane.nodes()
     control_plane._channel.cache_clear()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.nodes.ray_nodes import token_from
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.runtime_env import for_ray, inside, parts_of
 from orchestrator.spec.model import RuntimeEnvSpec
@@ -70,13 +69,3 @@ def test_packages_mean_another_interpreter(
     assert (plan.target, plan.args) == expected
     assert plan.env["PATH"] == "/tmp/s/runtime_resources/pip/y/virtualenv/bin:/bin"
     assert plan.env["VIRTUAL_ENV"] == "/tmp/s/runtime_resources/pip/y/virtualenv"
-
-
-def test_the_token_of_somebody_s_cluster(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text("abc\n")
-    path.chmod(0o600)
-    assert token_from({}) is None
-    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"}) == "x"
-    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}) == "abc"
-    assert token_from({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{path}.none"}) is None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestrator.runtime.cluster.capacity import Capacity
-from orchestrator.runtime.cluster.last_seen import LastSeen
-from orchestrator.runtime.cluster.registry import NodeRegistry
-from orchestrator.runtime.nodes.control_plane import RayNode
-from orchestrator.runtime.nodes.ray_nodes import Held, answers, held_by_others
+from orchestrator.runtime.cluster.capacity import Capacity, Held, held_by_others
+from orchestrator.runtime.cluster.nodes import LastSeen, NodeRegistry, keep_home_token
+from orchestrator.runtime.nodes.control_plane import RayNode, answers
 from tests.support.nodes import node_report
 
 
@@ -54,7 +53,7 @@ def registry(ray: Ray, *, embedded: bool = False) -> NodeRegistry:
     def make(node_id: str) -> Agent:
         return ray.agents[node_id]
 
-    return NodeRegistry(ray, SimpleNamespace(make=make, embedded=embedded))  # type: ignore[arg-type]
+    return NodeRegistry(ray, make, embedded=embedded)  # type: ignore[arg-type]
 
 
 def test_a_node_is_met_asked_again_and_dropped() -> None:
@@ -117,7 +116,7 @@ def test_a_node_whose_raylet_does_not_answer_is_not_reachable() -> None:
         nodes = registry(ray)
         await nodes.update(raw("a", "b"))
         ray.deaf.add("b")
-        await nodes.find_silent(raw("a", "b"), None)
+        await nodes.find_silent(raw("a", "b"))
         holds: Any = SimpleNamespace(held={}, per_node=dict)
         capacity = Capacity(ray, nodes, holds, tuple, LastSeen(None))  # type: ignore[arg-type]
         seen = {name: capacity.node(node).reachable for name, node in raw("a", "b").items()}
@@ -144,3 +143,14 @@ def test_a_round_ends_when_the_head_whose_agent_it_waits_for_has_died() -> None:
         assert (nodes.agents, nodes.reports) == ({}, {})
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("torn", [None, "", "0123"], ids=["none", "empty", "half"])
+def test_a_torn_proof_of_the_shared_home_is_made_anew(tmp_path: Path, torn: str | None) -> None:
+    path = tmp_path / "jobs" / ".home-token"
+    if torn is not None:
+        path.parent.mkdir()
+        path.write_text(torn)
+    made = keep_home_token(path)
+    assert len(made) == 32
+    assert keep_home_token(path) == path.read_text() == made
