@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.core.conformance import misfits
 from orchestrator.core.events import RankExited
 from orchestrator.core.facts.gangs import ActorLost
-from orchestrator.runtime.forkserver import request, wire
+from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import last_words
@@ -25,10 +25,8 @@ from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.ranks.output.log_reading import LogReader
 from orchestrator.runtime.spawn.lifeline import Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_facts import CheckpointFacts
-from orchestrator.train.script.progress_layout import ProgressPageError
+from orchestrator.train.script import progress as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPage, ProgressPageError
 from orchestrator.train.script.progress_reading import PageReader, snapshot_of
 from tests.fuzz.reader import Reader
 
@@ -153,7 +151,7 @@ def _read_messages(data: bytes) -> bool:
 
 
 def _requests() -> list[bytes]:
-    spawn = request.SpawnRequest(
+    spawn = wire.SpawnRequest(
         mode="script",
         target="a.py",
         args=["-x"],
@@ -172,8 +170,8 @@ def _read_request(data: bytes) -> bool:
     try:
         message = wire.decode(data)
         roles = message.get("fds")
-        request.parse(message, list(range(len(roles) if isinstance(roles, list) else 0)))
-    except (wire.WireError, request.BadRequestError):
+        wire.parse(message, list(range(len(roles) if isinstance(roles, list) else 0)))
+    except (wire.WireError, wire.BadRequestError):
         return False
     return True
 

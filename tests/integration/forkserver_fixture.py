@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+from orchestrator.runtime.spawn.client import ForkServerClient, Hello, StartedServer, start_fork_server
 from orchestrator.runtime.spawn.environment import inheritable_environment
+from orchestrator.runtime.spawn.lifeline import ForkServerError
 from tests.support.stack import PATIENCE_SECONDS
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"

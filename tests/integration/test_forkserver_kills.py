@@ -18,17 +18,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.spawn.client import (
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient, start_fork_server
+from orchestrator.runtime.spawn.lifeline import (
     ErrorRaised,
     Exited,
-    ForkServerClient,
     ForkServerMissingError,
     Gone,
     KeeperLost,
-    SpawnRequest,
     Started,
     read_exit_record,
-    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,

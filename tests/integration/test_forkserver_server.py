@@ -20,17 +20,16 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.spawn.client import (
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient, start_fork_server
+from orchestrator.runtime.spawn.lifeline import (
     Exited,
-    ForkServerClient,
     ForkServerMissingError,
     ForkServerRefusedError,
     ForkServerStartError,
     ForkServerTimeoutError,
     ForkServerVersionError,
-    SpawnRequest,
     Started,
-    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,

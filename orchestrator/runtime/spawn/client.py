@@ -28,14 +28,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
-from orchestrator.runtime.forkserver.request import SpawnRequest
 from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.runtime.spawn.lifeline import (
-    ErrorRaised,
-    Event,
-    Exited,
-    ExitRecord,
-    ExitRecordError,
     ForkServerError,
     ForkServerForeignError,
     ForkServerMissingError,
@@ -43,25 +37,20 @@ from orchestrator.runtime.spawn.lifeline import (
     ForkServerStartError,
     ForkServerTimeoutError,
     ForkServerVersionError,
-    Gone,
-    KeeperLost,
     Lifeline,
-    MemoryUsed,
-    Started,
     owned,
-    read_exit_record,
 )
-from orchestrator.runtime.spawn.stopped_server import StoppedServerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from orchestrator.runtime.forkserver.wire import SpawnRequest
+
 SERVER_FILE = Path(__file__).parents[1] / "forkserver" / "server.py"
 MAX_SOCKET_PATH_BYTES = 107
 
 _START_DEADLINE = timedelta(seconds=20)
-_TITLE_BYTES = 2048
 _CALL_DEADLINE = timedelta(seconds=60)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -156,18 +145,17 @@ class ForkServerClient:
         """
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
-            return _begun(await self._call({**message, "gated": True}, fds), ours)
+            return _begun(await self._call(message, fds), ours)
 
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, StoppedServerWatch(loop) as stopped:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(self._deadline.total_seconds()):
                     await loop.sock_connect(sock, _checked(self._path))
                     self._refuse_others(sock)
-                    stopped.look_at(sock)
                     # The descriptors travel with the header: a few bytes, which an empty socket always takes.
                     socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                     await loop.sock_sendall(sock, data[wire.HEADER.size :])
@@ -210,7 +198,7 @@ class ForkServerClient:
         """Do the same as `spawn`, but block."""
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
-            return _begun(self._call_sync({**message, "gated": True}, fds), ours)
+            return _begun(self._call_sync(message, fds), ours)
 
     def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
@@ -253,7 +241,7 @@ class ForkServerClient:
 
 
 def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
-    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup(), gated=reply.get("gated") is True))
+    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup()))
 
 
 class _lifeline_pair:  # noqa: N801 - used as a function
@@ -342,7 +330,7 @@ def start_fork_server(
     except OSError as error:
         raise ForkServerStartError(str(error)) from error
     command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
-    command += ["--room", " " * _TITLE_BYTES, *([] if of_process is None else ["--of-process", str(of_process)])]
+    command += [] if of_process is None else ["--of-process", str(of_process)]
     for name in preload:
         command += ["--preload", name]
     try:
@@ -369,32 +357,3 @@ def start_fork_server(
         raise ForkServerStartError(reply["error"])
     stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
     raise ForkServerStartError(f"{python} ended with {outcome.returncode}: {stderr_lines[0]}; see {log_path}")
-
-
-__all__ = [
-    "ErrorRaised",
-    "Event",
-    "ExitRecord",
-    "ExitRecordError",
-    "Exited",
-    "ForkServerClient",
-    "ForkServerError",
-    "ForkServerForeignError",
-    "ForkServerMissingError",
-    "ForkServerRefusedError",
-    "ForkServerStartError",
-    "ForkServerTimeoutError",
-    "ForkServerVersionError",
-    "Gone",
-    "Hello",
-    "KeeperLost",
-    "Lifeline",
-    "MemoryUsed",
-    "SpawnRequest",
-    "Spawned",
-    "Started",
-    "StartedServer",
-    "inheritable_environment",
-    "read_exit_record",
-    "start_fork_server",
-]

@@ -341,11 +341,10 @@ class Lifeline:
             self._pending.append(event)
 
 
-def owned(sock: socket.socket, *, gated: bool) -> Lifeline:
-    """Return the owner's end of a started process's lifeline; let a gated process run its first line."""
-    if gated:
-        with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
-            sock.send(wire.encode_line({"cmd": "go"}))
+def owned(sock: socket.socket) -> Lifeline:
+    """Return the owner's end of a started process's lifeline, and let the process run its first line."""
+    with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
+        sock.send(wire.encode_line({"cmd": "go"}))
     return Lifeline(sock)
 
 

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
 from orchestrator.spec.plain_files import open_plain
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot, create_page
-from orchestrator.train.script.progress_layout import ProgressPageError
+from orchestrator.train.script import progress as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot, create_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,16 +70,6 @@ class PageReader:
         with self._lock:
             if self._handle != _CLOSED:
                 os.pwrite(self._handle, b"\1", layout.STOP_REQUESTED_AT)
-
-    def head(self) -> bytes:
-        """Return the bytes before the first record; none for a page that is closed or unreadable."""
-        with self._lock:
-            if self._handle == _CLOSED:
-                return b""
-            try:
-                return os.pread(self._handle, layout.HOT.offset, 0)
-            except OSError:
-                return b""
 
     def read(self) -> ProgressSnapshot:
         """Return the newest report; for a damaged page the previous one, marked ``unusable``. Never raises."""

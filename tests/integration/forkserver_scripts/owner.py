@@ -6,7 +6,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from orchestrator.runtime.spawn.client import ForkServerClient, SpawnRequest
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient
 
 socket, script, folder, order, *arguments = sys.argv[1:]
 with open(os.devnull, "wb") as null:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.conformance import misfits
-from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script import progress as layout
 from orchestrator.train.script import progress_reading as reading
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from orchestrator.train.script.progress_reading import PageReader
+from tests.support.pages import BothSides
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -37,7 +37,7 @@ def page(tmp_path):
 @pytest.fixture
 def rank(page):
     """Yield the script's end of the page."""
-    rank = ProgressPage.open(page.path)
+    rank = BothSides.open(page.path)
     yield rank
     rank.close()
 

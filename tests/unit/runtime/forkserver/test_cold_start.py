@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver import warm
-from orchestrator.runtime.forkserver.program.cold_start import cold_reason
-from orchestrator.runtime.forkserver.warm import Baseline
+from orchestrator.runtime.forkserver.warm import Baseline, cold_reason
 
 ENVIRON = {"PATH": "/bin", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": "/opt/lib"}
 
