@@ -18,7 +18,13 @@ import pytest
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.spawn.lifeline import Gone, Started
-from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
+from tests.integration.forkserver_fixture import (
+    ENVIRONMENT,
+    RunningServer,
+    next_event,
+    running_server,
+    wait_until,
+)
 from tests.integration.forkserver_ranks import Rank, run_ranks, start_rank, start_store
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -168,7 +174,7 @@ def test_output_ends_with_the_process_though_its_keeper_lives(server: RunningSer
     with open(reader, "rb") as pipe:
         assert pipe.read() == b""
     with contextlib.closing(spawned.lifeline) as lifeline:
-        while not isinstance(lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS)), Gone):
+        while not isinstance(next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS)), Gone):
             pass
 
 
@@ -272,7 +278,7 @@ def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path:
             )
     with contextlib.closing(spawned.lifeline) as lifeline:
         kinds = []
-        while (event := lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))) is not None:
+        while (event := next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS))) is not None:
             kinds.append(type(event).__name__)
     assert kinds == ["Started", "ErrorRaised", "Exited", "Gone"]
 

@@ -384,9 +384,16 @@ class Keeper:
         }
         ending = self._ending(ended_at)
         trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
-        self._queue_message({"event": "memory", **(self._memory or {})})
-        self._queue_message({"event": "ending", **ending})
-        self._queue_message({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
+        self._queue_message(
+            {
+                "event": "exited",
+                **outcome,
+                "at": ended_at,
+                "record_error": trouble,
+                "ending": ending,
+                "memory": self._memory,
+            }
+        )
         self._flush()
 
     def _ending(self, now: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The fork server's client: starts a server, requests processes from it, holds their lifelines.
 
 Owns the client's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
-call has a deadline. The asynchronous calls are for the rank actor and the node agent, the `_sync` twins for scripts.
+call has a deadline.
 
 The life of a process as the client sees it: `spawn` returns once its keeper exists; `Started` means that the process is
 about to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
@@ -103,26 +103,28 @@ class ForkServerClient:
         """Wait until the server is warm; return its description."""
         return _hello(await self._call({"op": "hello"}, []))
 
+    async def shut_down(self) -> None:
+        """End the server. Processes that it started continue."""
+        await self._call({"op": "shutdown"}, [])
+
     async def end(self, patience: timedelta) -> None:
         """End the server, and return when its process has ended; one that takes longer than ``patience`` is killed.
 
         Processes that it started continue. Does nothing where no server listens.
         """
-        await asyncio.to_thread(self._end, patience.total_seconds())
-
-    def _end(self, seconds: float) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(_checked(self._path))
                 process = os.pidfd_open(self._refuse_others(sock))
             except (OSError, ForkServerError):
                 return
+        seconds = patience.total_seconds()
         try:
             with contextlib.suppress(ForkServerError):
-                ForkServerClient(self._path, deadline=timedelta(seconds=seconds)).shutdown_sync()
-            if not select.select([process], [], [], seconds)[0]:
+                await ForkServerClient(self._path, deadline=patience).shut_down()
+            if not await asyncio.to_thread(_has_ended, process, seconds):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-                select.select([process], [], [], seconds)
+                await asyncio.to_thread(_has_ended, process, seconds)
         finally:
             os.close(process)
 
@@ -177,49 +179,6 @@ class ForkServerClient:
             data += part
         return bytes(data)
 
-    def hello_sync(self) -> Hello:
-        """Do the same as `hello`, but block."""
-        return _hello(self._call_sync({"op": "hello"}, []))
-
-    def shutdown_sync(self) -> None:
-        """End the server. Processes that it started continue."""
-        self._call_sync({"op": "shutdown"}, [])
-
-    def spawn_sync(
-        self,
-        request: SpawnRequest,
-        *,
-        stdout: int,
-        stderr: int,
-        listen: int | None = None,
-        lease: int | None = None,
-        extra: Mapping[int, int] | None = None,
-    ) -> Spawned:
-        """Do the same as `spawn`, but block."""
-        with _lifeline_pair() as (ours, theirs):
-            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
-            return _begun(self._call_sync(message, fds), ours)
-
-    def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        data = wire.encode({"protocol": self._protocol, **message})
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(self._deadline.total_seconds())
-            try:
-                sock.connect(_checked(self._path))
-                self._refuse_others(sock)
-                socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
-                sock.sendall(data[wire.HEADER.size :])
-                with sock.makefile("rb") as stream:
-                    header = stream.read(wire.HEADER.size)
-                    if len(header) < wire.HEADER.size:
-                        raise ConnectionResetError("the server closed the connection")
-                    body = stream.read(wire.body_length(header))
-            except TimeoutError as error:
-                raise self._timed_out() from error
-            except OSError as error:
-                raise self._missing(error) from error
-        return _accepted(body)
-
     def _refuse_others(self, sock: socket.socket) -> int:
         """Return the server's process id. Raises for another user's: the request carries a job's environment and secrets."""
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -238,6 +197,10 @@ class ForkServerClient:
         return ForkServerMissingError(
             f"no fork server behind {self._path} ({error.strerror or error}); start one with start_fork_server"
         )
+
+
+def _has_ended(process: int, seconds: float) -> bool:
+    return bool(select.select([process], [], [], seconds)[0])
 
 
 def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:

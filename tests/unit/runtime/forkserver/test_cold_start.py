@@ -30,7 +30,6 @@ def baseline(modules: dict[str, str | None] | None = None) -> Baseline:
         torch_version=None,
         warm_seconds=0.0,
         descriptors=frozenset(),
-        libraries=frozenset(),
     )
 
 
