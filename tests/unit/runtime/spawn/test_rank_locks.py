@@ -157,7 +157,7 @@ def test_a_keeper_that_does_not_end_is_killed(path: Path, stopped: bool) -> None
         os.close(handle)
         if stopped:
             os.kill(keeper.pid, 19)
-        assert end_tree(path, 60.0, patience=0.0, limit=0.0 if stopped else 0.1)
+        assert end_tree(path, 60.0, limit=0.1)
         assert process_gone(keeper.pid)
         assert process_gone(kept.pid)
 
