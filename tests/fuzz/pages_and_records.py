@@ -302,7 +302,7 @@ READERS = (
         "exit-record", _read_exit_record, _exit_records, ("orchestrator.runtime.spawn", "orchestrator.core.conformance")
     ),
     Reader("wire", _read_messages, _messages, ("orchestrator.runtime.forkserver.wire",)),
-    Reader("spawn-request", _read_request, _requests, ("orchestrator.runtime.forkserver.request",)),
+    Reader("spawn-request", _read_request, _requests, ("orchestrator.runtime.forkserver.wire",)),
     Reader(
         "lifeline", _read_lifeline, _lifeline, ("orchestrator.runtime.spawn", "orchestrator.runtime.forkserver.wire")
     ),
