@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from orchestrator.core.states import OutOf
@@ -142,50 +140,6 @@ pathlib.Path("found").write_text(state)
         await started(other, marked_plan(server, tmp_path, script, attempt=2))
         await story(other, 2)
         assert (tmp_path / "found").read_text() in ("gone", "Z")
-
-    run(case)
-
-
-@pytest.mark.parametrize("order", ["kill", "stop", "exit"])
-def test_a_stopped_keeper_holds_nothing_up(server: RunningServer, tmp_path: Path, order: str) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path)
-        await started(host, marked_plan(server, tmp_path, FAMILY))
-        pids = await asyncio.to_thread(family, tmp_path)
-        keeper = keeper_of(tmp_path)
-        os.kill(keeper, signal.SIGSTOP)
-        match order:
-            case "kill":
-                await host.kill(1)
-            case "stop":
-                await host.stop(1, 0.2)
-            case _:
-                os.kill(psutil.Process(keeper).children()[0].pid, signal.SIGKILL)
-        assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
-        assert [pid for pid in pids if not process_gone(pid)] == []
-
-    run(case)
-
-
-def test_a_keeper_that_is_stopped_again_and_again_is_killed(server: RunningServer, tmp_path: Path) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path)
-        await started(host, marked_plan(server, tmp_path, FAMILY))
-        pids = await asyncio.to_thread(family, tmp_path)
-        keeper = keeper_of(tmp_path)
-
-        async def stop_always() -> None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
-                while not process_gone(keeper):
-                    os.kill(keeper, signal.SIGSTOP)
-                    await asyncio.sleep(0)
-
-        os.kill(keeper, signal.SIGSTOP)
-        stopping = asyncio.create_task(stop_always())
-        await host.kill(1)
-        assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
-        assert [pid for pid in pids if not process_gone(pid)] == []
-        await stopping
 
     run(case)
 
