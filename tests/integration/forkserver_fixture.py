@@ -9,18 +9,21 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.spawn.client import ForkServerClient, Hello, Spawned, StartedServer, start_fork_server
 from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.runtime.spawn.lifeline import Event, ForkServerError, Lifeline
 from tests.support.stack import PATIENCE_SECONDS
+
+T = TypeVar("T")
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 """An interpreter without torch: its server is warm at once."""
@@ -30,16 +33,22 @@ ENVIRONMENT = inheritable_environment(os.environ)
 
 
 class BlockingClient(ForkServerClient):
-    """The client for tests without an event loop."""
+    """The client for tests that wait without a loop."""
 
     def hello_sync(self) -> Hello:
-        return asyncio.run(self.hello())
+        return _run(self.hello())
 
     def shutdown_sync(self) -> None:
-        asyncio.run(self.shut_down())
+        _run(self.shut_down())
 
     def spawn_sync(self, request: SpawnRequest, **descriptors: Any) -> Spawned:
-        return asyncio.run(self.spawn(request, **descriptors))
+        return _run(self.spawn(request, **descriptors))
+
+
+def _run(call: Coroutine[Any, Any, T]) -> T:
+    """Run the call in a loop of its own, in a thread: a test may have a loop too."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, call).result()
 
 
 def next_event(lifeline: Lifeline, deadline: timedelta = timedelta(seconds=PATIENCE_SECONDS)) -> Event | None:
