@@ -20,7 +20,7 @@ PARTS := lint tools docs+types+layers+unit+integration
 # What `make nightly` runs beside the other Pythons: targets of this file.
 NIGHTLY := rare bounds reference
 # Tests of rare faults, of other tools' installers and of whole examples, which take minutes: part of `make nightly`, not of `make test`.
-RARE := tests/faults/test_drills.py tests/faults/test_stopped.py tests/integration/test_installers.py tests/integration/test_systemd.py \
+RARE := tests/faults/test_drills.py tests/faults/test_killed_together.py tests/integration/test_installers.py tests/integration/test_systemd.py \
 	tests/integration/test_trainer_examples.py tests/integration/test_trainer_huggingface.py tests/integration/test_two_hosts.py
 UNIT := tests/unit tests/stateful tests/simulation tests/fuzz tests/mutants tests/architecture tests/contract/test_memory.py
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from benchmarks import measure
 from orchestrator.train.script.environment import read_environment
-from orchestrator.train.script.progress import ProgressPage
+from orchestrator.train.script.progress import ProgressPage, create_page
 from orchestrator.train.script.training_context import Context
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Saves:
     def __init__(self, training: Training, place: Path) -> None:
         self._training = training
         self.snapshots = Path(tempfile.mkdtemp(prefix="stall-", dir="/dev/shm"))
-        self._page = ProgressPage.create(self.snapshots / "page")
+        os.close(create_page(self.snapshots / "page"))
+        self._page = ProgressPage.open(self.snapshots / "page")
         environ = {
             "ORCH_JOB_ID": "stall",
             "ORCH_ATTEMPT": "1",

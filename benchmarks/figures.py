@@ -128,14 +128,6 @@ ROWS: Final = (
         for size in ("2M", "100M")
     ),
     Row(
-        label="the end of a rank, processor time",
-        measure="rank_end",
-        other=("with every exit handler, as of a plain interpreter", ("peers", "every_handler")),
-        unit="ms",
-        scale=1e3,
-        digits=0,
-    ),
-    Row(
         label="a training step of `MultiGPUTrainer`, one rank",
         measure="trainer_overhead",
         other=("the same loop by hand", ("peers", "torch")),

@@ -35,7 +35,6 @@ from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
 from orchestrator.runtime.memory.scripts import Script
 from orchestrator.runtime.ranks.logs import LogLimits
-from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.paths import Paths
 from orchestrator.store.sqlite import SqliteStore
@@ -215,7 +214,7 @@ async def _planned(job: Job | None, launched: int, home: Path) -> int:
         simulated=False,
     )
     plans = rank_plans(job, job.seats, ("10.0.0.1", 29500), dict.fromkeys(job.nodes, places))
-    sizes = await in_turns(len(pickle.dumps(plan)) for plan in plans)  # a plan is freed once Ray has it
+    sizes = [len(pickle.dumps(plan)) for plan in plans]  # a plan is freed once Ray has it
     assert len(sizes) == job.num_workers
     return job.attempt_number
 

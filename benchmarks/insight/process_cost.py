@@ -1,6 +1,6 @@
-"""Measures the cost of watching the processes of a rank from another process, and of counting its collectives in it.
+"""Measures the cost of watching the processes of a rank from another process.
 
-One look a second and one report every five seconds; and one collective, from its call to the rank's progress page. The rank is a real process with threads of a collective library and two loader processes. The benchmark sets the clock of
+One look a second and one report every five seconds. The rank is a real process with threads of a collective library and two loader processes. The benchmark sets the clock of
 the watch, so an hour of looks takes seconds; only processor time counts. ``python -m benchmarks.insight.process_cost --write`` stores the result.
 """
 
@@ -12,20 +12,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
-from orchestrator.runtime.forkserver.torch_changes.collective_calls import count_collectives
-from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
 from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
-from orchestrator.train.script.progress_reading import PageReader
 
 ROOT: Final = Path(__file__).parents[2]
 SECONDS: Final = 3600
-CALLS: Final = 200_000
 THREADS: Final = 40
 RANK: Final = f"""
 import multiprocessing, threading, sys
@@ -63,39 +57,12 @@ def measure(seconds: int = SECONDS) -> dict[str, Any]:
     }
 
 
-def collective_seconds(calls: int = CALLS) -> float:
-    """Return the processor seconds that counting adds to a call of a collective; torch itself is not called."""
-    world = SimpleNamespace(group_name="0", group_desc="default_pg")
-
-    def all_reduce(group: object = None) -> bool:
-        return bool(c10d._rank_not_in_group(group))  # noqa: SLF001  # the function that is counted
-
-    def per_call() -> float:
-        began = time.process_time()
-        for _ in range(calls):
-            all_reduce()
-        return (time.process_time() - began) / calls
-
-    c10d = SimpleNamespace(GroupMember=SimpleNamespace(WORLD=world), _rank_not_in_group=lambda group: group is None)
-    plain = per_call()
-    with tempfile.TemporaryDirectory() as directory:
-        page = PageReader.create(Path(directory) / "page")
-        os.environ["ORCH_PROGRESS_PATH"] = str(page.path)
-        count_collectives(SimpleNamespace(distributed_c10d=c10d, get_process_group_ranks=lambda _: [0]))
-        counted = per_call()
-        call = entered_call(page.head(), os.getpid())
-        page.close()
-    if call is None or call.number != calls:
-        raise RuntimeError(f"of {calls} calls {call.number if call else 0} were counted")
-    return counted - plain
-
-
 def main() -> None:
     """Measure, and print or store."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true", help="store the result")
     options = parser.parse_args()
-    result = {**measure(), "seconds_per_collective": round(collective_seconds(), 9)}
+    result = measure()
     if options.write:
         today = dt.datetime.now(tz=dt.UTC).date()
         path = ROOT / "benchmarks" / "results" / f"{today}-insight_process_cost.json"

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import Store
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

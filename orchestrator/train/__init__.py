@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orchestrator.checkpoint.storage.reader import Checkpoint
     from orchestrator.spec.trainer import TrainingMode
-    from orchestrator.train.script.checkpoint_report import CheckpointWarning
     from orchestrator.train.script.elastic import BatchShare, NotElasticError
-    from orchestrator.train.script.progress import ProgressPage
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressPage, ProgressSnapshot
+    from orchestrator.train.script.saving import CheckpointWarning
     from orchestrator.train.script.training_context import Context
     from orchestrator.train.trainer.config.config import MultiGPUConfig
     from orchestrator.train.trainer.engine.trainer import MultiGPUTrainer
@@ -61,7 +60,7 @@ _HOMES = {
     "Checkpoint": "orchestrator.checkpoint.storage.reader",
     "BatchShare": "orchestrator.train.script.elastic",
     "NotElasticError": "orchestrator.train.script.elastic",
-    "CheckpointWarning": "orchestrator.train.script.checkpoint_report",
+    "CheckpointWarning": "orchestrator.train.script.saving",
     "Context": "orchestrator.train.script.training_context",
     "DataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
     "DistributedDataParallelTrainer": "orchestrator.train.trainer.engine.trainers",
@@ -73,7 +72,7 @@ _HOMES = {
     "MultiGPUTrainingManager": "orchestrator.train.trainer.loop.manager",
     "PerformanceMonitor": "orchestrator.train.trainer.measure.monitor",
     "ProgressPage": "orchestrator.train.script.progress",
-    "ProgressSnapshot": "orchestrator.train.script.progress_facts",
+    "ProgressSnapshot": "orchestrator.train.script.progress",
     "TrainingMode": "orchestrator.spec.trainer",
 }
 

@@ -121,8 +121,8 @@ def fork_servers(stack: Stack) -> list[int]:
     marker = str(stack.node_root)
     return [
         p.pid
-        for p in psutil.process_iter(["cmdline", "ppid"])
-        if (p.info["cmdline"] or [""])[0] == "orch-forkserver"
+        for p in psutil.process_iter(["name", "cmdline"])
+        if p.info["name"] == "orch-forkserver"
         and any(marker in part for part in p.info["cmdline"] or ())
         and not process_gone(p.pid)
     ]

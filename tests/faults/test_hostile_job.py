@@ -13,7 +13,7 @@ SCRIPT = """
 import json, math, os, sys, time
 from pathlib import Path
 from orchestrator.train import context
-from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script import progress as layout
 
 ctx = context()
 ctx.report(step=1, total_steps=10)

@@ -24,11 +24,10 @@ from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.ranks.supervisor import RankSupervisor
-from orchestrator.runtime.spawn.client import ForkServerRefusedError
+from orchestrator.runtime.spawn.lifeline import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server
-from tests.support.processes import command_line
 from tests.support.stack import wait_until
 
 SLEEPER = "import os, time; open('pid', 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
@@ -315,7 +314,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def stores(server: RunningServer) -> set[int]:
     """Return the process ids of the rendezvous stores below the server."""
     processes = psutil.Process(server.started.pid).children(recursive=True)
-    return {process.pid for process in processes if command_line(process) == ["orch-store"]}
+    return {process.pid for process in processes if process.name() == "orch-store"}
 
 
 def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from orchestrator.core.states import OutOf
@@ -21,7 +19,7 @@ from orchestrator.runtime.ranks.supervisor import RankSupervisor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
 from tests.faults.test_rank_host import make_host, make_plan, run, story
 from tests.integration.forkserver_fixture import BARE_PYTHON, RunningServer, running_server
-from tests.support.processes import command_line, kill_each
+from tests.support.processes import kill_each
 from tests.support.stack import process_gone, wait_until
 
 # Children of every kind: a fork and a started program, each also in a session of its own without a parent.
@@ -146,50 +144,6 @@ pathlib.Path("found").write_text(state)
     run(case)
 
 
-@pytest.mark.parametrize("order", ["kill", "stop", "exit"])
-def test_a_stopped_keeper_holds_nothing_up(server: RunningServer, tmp_path: Path, order: str) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path)
-        await started(host, marked_plan(server, tmp_path, FAMILY))
-        pids = await asyncio.to_thread(family, tmp_path)
-        keeper = keeper_of(tmp_path)
-        os.kill(keeper, signal.SIGSTOP)
-        match order:
-            case "kill":
-                await host.kill(1)
-            case "stop":
-                await host.stop(1, 0.2)
-            case _:
-                os.kill(psutil.Process(keeper).children()[0].pid, signal.SIGKILL)
-        assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
-        assert [pid for pid in pids if not process_gone(pid)] == []
-
-    run(case)
-
-
-def test_a_keeper_that_is_stopped_again_and_again_is_killed(server: RunningServer, tmp_path: Path) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path)
-        await started(host, marked_plan(server, tmp_path, FAMILY))
-        pids = await asyncio.to_thread(family, tmp_path)
-        keeper = keeper_of(tmp_path)
-
-        async def stop_always() -> None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
-                while not process_gone(keeper):
-                    os.kill(keeper, signal.SIGSTOP)
-                    await asyncio.sleep(0)
-
-        os.kill(keeper, signal.SIGSTOP)
-        stopping = asyncio.create_task(stop_always())
-        await host.kill(1)
-        assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
-        assert [pid for pid in pids if not process_gone(pid)] == []
-        await stopping
-
-    run(case)
-
-
 def test_a_rank_is_the_kernels_first_victim_and_its_keeper_is_not(server: RunningServer, tmp_path: Path) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -210,19 +164,11 @@ def test_a_rank_is_the_kernels_first_victim_and_its_keeper_is_not(server: Runnin
 @pytest.mark.skipif(
     (place := cgroups.find_place()) is None or not place.has_memory, reason="control groups cannot be made here"
 )
-@pytest.mark.parametrize("spare", [False, True], ids=["fresh", "spare"])
-def test_a_rank_that_reaches_its_limit_is_killed_alone_and_says_so(
-    server: RunningServer, tmp_path: Path, spare: bool
-) -> None:
+def test_a_rank_that_reaches_its_limit_is_killed_alone_and_says_so(server: RunningServer, tmp_path: Path) -> None:
     limit = 256 << 20
 
     async def case() -> None:
         host = make_host(tmp_path)
-        if spare:
-            await started(host, marked_plan(server, tmp_path, FAMILY))
-            await asyncio.to_thread(wait_until, "there is a spare", lambda: "orch-spare" in titles(server))
-            await host.kill(1)
-            await story(host, 1)
         plan = replace(marked_plan(server, tmp_path, EATER, attempt=2), memory_bytes=limit)
         await started(host, plan)
         exited = next(e.exit for e in await story(host, 2) if e.exit)
@@ -234,11 +180,6 @@ def test_a_rank_that_reaches_its_limit_is_killed_alone_and_says_so(
     run(case)
     assert place is not None
     assert not list(Path(place.path).glob(f"{cgroups.PREFIX}*{os.getpid()}*"))
-
-
-def titles(server: RunningServer) -> set[str]:
-    lines = map(command_line, psutil.Process(server.started.pid).children(recursive=True))
-    return {line[0] for line in lines if line}
 
 
 def test_a_group_is_removed_with_its_process(server: RunningServer, tmp_path: Path) -> None:

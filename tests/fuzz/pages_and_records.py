@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 from orchestrator.core.conformance import misfits
 from orchestrator.core.events import RankExited
 from orchestrator.core.facts.gangs import ActorLost
-from orchestrator.runtime.forkserver import request, wire
+from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import last_words
@@ -23,12 +24,10 @@ from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
 from orchestrator.runtime.ranks.output.log_reading import LogReader
-from orchestrator.runtime.spawn.lifeline import Gone, KeeperLost, Lifeline
+from orchestrator.runtime.spawn.lifeline import Event, Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_facts import CheckpointFacts
-from orchestrator.train.script.progress_layout import ProgressPageError
+from orchestrator.train.script import progress as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPage, ProgressPageError
 from orchestrator.train.script.progress_reading import PageReader, snapshot_of
 from tests.fuzz.reader import Reader
 
@@ -153,7 +152,7 @@ def _read_messages(data: bytes) -> bool:
 
 
 def _requests() -> list[bytes]:
-    spawn = request.SpawnRequest(
+    spawn = wire.SpawnRequest(
         mode="script",
         target="a.py",
         args=["-x"],
@@ -172,8 +171,8 @@ def _read_request(data: bytes) -> bool:
     try:
         message = wire.decode(data)
         roles = message.get("fds")
-        request.parse(message, list(range(len(roles) if isinstance(roles, list) else 0)))
-    except (wire.WireError, request.BadRequestError):
+        wire.parse(message, list(range(len(roles) if isinstance(roles, list) else 0)))
+    except (wire.WireError, wire.BadRequestError):
         return False
     return True
 
@@ -182,22 +181,32 @@ def _lifeline() -> list[bytes]:
     lines: list[dict[str, Any]] = [
         {"event": "started", "pid": 12, "cold": None, "at": 1.7e9},
         {"event": "error", "type": "E", "message": "m", "traceback": "t", "at": 1.7e9, "missing_file": ""},
-        {"event": "memory", "max_rss_bytes": 5, "peak_bytes": None, "limit_bytes": None, "kills": 0},
-        {"event": "ending", "stop_seen_at": None, "keeper_terminated_at": None, "last_step": 1, "total_steps": 2},
-        {"event": "exited", "exit_code": 1, "signal": None, "cause": None, "record_error": None, "at": 1.7e9},
+        {
+            "event": "exited",
+            "exit_code": 1,
+            "signal": None,
+            "cause": None,
+            "record_error": None,
+            "at": 1.7e9,
+            "memory": {"max_rss_bytes": 5, "peak_bytes": None, "limit_bytes": None, "kills": 0},
+            "ending": {"stop_seen_at": None, "keeper_terminated_at": None, "last_step": 1, "total_steps": 2},
+        },
         {"event": "gone", "at": 1.7e9},
     ]
     return [b"".join(map(wire.encode_line, lines))]
 
 
-def _read_lifeline(data: bytes) -> bool:
-    lifeline, found = Lifeline(_fed(data)), []
+async def _events(lifeline: Lifeline) -> list[Event]:
     try:
-        while (event := lifeline.next_event_sync(PATIENCE)) is not None:
-            assert misfits(event) == (), event
-            found.append(event)
+        async with asyncio.timeout(PATIENCE.total_seconds()):
+            return [event async for event in lifeline]
     finally:
         lifeline.close()
+
+
+def _read_lifeline(data: bytes) -> bool:
+    found = asyncio.run(_events(Lifeline(_fed(data))))
+    assert all(misfits(event) == () for event in found), found
     assert isinstance(found[-1], Gone | KeeperLost), found
     return isinstance(found[-1], Gone)
 
@@ -293,7 +302,7 @@ READERS = (
         "exit-record", _read_exit_record, _exit_records, ("orchestrator.runtime.spawn", "orchestrator.core.conformance")
     ),
     Reader("wire", _read_messages, _messages, ("orchestrator.runtime.forkserver.wire",)),
-    Reader("spawn-request", _read_request, _requests, ("orchestrator.runtime.forkserver.request",)),
+    Reader("spawn-request", _read_request, _requests, ("orchestrator.runtime.forkserver.wire",)),
     Reader(
         "lifeline", _read_lifeline, _lifeline, ("orchestrator.runtime.spawn", "orchestrator.runtime.forkserver.wire")
     ),

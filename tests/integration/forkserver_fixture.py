@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
-from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, StartedServer, start_fork_server
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient, Hello, Spawned, StartedServer, start_fork_server
 from orchestrator.runtime.spawn.environment import inheritable_environment
+from orchestrator.runtime.spawn.lifeline import Event, ForkServerError, Lifeline
 from tests.support.stack import PATIENCE_SECONDS
+
+T = TypeVar("T")
 
 BARE_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 """An interpreter without torch: its server is warm at once."""
@@ -25,13 +32,42 @@ ENVIRONMENT = inheritable_environment(os.environ)
 """What the daemon passes on: of other variables torch reads some as it is imported, such as CI, and a server without them starts a rank cold."""
 
 
+class BlockingClient(ForkServerClient):
+    """The client for tests that wait without a loop."""
+
+    def hello_sync(self) -> Hello:
+        return _run(self.hello())
+
+    def shutdown_sync(self) -> None:
+        _run(self.shut_down())
+
+    def spawn_sync(self, request: SpawnRequest, **descriptors: Any) -> Spawned:
+        return _run(self.spawn(request, **descriptors))
+
+
+def _run(call: Coroutine[Any, Any, T]) -> T:
+    """Run the call in a loop of its own, in a thread: a test may have a loop too."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, call).result()
+
+
+def next_event(lifeline: Lifeline, deadline: timedelta = timedelta(seconds=PATIENCE_SECONDS)) -> Event | None:
+    """Return the lifeline's next event; TimeoutError when nothing arrives within ``deadline``."""
+
+    async def bounded() -> Event | None:
+        async with asyncio.timeout(deadline.total_seconds()):
+            return await lifeline.next_event()
+
+    return asyncio.run(bounded())
+
+
 @dataclass
 class RunningServer:
     """A warm server and its directory."""
 
     started: StartedServer
     hello: Hello
-    client: ForkServerClient
+    client: BlockingClient
     directory: Path
 
     @property
@@ -49,7 +85,7 @@ def running_server(python: str = sys.executable, preload: tuple[str, ...] = ()) 
     directory = Path(tempfile.mkdtemp(prefix="orch-fs-"))
     try:
         started = start_fork_server(python, directory / "fork.sock", directory / "fork.log", preload, env=ENVIRONMENT)
-        client = ForkServerClient(directory / "fork.sock")
+        client = BlockingClient(directory / "fork.sock")
         try:
             yield RunningServer(started, client.hello_sync(), client, directory)
         finally:
@@ -58,7 +94,7 @@ def running_server(python: str = sys.executable, preload: tuple[str, ...] = ()) 
         shutil.rmtree(directory)
 
 
-def _shut_down(client: ForkServerClient, pid: int) -> None:
+def _shut_down(client: BlockingClient, pid: int) -> None:
     with contextlib.suppress(ForkServerError):  # a test has ended it already
         client.shutdown_sync()
     wait_until(lambda: not alive(pid), f"the fork server {pid} to end")

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from orchestrator.runtime.spawn.client import (
-    ErrorRaised,
-    Event,
-    Exited,
-    ForkServerClient,
-    Lifeline,
-    SpawnRequest,
-    Started,
-)
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient
 from orchestrator.runtime.spawn.environment import node_environment, rank_environment
-from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, wait_until
+from orchestrator.runtime.spawn.lifeline import ErrorRaised, Event, Exited, Lifeline, Started
+from tests.integration.forkserver_fixture import ENVIRONMENT
 from tests.support.processes import own_umask
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -76,37 +67,6 @@ class Rank:
             self.events += [event async for event in self.lifeline]
         self.lifeline.close()
         return self
-
-
-def spare_keepers(server: RunningServer) -> set[int]:
-    """Return the process ids of the keepers of a server's waiting spares."""
-    mine = psutil.Process(server.started.pid).children(recursive=True)
-    names = {}
-    for process in mine:
-        with contextlib.suppress(psutil.Error):  # ended meanwhile
-            names[process.pid] = (" ".join(process.cmdline()), process.ppid())
-    waiting = {parent for name, parent in names.values() if name == "orch-spare"}
-    return {pid for pid, (name, _) in names.items() if name == "orch-spare: keeper" and pid in waiting}
-
-
-@contextmanager
-def holding_spares(server: RunningServer, count: int, folder: Path) -> Iterator[set[int]]:
-    """Run ``count`` sleeping processes until as many spares wait; yield the spares."""
-    held = []
-    try:
-        for number in range(count):
-            place = folder / f"held-{number}"
-            place.mkdir()
-            (place / "sleep.py").write_text("import time\ntime.sleep(600)\n")
-            request = SpawnRequest(
-                mode="script", target="sleep.py", cwd=str(place), env=ENVIRONMENT, exit_record=str(place / "exit.json")
-            )
-            held.append(asyncio.run(start_rank(server.client, place, request)))
-        wait_until(lambda: len(spare_keepers(server)) >= count, f"{count} spares")
-        yield spare_keepers(server)
-    finally:
-        for rank in held:
-            rank.lifeline.close()
 
 
 async def start_store(client: ForkServerClient, directory: Path) -> tuple[Lifeline, int]:

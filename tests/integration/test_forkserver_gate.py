@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.spawn.client import SpawnRequest
+from orchestrator.runtime.forkserver.wire import SpawnRequest
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,
     ENVIRONMENT,
@@ -21,7 +21,6 @@ from tests.integration.forkserver_fixture import (
     running_server,
     wait_until,
 )
-from tests.integration.forkserver_ranks import holding_spares
 
 READ = "0"
 """Number of the system call `read` on x86-64, as /proc shows it."""
@@ -33,7 +32,7 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def asked(server: RunningServer, folder: Path, mode: str, *, gated: bool, **env: str) -> tuple[socket.socket, int, int]:
+def asked(server: RunningServer, folder: Path, mode: str, **env: str) -> tuple[socket.socket, int, int]:
     """Send a request by hand, and wait for its reply; return the lifeline, still unused, the lock and the keeper."""
     target, args = ("/bin/touch", ("ran",)) if mode == "command" else ("code.py", ())
     (folder / "code.py").write_text("open('ran', 'w')\n")
@@ -46,11 +45,11 @@ def asked(server: RunningServer, folder: Path, mode: str, *, gated: bool, **env:
     message, fds = request.message(roles)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, theirs:
         sock.connect(str(server.socket))
-        socket.send_fds(sock, [wire.encode({"protocol": wire.PROTOCOL, **message, "gated": gated})], fds)
+        socket.send_fds(sock, [wire.encode({"protocol": wire.PROTOCOL, **message})], fds)
         header = sock.recv(wire.HEADER.size, socket.MSG_WAITALL)
         reply = wire.decode(sock.recv(wire.body_length(header), socket.MSG_WAITALL))
     os.close(null)
-    assert (reply["ok"], reply["gated"]) == (True, gated)
+    assert reply["ok"]
     return lifeline, lock, reply["keeper_pid"]
 
 
@@ -62,43 +61,26 @@ def waits_at_the_gate(keeper: int) -> bool:
     return False
 
 
-CASES = pytest.mark.parametrize(
-    ("spares", "mode", "env"),
-    [(1, "script", {}), (1, "script", {"PYTHONHASHSEED": "7"}), (0, "script", {}), (0, "command", {})],
-    ids=["a spare", "a spare, afresh", "a fork", "a command"],
+@pytest.mark.parametrize(
+    ("mode", "env"),
+    [("script", {}), ("script", {"PYTHONHASHSEED": "7"}), ("command", {})],
+    ids=["a fork", "a fresh interpreter", "a command"],
 )
-
-
-@CASES
 def test_what_its_owner_does_not_know_of_never_runs(
-    server: RunningServer, tmp_path: Path, spares: int, mode: str, env: dict[str, str]
+    server: RunningServer, tmp_path: Path, mode: str, env: dict[str, str]
 ) -> None:
-    with holding_spares(server, spares, tmp_path) as waiting:
-        lifeline, lock, keeper = asked(server, tmp_path, mode, gated=True, **env)
-        assert (keeper in waiting) == bool(spares)
-        ran = tmp_path / "ran"
-        wait_until(lambda: ran.exists() or waits_at_the_gate(keeper), "the process to be ready")
-        assert not ran.exists()
-        lifeline.close()
-        wait_until(lambda: not alive(keeper), "the keeper to end")
-        assert not ran.exists()
-        os.close(lock)
-
-
-@CASES
-def test_an_owner_of_an_earlier_version_says_nothing_and_need_not(
-    server: RunningServer, tmp_path: Path, spares: int, mode: str, env: dict[str, str]
-) -> None:
-    with holding_spares(server, spares, tmp_path):
-        lifeline, lock, keeper = asked(server, tmp_path, mode, gated=False, **env)
-        with lifeline:
-            wait_until((tmp_path / "ran").exists, "the process to run")
-            wait_until(lambda: not alive(keeper), "the keeper to end")
-        os.close(lock)
+    lifeline, lock, keeper = asked(server, tmp_path, mode, **env)
+    ran = tmp_path / "ran"
+    wait_until(lambda: ran.exists() or waits_at_the_gate(keeper), "the process to be ready")
+    assert not ran.exists()
+    lifeline.close()
+    wait_until(lambda: not alive(keeper), "the keeper to end")
+    assert not ran.exists()
+    os.close(lock)
 
 
 def test_a_process_whose_keeper_is_killed_at_the_gate_never_runs(server: RunningServer, tmp_path: Path) -> None:
-    lifeline, lock, keeper = asked(server, tmp_path, "script", gated=True)
+    lifeline, lock, keeper = asked(server, tmp_path, "script")
     with lifeline:
         wait_until(lambda: waits_at_the_gate(keeper), "the process to be ready")
         (child,) = psutil.Process(keeper).children()

@@ -18,23 +18,24 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.runtime.spawn.client import (
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import start_fork_server
+from orchestrator.runtime.spawn.lifeline import (
     ErrorRaised,
     Exited,
-    ForkServerClient,
     ForkServerMissingError,
     Gone,
     KeeperLost,
-    SpawnRequest,
     Started,
     read_exit_record,
-    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,
     ENVIRONMENT,
+    BlockingClient,
     RunningServer,
     alive,
+    next_event,
     running_server,
     wait_until,
 )
@@ -82,7 +83,7 @@ def start_tree(server: RunningServer, folder: Path, order: str = "sleep") -> tup
 
 def finish(rank: Rank) -> Rank:
     """Read to the last event."""
-    while (event := rank.lifeline.next_event_sync(EVENT)) is not None:
+    while (event := next_event(rank.lifeline, EVENT)) is not None:
         rank.events.append(event)
     rank.lifeline.close()
     return rank
@@ -132,7 +133,7 @@ def test_record_is_on_disk_before_the_exit_is_told(server: RunningServer, tmp_pa
     wait_until((tmp_path / "ready").exists, "the script")
     assert not rank.record_path.exists()
     rank.lifeline.kill()
-    while not isinstance(rank.lifeline.next_event_sync(EVENT), Exited):
+    while not isinstance(next_event(rank.lifeline, EVENT), Exited):
         pass
     assert rank.record_path.exists()
     assert list(tmp_path.glob("*.tmp")) == []
@@ -233,7 +234,7 @@ def test_signal_reaches_the_whole_group(server: RunningServer, tmp_path: Path) -
     """As under torchrun, the process and those of its children that stayed in its group get the signal."""
     rank, tree = start_tree(server, tmp_path)
     assert rank.lifeline.signal(signal.SIGUSR1)
-    rank.events.append(rank.lifeline.next_event_sync(EVENT))  # type: ignore[arg-type]
+    rank.events.append(next_event(rank.lifeline, EVENT))  # type: ignore[arg-type]
     finish(rank)
     assert rank.exited.signal == signal.SIGUSR1
     assert not any(alive(pid) for pid in tree.values())
@@ -250,7 +251,7 @@ def has_a_group(rank: Rank) -> None:
 
 
 def has_started(rank: Rank) -> None:
-    rank.events.append(rank.lifeline.next_event_sync(EVENT))  # type: ignore[arg-type]
+    rank.events.append(next_event(rank.lifeline, EVENT))  # type: ignore[arg-type]
 
 
 def has_begun_the_script(rank: Rank) -> None:
@@ -425,7 +426,7 @@ def test_clients_may_ask_while_others_hang(own_server: RunningServer) -> None:
         silent.connect(str(own_server.socket))
         half.connect(str(own_server.socket))
         half.send(b"\0\0")
-        ForkServerClient(own_server.socket).hello_sync()
+        BlockingClient(own_server.socket).hello_sync()
         assert silent.fileno() >= 0 < half.fileno(), "both still hang"
 
 

@@ -14,11 +14,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from orchestrator.runtime.spawn.client import Gone, SpawnRequest, Started
-from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.lifeline import Gone, Started
+from tests.integration.forkserver_fixture import (
+    ENVIRONMENT,
+    RunningServer,
+    next_event,
+    running_server,
+    wait_until,
+)
 from tests.integration.forkserver_ranks import Rank, run_ranks, start_rank, start_store
 from tests.support.stack import PATIENCE_SECONDS
 
@@ -168,7 +174,7 @@ def test_output_ends_with_the_process_though_its_keeper_lives(server: RunningSer
     with open(reader, "rb") as pipe:
         assert pipe.read() == b""
     with contextlib.closing(spawned.lifeline) as lifeline:
-        while not isinstance(lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS)), Gone):
+        while not isinstance(next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS)), Gone):
             pass
 
 
@@ -187,24 +193,6 @@ def test_threads(
         by_hand = [sys.executable, "program.py"]
         expected = int(subprocess.run(by_hand, cwd=tmp_path, env=clean, capture_output=True, check=True).stdout)
     assert rank.stdout == f"{expected}\n"
-
-
-def test_command_line_that_others_see(server: RunningServer, tmp_path: Path) -> None:
-    """`ps` shows the script, not the server that it was forked from."""
-    (tmp_path / "program.py").write_text(SLEEP)
-    request = SpawnRequest(
-        mode="script", target="program.py", args=("--lr", "0.1"), cwd=str(tmp_path), env=ENVIRONMENT,
-        exit_record=str(tmp_path / "exit.json"),
-    )  # fmt: skip
-    rank = asyncio.run(start_rank(server.client, tmp_path, request))
-    wait_until((tmp_path / "up").exists, "the script")
-    started = rank.lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))
-    assert isinstance(started, Started)
-    assert psutil.Process(started.pid).cmdline() == [sys.executable, "-u", "program.py", "--lr", "0.1"]
-    assert psutil.Process(rank.keeper_pid).cmdline() == f"orch-keeper of {started.pid}: script program.py".split()
-    assert psutil.Process(server.started.pid).cmdline() == ["orch-forkserver", sys.executable, str(server.socket)]
-    rank.lifeline.kill()
-    asyncio.run(rank.finish())
 
 
 def test_keeper_is_small(server: RunningServer, tmp_path: Path) -> None:
@@ -290,7 +278,7 @@ def test_store_on_a_socket_that_does_not_listen(server: RunningServer, tmp_path:
             )
     with contextlib.closing(spawned.lifeline) as lifeline:
         kinds = []
-        while (event := lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))) is not None:
+        while (event := next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS))) is not None:
             kinds.append(type(event).__name__)
     assert kinds == ["Started", "ErrorRaised", "Exited", "Gone"]
 
@@ -324,7 +312,7 @@ def test_jobs_side_by_side_do_not_meet(server: RunningServer, tmp_path: Path) ->
 
 
 def test_teardown_right_after_the_last_step(server: RunningServer, tmp_path: Path) -> None:
-    """The race that torch_changes/teardown.py works around: without it a third of these runs hang or abort."""
+    """The deadlock against which warm.py holds the process group: without that a third of these runs hang."""
     program = (
         "import torch, torch.distributed as dist\n"
         "def train():\n"

@@ -20,23 +20,24 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.spawn.client import (
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient, start_fork_server
+from orchestrator.runtime.spawn.lifeline import (
     Exited,
-    ForkServerClient,
     ForkServerMissingError,
     ForkServerRefusedError,
     ForkServerStartError,
     ForkServerTimeoutError,
     ForkServerVersionError,
-    SpawnRequest,
     Started,
-    start_fork_server,
 )
 from tests.integration.forkserver_fixture import (
     BARE_PYTHON,
     ENVIRONMENT,
+    BlockingClient,
     RunningServer,
     alive,
+    next_event,
     running_server,
     wait_until,
 )
@@ -72,7 +73,7 @@ def run(server: RunningServer, place: Path, **fields: Any) -> tuple[Started | No
         spawned = server.client.spawn_sync(request, stdout=file.fileno(), stderr=file.fileno())
     with contextlib.closing(spawned.lifeline) as lifeline:
         events = []
-        while (event := lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS))) is not None:
+        while (event := next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS))) is not None:
             events.append(event)
     started = [event for event in events if isinstance(event, Started)]
     [exited] = [event for event in events if isinstance(event, Exited)]
@@ -141,7 +142,7 @@ def test_environment_of_a_ray_worker_is_shed(folder: Path) -> None:
         check=True,
     )
     pid = int(started.stdout)
-    client = ForkServerClient(folder / "s")
+    client = BlockingClient(folder / "s")
     try:
         hello = client.hello_sync()
         assert (hello.pid, hello.oom_score_adj) == (pid, 0)
@@ -172,7 +173,7 @@ def test_store_needs_torch(bare: RunningServer, tmp_path: Path) -> None:
         request = SpawnRequest(mode="store", cwd=str(tmp_path), env=ENVIRONMENT)
         spawned = bare.client.spawn_sync(request, stdout=log.fileno(), stderr=log.fileno(), listen=listener.fileno())
     with contextlib.closing(spawned.lifeline) as lifeline:
-        events = [lifeline.next_event_sync(timedelta(seconds=PATIENCE_SECONDS)) for _ in range(3)]
+        events = [next_event(lifeline, timedelta(seconds=PATIENCE_SECONDS)) for _ in range(3)]
     assert getattr(events[1], "type", None) == "ModuleNotFoundError"
     assert getattr(events[2], "exit_code", None) == 1
 
@@ -256,7 +257,7 @@ def _preloading(folder: Path, module: str) -> Iterator[tuple[ForkServerClient, i
     """Run a server without torch, quick to start, that has imported a module of `folder`."""
     env = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", [module], env=env).pid
-    client = ForkServerClient(folder / "s")
+    client = BlockingClient(folder / "s")
     try:
         yield client, pid
     finally:
@@ -276,7 +277,7 @@ def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, whe
             str(BARE_PYTHON), socket_path, folder / "fork.log", env=ENVIRONMENT, of_process=owner.pid
         )
         if when == "while it serves":
-            client = ForkServerClient(socket_path)
+            client = BlockingClient(socket_path)
             request = SpawnRequest(mode="command", target="sleep", args=("3600",), cwd=str(folder), env=ENVIRONMENT)
             with (folder / "log").open("wb") as file:
                 spawned = client.spawn_sync(request, stdout=file.fileno(), stderr=file.fileno())
@@ -292,12 +293,12 @@ def test_ends_with_the_process_that_it_is_of_once_nothing_runs(folder: Path, whe
 def test_ends_when_its_socket_is_gone(folder: Path) -> None:
     """A server whose socket was removed cannot be reached any more, so it ends."""
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
-    ForkServerClient(folder / "s").hello_sync()
+    BlockingClient(folder / "s").hello_sync()
     (folder / "s").unlink()
     again = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
     assert not again.already_running
     assert not alive(pid)
-    assert ForkServerClient(folder / "s").hello_sync().pid == again.pid
+    assert BlockingClient(folder / "s").hello_sync().pid == again.pid
     os.kill(again.pid, signal.SIGTERM)
     wait_until(lambda: not alive(again.pid), "the second server to end")
     assert not (folder / "s").exists()
@@ -307,7 +308,7 @@ def test_ends_when_its_socket_is_gone(folder: Path) -> None:
 def test_an_end_that_was_asked_for_is_waited_for(folder: Path, *, stopped: bool) -> None:
     """`end` also waits for a server that a signal has stopped, which no message reaches."""
     started = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
-    client = ForkServerClient(folder / "s")
+    client = BlockingClient(folder / "s")
     client.hello_sync()
     if stopped:
         os.kill(started.pid, signal.SIGSTOP)
@@ -321,7 +322,7 @@ def test_socket_of_a_dead_server_is_replaced(folder: Path) -> None:
         dead.bind(str(folder / "s"))
     started = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT)
     assert not started.already_running
-    client = ForkServerClient(folder / "s")
+    client = BlockingClient(folder / "s")
     assert client.hello_sync().pid == started.pid
     client.shutdown_sync()
     wait_until(lambda: not alive(started.pid), "the server to end")
@@ -354,14 +355,14 @@ def test_long_socket_path_is_refused(folder: Path) -> None:
     with pytest.raises(ForkServerRefusedError, match="at most 107 bytes"):
         start_fork_server(sys.executable, path, folder / "l")
     with pytest.raises(ForkServerRefusedError, match="at most 107 bytes"):
-        ForkServerClient(path).hello_sync()
+        BlockingClient(path).hello_sync()
 
 
 def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
     os.kill(bare.started.pid, signal.SIGSTOP)
     try:
         with pytest.raises(ForkServerTimeoutError, match=r"no answer within 0\.2 s"):
-            ForkServerClient(bare.socket, deadline=timedelta(seconds=0.2)).hello_sync()
+            BlockingClient(bare.socket, deadline=timedelta(seconds=0.2)).hello_sync()
     finally:
         os.kill(bare.started.pid, signal.SIGCONT)
     assert bare.client.hello_sync().pid == bare.started.pid
@@ -369,8 +370,8 @@ def test_frozen_server_is_not_waited_for_forever(bare: RunningServer) -> None:
 
 def test_other_version_is_refused_but_may_end_the_server(folder: Path) -> None:
     pid = start_fork_server(str(BARE_PYTHON), folder / "s", folder / "l", env=ENVIRONMENT).pid
-    ForkServerClient(folder / "s").hello_sync()
-    client = ForkServerClient(folder / "s", protocol=99)
+    BlockingClient(folder / "s").hello_sync()
+    client = BlockingClient(folder / "s", protocol=99)
     with pytest.raises(ForkServerVersionError, match="protocol 1, not 99; shut that server down"):
         client.hello_sync()
     client.shutdown_sync()

@@ -171,8 +171,11 @@ def test_ranks_are_told_where_they_are(whole: RayCluster, guest: Stack, tmp_path
 
 def fork_servers(node: RayNode) -> list[int]:
     """Return the fork servers of a node: their command lines have the first 12 characters of its id."""
-    lines = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
-    return [pid for pid, line in lines.items() if line[:1] == ["orch-forkserver"] and node.id[:12] in " ".join(line)]
+    return [
+        process.pid
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == "orch-forkserver" and node.id[:12] in " ".join(process.info["cmdline"] or ())
+    ]
 
 
 def test_lost_nodes_are_survived_and_nodes_that_join_are_used(

@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.runtime.forkserver.linux import restore_priorities
-from orchestrator.runtime.spawn.client import SpawnRequest, Started
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.lifeline import Started
 from tests.integration.forkserver_fixture import ENVIRONMENT, RunningServer, running_server, wait_until
-from tests.integration.forkserver_ranks import Rank, environment, holding_spares, run_ranks, start_rank
+from tests.integration.forkserver_ranks import Rank, environment, run_ranks, start_rank
 from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPTS = Path(__file__).parent / "parity_scripts"
@@ -114,21 +114,17 @@ def torchrun_observed(workplace: Path) -> dict[str, Any]:
     return {"theirs": reports(theirs), "their_files": files, "torchrun": outcome}
 
 
-@pytest.fixture(scope="module", params=["forked at once", "forked ahead"])
+@pytest.fixture(scope="module")
 def observed(
-    request: pytest.FixtureRequest,
     torchrun_observed: dict[str, Any],
     server: RunningServer,
     workplace: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """Return the same with the fork server's added: from processes forked on request, and from spares."""
+    """Return the same with the fork server's added."""
     logs = tmp_path_factory.mktemp("logs")
-    wait_until(lambda: psutil.Process(server.started.pid).children() == [], "the spares of the tests before to end")
-    with holding_spares(server, 3 if request.param == "forked ahead" else 0, logs) as spares:
-        ours, ranks = under_orch(server, workplace, logs, "observe.py")
+    ours, ranks = under_orch(server, workplace, logs, "observe.py")
     assert [rank.exited.exit_code for rank in ranks] == [0, 0], ranks[0].stderr
-    assert [rank.keeper_pid in spares for rank in ranks] == [request.param == "forked ahead"] * 2
     return {
         **torchrun_observed,
         "ours": reports(ours),

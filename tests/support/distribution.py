@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 DAEMONS: Final = ("breakable", "stack")
 SECONDS: Final = {
     "test_hosts.py": 180,
-    "test_stopped.py": 170,
+    "test_killed_together.py": 90,
     "test_ray_cluster.py": 140,
     "test_prometheus_stack.py": 110,
     "test_contract_on_ray.py": 110,

@@ -40,7 +40,7 @@ def python_processes(stack: Stack) -> list[psutil.Process]:
     for process in stack.processes():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
-            if "orchestrator.cli.main" in line or "orch-forkserver" in line or line.startswith("ray::"):
+            if "orchestrator.cli.main" in line or process.name() == "orch-forkserver" or line.startswith("ray::"):
                 found.append((" serve" not in f" {line}", process.pid, process))
     return [process for *_, process in sorted(found, key=lambda one: one[:2])]
 

@@ -23,7 +23,7 @@ from orchestrator.api.service import ActionRequest, ProfileRequest, SubmitReques
 from orchestrator.api.transport.submission import MAX_BRANCH
 from orchestrator.core.events import GitState
 from orchestrator.spec.reader.passing import MOST_VARIABLES
-from orchestrator.train.script.trace_request import DEFAULT_STEPS, MAX_STEPS
+from orchestrator.train.script.profiling import DEFAULT_STEPS, MAX_STEPS
 
 MAX_OVERRIDES = 200
 MAX_SECRETS = 100

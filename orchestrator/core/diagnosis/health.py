@@ -13,13 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.core.diagnosis.collectives import awaited_by, most_awaited, odd_one, others_than
-from orchestrator.core.facts.hangs import CollectiveCall, Sign, Stillness
+from orchestrator.core.facts.hangs import Sign, Stillness
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from orchestrator.core.diagnosis.collectives import Entered
+    from collections.abc import Collection, Mapping, Sequence
 
 IDLE_SHARE: Final = 0.01
 """Share of one processor; threads of communication libraries use less than this."""
@@ -96,7 +93,7 @@ class RankLook:
     ``state`` is the kernel's letter for the training process, T when any process of the rank is stopped, empty when it is
     gone; ``stopped_pid`` is the stopped one. ``threads`` holds the training thread first, then the process's others; empty
     where ``problem`` is why there are no stacks. ``printed`` counts the lines that the rank has written. ``world_size`` is
-    that of the process group that the training thread sets up, ``entered`` the newest collective that it has entered, where it is counted.
+    that of the process group that the training thread sets up.
     """
 
     rank: int
@@ -112,18 +109,11 @@ class RankLook:
     problem: str = ""
     printed: int = 0
     world_size: int | None = None
-    entered: Entered | None = None
 
     @property
     def place(self) -> str:
         """Return where the training thread is; empty where that is unknown."""
         return str(self.threads[0].frames[0]) if self.threads and self.threads[0].frames else ""
-
-    @property
-    def script_place(self) -> str:
-        """Return where the training thread is in the script, outside of torch; empty where that is unknown."""
-        frames = self.threads[0].frames if self.threads else ()
-        return next((frame.short for frame in frames if "/torch/" not in frame.file), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +210,6 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
     """Decide hung or slow, from two looks at each of ``ranks``: the running ranks, or those that answered."""
     stands = {rank: standing(*pairs[rank]) for rank in sorted(pairs)}
     newest = {rank: pairs[rank][1] for rank in sorted(pairs)}
-    entered = _still_entered(pairs)
     stopped = _first(stands, Standing.STOPPED)
     if stopped is not None:
         pid = newest[stopped].stopped_pid
@@ -231,30 +220,22 @@ def judge(pairs: Mapping[int, tuple[RankLook, RankLook]], ranks: Collection[int]
         (Standing.OUTSIDE, Sign.OUTSIDE),
     )
     for what, sign in may_go_on:
-        rank = _awaited(stands, what, entered)
+        rank = _first(stands, what)
         if rank is not None:
             waits = _waits(newest[rank]) if sign is Sign.OUTSIDE else ""
-            return _slow(rank, sign, place=newest[rank].place, waits=waits, calls=_waiting_for(rank, entered, newest))
+            return _slow(rank, sign, place=newest[rank].place, waits=waits)
     unknown = _first(stands, Standing.UNKNOWN)
     if unknown is not None:
         return _slow(unknown, Sign.UNKNOWN, said=newest[unknown].problem)
     missing = next((rank for rank in sorted(ranks) if rank not in stands), None)
     if missing is not None or not stands:
         return _slow(missing, Sign.UNSEEN)
-    return _no_rank_works(stands, newest, how, entered)
+    return _no_rank_works(stands, newest, how)
 
 
-def _still_entered(pairs: Mapping[int, tuple[RankLook, RankLook]]) -> dict[int, Entered]:
-    """Return the newest call of each rank that has the same one in both looks."""
-    calls = {rank: tuple(look.entered for look in pair) for rank, pair in pairs.items()}
-    return {rank: after for rank, (before, after) in calls.items() if after is not None and before == after}
-
-
-def _no_rank_works(
-    stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances, entered: Mapping[int, Entered]
-) -> HangFinding:
+def _no_rank_works(stands: Mapping[int, Standing], looks: Mapping[int, RankLook], how: Circumstances) -> HangFinding:
     """Decide for ranks of which each waits in a lock or a collective, or spins without progress."""
-    spinning = _awaited(stands, Standing.SPINS, entered)
+    spinning = _first(stands, Standing.SPINS)
     places = Counter(look.place for look in looks.values())
     locked = [rank for rank, what in stands.items() if what is Standing.LOCKED]
     together = len(looks) > 1 and len(places) == 1  # a collective's own lock, under a call that leaves no frame
@@ -269,76 +250,24 @@ def _no_rank_works(
     if (
         spinning is not None
     ):  # ranks that wait in a collective of NCCL spin too: the call has returned, and its result is not there yet
-        odd = odd_one(entered) if entered.keys() == looks.keys() else None
-        if odd is not None and not awaited_by(odd, entered):
-            seen = Stillness(rank=odd, sign=Sign.MISMATCH, calls=_calls(odd, entered, looks))
-            return HangFinding(call=Call.SLOW, seen=seen)
-        calls = _waiting_for(spinning, entered, looks)
-        return _slow(spinning, Sign.SPINS, place=looks[spinning].place, calls=calls)
-    return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=_together(looks, entered))
+        return _slow(spinning, Sign.SPINS, place=looks[spinning].place)
+    return HangFinding(call=Call.HUNG if how.certain or how.patient else Call.SLOW, seen=_together(looks))
 
 
-def _together(looks: Mapping[int, RankLook], entered: Mapping[int, Entered]) -> Stillness:
-    """Find the rank in another collective than the others, by their stacks, else by the calls that they have entered."""
+def _together(looks: Mapping[int, RankLook]) -> Stillness:
+    """Find the rank in another collective than the others, by their stacks: two calls of the same one cannot be told apart."""
     names = {rank: collective_of(look.threads[0].frames) for rank, look in looks.items()}
     distinct = Counter(names.values())
     rank = min(names, key=lambda r: (distinct[names[r]], r))
-    counted = entered.keys() == looks.keys()
     if len(distinct) > 1:
         other = next(name for name in names.values() if name != names[rank])
-        others = (other,) if other else ()
-        calls = _calls(rank, entered, looks) if counted and _agree(names, entered) else ()
-        return Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=others, calls=calls)
-    odd = odd_one(entered) if counted else None
-    if odd is not None:
-        calls = _calls(odd, entered, looks)
-        return Stillness(rank=odd, sign=Sign.MISMATCH, collective=names[odd], others=(names[odd],), calls=calls)
+        return Stillness(rank=rank, sign=Sign.MISMATCH, collective=names[rank], others=(other,) if other else ())
     first = min(looks)
-    calls = _calls(first, entered, looks) if counted and not list(others_than(first, entered, looks)) else ()
-    return Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[first], place=looks[first].place, calls=calls)
+    return Stillness(rank=None, sign=Sign.COLLECTIVE, collective=names[first], place=looks[first].place)
 
 
-def _agree(names: Mapping[int, str], entered: Mapping[int, Entered]) -> bool:
-    """Whether every rank's stack shows the collective that it has entered last: calls from C++ are not counted."""
-    return all(names[rank] == entered[rank].name for rank in names)
-
-
-def _calls(
-    rank: int, entered: Mapping[int, Entered], looks: Mapping[int, RankLook], ranks: Iterable[int] | None = None
-) -> tuple[CollectiveCall, ...]:
-    """Return the rank's call, and the different ones of the others."""
-    shown = [rank, *others_than(rank, entered, looks.keys())] if ranks is None else ranks
-    return tuple(
-        CollectiveCall(
-            rank=each,
-            name=entered[each].name,
-            number=entered[each].number,
-            group=entered[each].label,
-            place=looks[each].script_place,
-        )
-        for each in shown
-    )
-
-
-def _waiting_for(
-    rank: int, entered: Mapping[int, Entered], looks: Mapping[int, RankLook]
-) -> tuple[CollectiveCall, ...]:
-    """Return the different calls of others that the rank has not entered."""
-    waiting = awaited_by(rank, entered)
-    return _calls(rank, entered, looks, others_than(rank, entered, waiting))
-
-
-def _slow(
-    rank: int | None,
-    sign: Sign,
-    *,
-    place: str = "",
-    said: str = "",
-    waits: str = "",
-    calls: tuple[CollectiveCall, ...] = (),
-) -> HangFinding:
-    seen = Stillness(rank=rank, sign=sign, place=place, said=said, waits=waits, calls=calls)
-    return HangFinding(call=Call.SLOW, seen=seen)
+def _slow(rank: int | None, sign: Sign, *, place: str = "", said: str = "", waits: str = "") -> HangFinding:
+    return HangFinding(call=Call.SLOW, seen=Stillness(rank=rank, sign=sign, place=place, said=said, waits=waits))
 
 
 def _waits(look: RankLook) -> str:
@@ -347,9 +276,3 @@ def _waits(look: RankLook) -> str:
 
 def _first(stands: Mapping[int, Standing], what: Standing) -> int | None:
     return next((rank for rank, found in stands.items() if found is what), None)
-
-
-def _awaited(stands: Mapping[int, Standing], what: Standing, entered: Mapping[int, Entered]) -> int | None:
-    """Return the rank with this standing that the most others wait for in a collective; the first where that is unknown."""
-    ranks = [rank for rank, found in stands.items() if found is what]
-    return most_awaited(ranks, entered) if ranks else None

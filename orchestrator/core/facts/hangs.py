@@ -27,26 +27,13 @@ class Sign(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveCall(Fact):
-    """A rank's call of a collective: its ``number`` in its ``group``, which is empty for the default one, and its ``place`` in the script."""
-
-    kind: ClassVar[str] = "collective_call"
-    rank: int
-    name: str
-    number: int
-    group: str = ""
-    place: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stillness(Fact):
     """The activity of a rank without progress; ``rank`` None: all of them.
 
     ``place`` is its Python frame, ``pid`` its stopped process, ``collective`` what it waits in, and ``others`` the
     collectives that the other ranks wait in. ``said`` is the inspector's reason why nothing was seen. ``waits`` is what
     it waits for outside (``timer``, ``disk``). ``world_size`` is that of the process group that it sets up, in a job of
-    ``num_ranks``. ``calls`` are the calls of collectives in which ranks wait, where they are counted: with MISMATCH and COLLECTIVE that of
-    the rank first, else those of the others that wait for it.
+    ``num_ranks``.
     """
 
     kind: ClassVar[str] = "stillness"
@@ -60,7 +47,6 @@ class Stillness(Fact):
     waits: str = ""
     world_size: int | None = None
     num_ranks: int | None = None
-    calls: tuple[CollectiveCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,10 @@
-"""Sentences about ranks that make no progress: what each does, and in which calls of collectives ranks wait."""
+"""Sentences about ranks that make no progress: what each does."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from orchestrator.core.facts import hangs  # noqa: TC001  # singledispatch reads the annotations
 from orchestrator.core.facts.hangs import Sign
 from orchestrator.core.sentences.base import advice, sentence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @sentence.register
@@ -18,12 +13,6 @@ def _(fact: hangs.Stillness) -> str:
 
 
 def _seen(fact: hangs.Stillness) -> str:
-    if fact.calls and fact.sign not in (Sign.MISMATCH, Sign.COLLECTIVE):
-        return f"{_activity(fact)}; {_named(fact.calls)}: they wait for it"
-    return _activity(fact)
-
-
-def _activity(fact: hangs.Stillness) -> str:
     match fact.sign:
         case Sign.STOPPED:
             return f"is stopped: its process {fact.pid} got a SIGSTOP and no SIGCONT"
@@ -47,14 +36,9 @@ def _activity(fact: hangs.Stillness) -> str:
             return f"waits in a lock that nothing releases, in {fact.place}{waiting}"
         case Sign.SPINS:
             return f"is busy and makes no progress{_in(fact.place)}"
-        case Sign.MISMATCH if fact.calls:
-            own, *others = fact.calls
-            return f"is in {sentence(own)} and {_named(others)}: they wait for each other"
         case Sign.MISMATCH:
             other = ", ".join(fact.others) or "a lock"
             return f"waits in {fact.collective or 'a lock'} while others wait in {other}: they wait for each other"
-        case Sign.COLLECTIVE if fact.calls:
-            return f"waits in {sentence(fact.calls[0])}, and nothing is exchanged"
         case Sign.COLLECTIVE:
             return f"waits in {fact.collective or fact.place}, and nothing is exchanged"
         case Sign.RENDEZVOUS if fact.rank is None:
@@ -64,16 +48,6 @@ def _activity(fact: hangs.Stillness) -> str:
         case Sign.WORLD_SIZE:
             ranks = "1 rank" if fact.num_ranks == 1 else f"{fact.num_ranks} ranks"
             return f"waits in init_process_group for {fact.world_size} ranks, and the job has {ranks}"
-
-
-@sentence.register
-def _(fact: hangs.CollectiveCall) -> str:
-    group = f" of group {fact.group}" if fact.group else ""
-    return f"{fact.name} #{fact.number}{group}" + (f" ({fact.place})" if fact.place else "")
-
-
-def _named(calls: Sequence[hangs.CollectiveCall]) -> str:
-    return ", ".join(f"rank {call.rank} in {sentence(call)}" for call in calls)
 
 
 def _in(place: str) -> str:

@@ -19,7 +19,6 @@ from orchestrator.core.facts.findings import Finding
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.diagnosis.observing import job_seen
 from orchestrator.daemon.metrics.metering import save_interval
-from orchestrator.runtime.beats import until_beat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -99,7 +98,7 @@ class FindingWatch:
     async def run(self) -> None:
         """Observe until cancelled."""
         while True:
-            pause = until_beat(TICK_SECONDS, self._clock())
+            pause = TICK_SECONDS
             due = self._clock() + pause
             await asyncio.sleep(pause)
             try:

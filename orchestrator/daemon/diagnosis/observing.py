@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import JobProgress
     from orchestrator.gpu.sample import Sample
     from orchestrator.runtime.exporters.actor import ExporterReport
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 DATA: Final = "data_seconds"
 MOST_LOSSES: Final = 8

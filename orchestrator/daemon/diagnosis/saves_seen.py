@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from orchestrator.core.job.record import Job
-    from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+    from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 
 RETRIED_SECONDS: Final = 10.0
 FAILING_SECONDS: Final = 60.0

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.core import events as ev
 from orchestrator.daemon.gpus.recording import GpuRecording
 from orchestrator.daemon.gpus.simulated import SimulatedGpus
-from orchestrator.runtime.beats import until_beat
 from orchestrator.runtime.deadline import within
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class GpuWatch:
         """Watch until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await within(until_beat(WATCH_SECONDS, time.monotonic()), self._woken.wait())
+                await within(WATCH_SECONDS, self._woken.wait())
                 await asyncio.sleep(GATHER_SECONDS)
             self._woken.clear()
             if not self._ray.connected:

@@ -23,7 +23,6 @@ from orchestrator.core.diagnosis.silent_ranks import SilentRanks
 from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
-from orchestrator.runtime.beats import until_beat
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.daemon.ports import RankInspector
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 BETWEEN_LOOKS: Final = 1.0
 AGAIN_SECONDS: Final = 1.0
@@ -157,7 +156,7 @@ class HangWatch:
         """Watch until cancelled."""
         try:
             while True:
-                await asyncio.sleep(until_beat(TICK_SECONDS, time.monotonic()))
+                await asyncio.sleep(TICK_SECONDS)
                 self.tick()
         finally:
             for watched in self._watched.values():

@@ -13,8 +13,7 @@ import stat
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.abandoned import stop_if_abandoned
-from orchestrator.train.script.progress_facts import ProgressSnapshot
-from orchestrator.train.script.progress_layout import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES
+from orchestrator.train.script.progress import MAX_METRIC_NAME_BYTES, MAX_METRICS, MAX_PHASE_BYTES, ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

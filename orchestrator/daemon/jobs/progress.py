@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 METRICS_SECONDS = 1.0
 RANKS_SECONDS = 5.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.daemon.jobs.progress import JobProgress, ProgressTable
     from orchestrator.runtime.pools import Pool
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 REMEMBER_ENDED: Final = 1000
 

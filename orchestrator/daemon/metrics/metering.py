@@ -21,7 +21,6 @@ from orchestrator.core import events as ev
 from orchestrator.core.facts.findings import Finding
 from orchestrator.core.goodput import GoodputLedger, Phase
 from orchestrator.core.states import JobState
-from orchestrator.runtime.beats import until_beat
 from orchestrator.spec.model import JobSpec
 from orchestrator.telemetry.annotations import mark_of
 from orchestrator.telemetry.collectors import LINGER_SECONDS, MAX_JOBS
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.gpu.balance.balance import Balance
     from orchestrator.spec.settings import Settings
     from orchestrator.store.port import FinishedCount
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 LAG_SECONDS: Final = 1.0
 LAGS_KEPT: Final = 15
@@ -112,7 +111,7 @@ class Metering:
     ) -> None:
         """Measure how late the event loop wakes up, until cancelled."""
         while True:
-            pause = until_beat(LAG_SECONDS, clock())
+            pause = LAG_SECONDS
             due = clock() + pause
             await sleep(pause)
             self._lags.append(max(0.0, clock() - due))

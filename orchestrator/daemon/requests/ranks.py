@@ -10,7 +10,7 @@ from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.views import rank_stacks
 from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
 from orchestrator.runtime.ranks.sessions.messages import PortRequest, SessionRefusedError
-from orchestrator.train.script.trace_request import TraceRefusedError
+from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

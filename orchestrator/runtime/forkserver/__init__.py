@@ -25,24 +25,18 @@ K exists so that no exit status is lost and no process is left behind, whichever
   setsid or forked twice are not lost: K is a subreaper, so the kernel hands them to K when their parent dies.
 * K dies: T gets SIGKILL, its parent-death signal; the other processes below K become children of F, a subreaper too,
   which kills them.
-* F dies: only its spares end. Keepers and jobs continue; the next rank actor starts another F.
+* F dies: keepers and jobs continue; the next rank actor starts another F.
 
-When no request has arrived for one second, F forks ahead: for each running process, one K with its T, which wait for
-a request (spares.py). A restarted gang uses them: the forks, and most first writes to shared pages, are already done.
+T must not be able to detect that it was forked. interpreter.py restores what a fresh interpreter would have, and warm.py finds what cannot be
+restored (an environment variable that was read when torch was imported, a module beside the script that shadows one already imported); T then
+executes a plain interpreter, which is slower and exact.
 
-T must not be able to detect that it was forked. program/interpreter.py restores what a fresh interpreter would have, and
-program/cold_start.py finds what cannot be restored (an environment variable that was read when torch was imported, a module
-beside the script that shadows one already imported); T then executes a plain interpreter, which is slower and exact.
+A script can still find one stack frame below its own, the hash seed that it shares with its neighbours, two functions of the `signal` module
+that call Python's own, one of torch's hooks for modules in use (warm.py), and the server's command line and environment in /proc/self. Memory
+that the server had allocated keeps its addresses. No function of torch is replaced.
 
-A script can still find one stack frame below its own, the hash seed that it shares with its neighbours, two functions of
-torch.distributed that call torch's own (torch_changes/), and the server's environment in
-/proc/self/environ. Memory that the server had allocated keeps its addresses.
-
-The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F's loop), spares.py (K and T
-before their request), startup.py (how F becomes the one server of its socket), warm.py (what F does before it serves), keeper.py (K),
-program/ (T up to the user's code: launch.py, interpreter.py and cold_start.py for the Python process, rendezvous_store.py for the process
-that serves torch's store, stop_notes.py for handlers of SIGTERM), torch_changes/ (functions that are replaced: teardown.py against a
-race at the end of torch programs, collective_calls.py to record the collective that a rank has entered, debugger.py to connect `pdb` to
-the rank's terminal), and below them deadline.py (the time at which a rank is killed), request.py, reports.py, masking.py, page.py,
-cgroups.py, proctree.py, linux.py and wire.py.
+The modules, from the top: server.py (bootstrap; owns the stack frame below the user's code), serve.py (F: how it becomes the one server of its
+socket, and its loop), keeper.py (K), launch.py (T up to the user's code; also the process that serves torch's store), interpreter.py (the state
+of a fresh interpreter), warm.py (what F does before it serves, and when a fork would differ from a fresh interpreter), and below them
+reports.py, page.py, holder.py, masking.py, cgroups.py, linux.py and wire.py.
 """

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import math
 import os
@@ -35,18 +34,14 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import cgroups, holder, linux, page, proctree, wire
-from .deadline import ASKED_SECONDS, STOP_SECONDS, Deadline
+from . import cgroups, holder, linux, page, wire
+from .launch import Child, Gate, Program, launch
 from .masking import Masker
-from .program.gate import Child, Gate
-from .program.launch import Program, launch
 from .reports import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .request import Spawn
     from .warm import Baseline
+    from .wire import Spawn
 
 RECORD_VERSION = 1
 
@@ -59,10 +54,17 @@ _READ_BYTES = 65536
 _ROOM_SUFFIX = ".room"
 _SHORT_CHARACTERS = 200
 
+STOP_SECONDS = 10.0
+"""Time that a rank that was asked to stop may outlive its owner: less than the lease of a lost node's ranks."""
+ASKED_SECONDS = 0.2
+"""Time after its owner's end in which a keeper may still get the SIGTERM that ended it: the sender may have to wait for a CPU."""
+
 
 def keep(spawn: Spawn, baseline: Baseline) -> Program:
     """Run the keeper in a fresh fork with all signals blocked. Returns in the training process only, with what it runs."""
-    settle(spawn.descriptors(), baseline)
+    os.setsid()
+    linux.become_subreaper()
+    linux.close_all_but({0, 1, 2} | spawn.descriptors() | set(baseline.descriptors))
     reports, gate = Reports(), Gate()
     keeper_pid = os.getpid()
     started_at = time.time()
@@ -72,12 +74,12 @@ def keep(spawn: Spawn, baseline: Baseline) -> Program:
         gate.for_keeper()
         if group is not None:
             # The move may take the kernel 15 ms; meanwhile the child prepares itself and waits at the gate.
-            group = moved(child_pid, group)
-        run(functools.partial(Keeper, spawn, Child(child_pid, started_at, reports, gate), group))
+            group = _moved(child_pid, group)
+        _run(spawn, Child(child_pid, started_at, reports, gate), group)
     return launch(spawn, baseline, reports, keeper_pid, gate.for_child())
 
 
-def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
+def _moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
     """Move the child into the group and return the group; None where the kernel refuses."""
     if group.join(child_pid):
         return group
@@ -85,18 +87,11 @@ def moved(child_pid: int, group: cgroups.Group) -> cgroups.Group | None:
     return None
 
 
-def settle(descriptors: set[int], baseline: Baseline) -> None:
-    """Prepare the fork that becomes a keeper: its own session, its own tree, and only these descriptors."""
-    os.setsid()
-    linux.become_subreaper()
-    linux.close_all_but({0, 1, 2} | descriptors | set(baseline.descriptors))
-
-
-def run(make: Callable[[], Keeper]) -> NoReturn:
+def _run(spawn: Spawn, child: Child, group: cgroups.Group | None) -> NoReturn:
     """Run the keeper and end the process in every case; the child's parent-death signal then ends the tree."""
     code = 1
     try:
-        make().run()
+        Keeper(spawn, child, group).run()
         code = 0
     except BaseException:
         sys.stderr.write(f"keeper {os.getpid()}: {traceback.format_exc()}")
@@ -107,7 +102,7 @@ def run(make: Callable[[], Keeper]) -> NoReturn:
 class Keeper:
     """State of a keeper, from the fork until the last process of its tree has ended.
 
-    The child waits at its gate until the keeper handles signals and, where the request is gated, until the owner sends `go`.
+    The child waits at its gate until the owner sends `go`, which it does once it has the reply to its request.
     """
 
     def __init__(self, spawn: Spawn, child: Child, group: cgroups.Group | None = None) -> None:
@@ -133,8 +128,6 @@ class Keeper:
         self._note_holder()
         if group is not None and spawn.memory_bytes is not None:
             group.limit_memory(spawn.memory_bytes)
-        if not spawn.gated:
-            child.gate.open()
 
     def _note_holder(self) -> None:
         """Record in the lock file what must be ended if this process is killed."""
@@ -153,7 +146,6 @@ class Keeper:
     def _take_signals(self) -> socket.socket:
         """Turn signals into bytes on a socket. Requests to end are only recorded: a keeper ends when its tree has ended."""
         linux.set_process_name("orch-keeper")
-        linux.set_title(f"orch-keeper of {self._child.pid}: {self._spawn.mode} {self._spawn.target}")
         reader, writer = socket.socketpair()
         reader.setblocking(False)
         writer.setblocking(False)
@@ -183,7 +175,7 @@ class Keeper:
             if self._deadline.seconds() <= 0.0:
                 self._overdue()
             if self._clearing and not self._childless:
-                proctree.kill_sweep(os.getpid())
+                linux.kill_sweep(os.getpid())
                 if self._group is not None and self._exited:
                     self._group.kill()
                 self._reap()
@@ -289,7 +281,7 @@ class Keeper:
             os.killpg(self._child.pid, number)
         except ProcessLookupError:
             # Forked, but not yet the leader of its own group.
-            proctree.kill(self._child.pid, number)
+            linux.kill(self._child.pid, number)
 
     def _set_cause(self, cause: str) -> None:
         """Record the cause of an order in place of an earlier one, unless the process has exited."""
@@ -392,9 +384,16 @@ class Keeper:
         }
         ending = self._ending(ended_at)
         trouble = self._write_record({**outcome, **ending, "ended_at": ended_at})
-        self._queue_message({"event": "memory", **(self._memory or {})})
-        self._queue_message({"event": "ending", **ending})
-        self._queue_message({"event": "exited", **outcome, "at": ended_at, "record_error": trouble})
+        self._queue_message(
+            {
+                "event": "exited",
+                **outcome,
+                "at": ended_at,
+                "record_error": trouble,
+                "ending": ending,
+                "memory": self._memory,
+            }
+        )
         self._flush()
 
     def _ending(self, now: float) -> dict[str, Any]:
@@ -474,3 +473,31 @@ def _write_durably(path: str, data: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+class Deadline:
+    """Time at which a rank is killed, and the ``cause`` that its exit record then contains; at first there is none.
+
+    ``provisional``: at that time the keeper first checks whether the rank has been asked to stop and may run longer.
+    """
+
+    def __init__(self) -> None:
+        self._at = math.inf  # by the monotonic clock
+        self.cause = "stop_deadline"
+        self.provisional = False
+
+    def seconds(self) -> float:
+        """Return the seconds until the deadline; infinite where there is none."""
+        return self._at - time.monotonic()
+
+    def at_most(self, seconds: float) -> None:
+        """Move the deadline to ``seconds`` from now, if it is later."""
+        self._at = min(self._at, time.monotonic() + seconds)
+
+    def move(self, seconds: float, cause: str, *, provisional: bool = False) -> None:
+        """Set the deadline to ``seconds`` from now."""
+        self._at, self.cause, self.provisional = time.monotonic() + seconds, cause, provisional
+
+    def clear(self) -> None:
+        """Remove the deadline."""
+        self._at = math.inf

@@ -1,6 +1,10 @@
-"""Linux calls that Python lacks, and functions that undo what a process inherits from a Ray worker.
+"""Linux calls that Python lacks, functions that undo what a process inherits from a Ray worker, and trees of processes.
 
-Owns prctl and signal dispositions; contains nothing about jobs. Everything here is callable between fork and user code.
+Owns prctl, signal dispositions and /proc; contains nothing about jobs. Everything here is callable between fork and user code.
+
+Each sweep over a tree reads parents and children from the kernel anew, because a process that forks while it is being killed makes
+every list stale. The caller repeats sweeps, one after each child's death, until waitpid reports no child (ECHILD). With
+the caller a subreaper this terminates: a killed process no longer forks, and orphans become the caller's own children.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ ALL_SIGNALS = frozenset(signal.valid_signals())
 _CANNOT_BE_HANDLED = {signal.SIGKILL, signal.SIGSTOP}
 # A Python process starts with these ignored; a program that it executes expects them at their default.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_HAS_CHILDREN_FILES = os.path.exists(f"/proc/self/task/{os.getpid()}/children")  # CONFIG_PROC_CHILDREN
 
 
 def _prctl(option: int, value: int) -> None:
@@ -59,24 +64,6 @@ def process_name() -> str:
     """Return the kernel's short name of this process."""
     with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
         return file.read().rstrip("\n")
-
-
-def set_title(text: str) -> None:
-    """Set the command line that `ps` shows; cut to the size of the original one (startup.py's --room).
-
-    The kernel shows the text up to its first NUL when the last byte of the arguments' memory is not one.
-    """
-    start, end = _title_area()
-    data = text.encode(errors="replace").replace(b"\0", b" ")[: end - start - 2]
-    ctypes.memset(start, 0, end - start)
-    ctypes.memmove(start, data, len(data))
-    ctypes.memset(end - 1, ord("."), 1)
-
-
-def _title_area() -> tuple[int, int]:
-    """Return where the kernel finds this process's arguments: fields 48 and 49 of its stat file."""
-    fields = stat_fields()
-    return int(fields[45]), int(fields[46])
 
 
 def mark_environment(name: str, value: str) -> bool:
@@ -194,31 +181,6 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def loaded_libraries() -> frozenset[str]:
-    """Return the files from which this process has mapped code."""
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    return frozenset(parts[5] for parts in fields if len(parts) == 6 and "x" in parts[1] and parts[5].startswith("/"))
-
-
-def end_without_exit_handlers() -> bool:
-    """Make C's `exit` flush its streams and end the process without running handlers registered before this call.
-
-    Handlers run in the reverse order of their registration: those that are registered after this call still run. False where the C library
-    has no `on_exit` (musl), or it fails: the process then ends as usual.
-    """
-    try:
-        register, flush, end = _libc.on_exit, _libc.fflush, _libc._exit  # noqa: SLF001 - a function of C
-        at_exit = _libc["__cxa_atexit"]
-    except AttributeError:
-        return False
-    # `on_exit` passes the exit code to its function, `__cxa_atexit` its argument: fflush(NULL) flushes all streams.
-    if register(ctypes.cast(end, ctypes.c_void_p), None) != 0:
-        return False
-    at_exit(ctypes.cast(flush, ctypes.c_void_p), None, None)
-    return True
-
-
 def read_end(descriptor: int) -> int | None:
     """Open a read end of the pipe that ``descriptor`` writes to; None for anything else, or where that fails."""
     if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
@@ -251,3 +213,90 @@ def close_all_but(keep: set[int]) -> None:
             os.closerange(low, number)
         low = number + 1
     os.closerange(low, max(open_descriptors() | {low}) + 1)
+
+
+# -- trees of processes
+
+
+def _children_from_tasks(pid: int) -> list[int]:
+    """Return the children of all threads of a process; empty when it has ended."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found.extend(int(word) for word in file.read().split())
+    except OSError:
+        pass
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Return the parent of every process."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                parents[int(name)] = int(stat_fields(int(name))[1])
+    return parents
+
+
+def _descendants_from_scan(root: int) -> list[int]:
+    below: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        below.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        children = below.get(queue.pop(), [])
+        found.extend(children)
+        queue.extend(children)
+    return found
+
+
+def _descendants_from_tasks(root: int) -> list[int]:
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        children = _children_from_tasks(queue.pop())
+        found.extend(children)
+        queue.extend(children)
+    return found
+
+
+def descendants(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
+    """List every process below `root` at this moment, zombies included, parents before their children.
+
+    The per-task lists are quick but may miss a process while its siblings end, and not every kernel has them; an empty
+    result is therefore confirmed by a scan of /proc, which is slow (about 20 µs a process) but complete. `from_lists` false
+    uses only the scan.
+    """
+    found = _descendants_from_tasks(root) if from_lists else []
+    return found or _descendants_from_scan(root)
+
+
+def children(parent: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> list[int]:
+    """List the direct children of `parent`, zombies included."""
+    if from_lists:
+        return _children_from_tasks(parent)
+    return [pid for pid, its_parent in _parents().items() if its_parent == parent]
+
+
+def kill_sweep(root: int, *, from_lists: bool = _HAS_CHILDREN_FILES) -> int:
+    """Send SIGKILL to every process below `root`; return how many there were.
+
+    A number read from /proc could belong to another process by the time it is used, but only after the kernel has
+    gone once around its whole range of process numbers within microseconds.
+    """
+    found = descendants(root, from_lists=from_lists)
+    for pid in found:
+        kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def kill(pid: int, number: int) -> bool:
+    """Send a signal; False when the process no longer exists or belongs to another user."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

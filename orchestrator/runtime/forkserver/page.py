@@ -1,6 +1,6 @@
 """Reads from a progress page whether its rank was asked to stop, and its last steps.
 
-Reads only the few fields that an exit record needs. The layout is that of train/script/progress_layout.py, which the user's
+Reads only the few fields that an exit record needs. The layout is that of train/script/progress.py, which the user's
 interpreter may lack; a test compares the numbers. The rank can write anything to its page: an unreadable page gives no
 facts, and never prevents the exit record.
 """

@@ -40,4 +40,3 @@ if __name__ == "__main__":
         except BaseException as _error:
             _program.failing(_error)
             raise
-        _program.ending()

@@ -1,7 +1,11 @@
-"""Warms the fork server up once, before it serves: import, exercise, restore, freeze.
+"""Warms the fork server up once, before it serves; decides later whether a fork of it would differ from a fresh interpreter.
 
-Owns the list of what is worth importing, and the record of a fresh interpreter's state (`Baseline`), for cold_start.py
-and interpreter.py. Never touches a GPU. Leaves one thread, the caller's.
+Owns the list of what is worth importing, and the record of a fresh interpreter's state (`Baseline`). Never touches a GPU. Leaves one
+thread, the caller's.
+
+A warm start runs the script in the fork; a cold start replaces the fork by a fresh interpreter, which is a second or two slower and exact.
+A variable matters when its value differs from the one the fork server started with *and* it has been read already: Python code (recorded
+while warming) or code in C, which is listed here by name.
 """
 
 from __future__ import annotations
@@ -19,10 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import linux
-from .torch_changes import collective_calls, debugger, teardown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, ItemsView, Iterator, Sequence, ValuesView
+    from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence, ValuesView
 
 # Read by OpenBLAS when numpy loads it: a thread pool in the fork server would make every fork unsafe. The
 # interpreter of each training process sets the count that it would have had (interpreter.py).
@@ -47,6 +50,68 @@ _TORCH_MODULES = (
     "torch.utils.data",
     "torch.utils.data.distributed",
 )
+
+# Read in C, by the loader, the allocator, the interpreter and the numerical libraries, before any script can run. Found by
+# watching getenv while torch 2.13 was imported; PYTORCH_CUDA_ALLOC_CONF is read by builds with CUDA alone.
+_PREFIXES = (
+    "ACC_",
+    "ASAN_",
+    "BLIS_",
+    "DNNL_",
+    "GFORTRAN_",
+    "GOMP_",
+    "GOTO_",
+    "INTEL_LIBITTNOTIFY",
+    "I_MPI_",
+    "KMP_",
+    "LC_",
+    "LD_",
+    "LSAN_",
+    "MALLOC_",
+    "MKLDNN_",
+    "MKL_",
+    "NPY_",
+    "NUMPY_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "OPENSSL_",
+    "PYTHON",
+    "PYTORCH_",
+    "TORCH_ALLOW_",
+    "TORCH_AUTOGRAD_",
+    "TORCH_BLAS_",
+    "TORCH_CPP_",
+    "TORCH_LINALG_",
+    "TORCH_ROCM_",
+    "TQDM_",
+    "TSAN_",
+    "UBSAN_",
+)
+_NAMES = frozenset(
+    {
+        "ATEN_CPU_CAPABILITY",
+        "GLIBC_TUNABLES",
+        "LANG",
+        "THP_MEM_ALLOC_ENABLE",
+        "TORCH_CUSTOM_TERMINATE",
+        "TORCH_DISTRIBUTED_DEBUG",
+        "TORCH_SHOW_CPP_STACKTRACES",
+    }
+)
+# Set through the libraries in the fork, read again at every use, or the same in every training process.
+_HANDLED = frozenset(
+    {
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "PYTHONBREAKPOINT",
+        "PYTHONUNBUFFERED",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD",
+    }
+)
+
+_WARM_OPTIONS = frozenset({"-u"})
 
 
 class NotServableError(Exception):
@@ -81,15 +146,13 @@ class Baseline:
     warm_seconds: float
     descriptors: frozenset[int]
     """Descriptors that imported libraries hold open; normally none."""
-    libraries: frozenset[str]
-    """Files from which code was mapped."""
 
 
 class _RecordingEnviron(type(os.environ)):  # type: ignore[misc]  # the class is private, the instance is not
     """os.environ that records which names were read.
 
     A loop over all variables records no name: tqdm runs such a loop, torch imports tqdm where it is installed, and every
-    variable that differs would cause a cold start. The variables that tqdm uses are among the prefixes of cold_start.py.
+    variable that differs would cause a cold start. The variables that tqdm uses are among ``_PREFIXES``.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -170,7 +233,6 @@ def warm(
         torch_version=torch_version,
         warm_seconds=time.monotonic() - started,
         descriptors=frozenset(linux.open_descriptors() - open_before),
-        libraries=linux.loaded_libraries(),
     )
 
 
@@ -187,7 +249,6 @@ def _import_all(preload: Sequence[str], log: Callable[..., None]) -> tuple[str |
             _exercise(torch)
         except Exception as error:
             log("forkserver.torch_absent" if version is None else "forkserver.torch_not_exercised", error=repr(error))
-        debugger.install()
         for name in preload:
             try:
                 importlib.import_module(name)
@@ -209,34 +270,49 @@ def _exercise(torch: Any) -> None:
     with _no_gpu(torch):
         for name in _TORCH_MODULES:
             importlib.import_module(name)
-        teardown.patch_teardown(torch.distributed)
-        collective_calls.count_collectives(torch.distributed)
+        # teardown.patch_teardown(torch.distributed)
         torch.set_num_threads(1)
-        train_once(torch)
+        _train_once(torch)
+        torch.nn.modules.module.register_module_module_registration_hook(_keep_process_group)
 
 
-def train_once(torch: Any) -> None:
+_kept: list[Any] = []
+
+
+def _keep_process_group(_module: object, _name: str, _submodule: object) -> None:
+    """Hold the default process group to the end of the process, against a deadlock in torch 2.13 with gloo; called in a training process.
+
+    The thread that ran a collective of the backward pass takes the GIL to release the pass's Python context. If the main thread reaches the
+    group's destructor first, it joins that thread with the GIL held, and both wait for ever. A fresh process, which imports and compiles while it
+    trains, rarely does so; a third of the forked ones do, right after their last step. Torch calls this hook when a module gets a submodule, as
+    DistributedDataParallel does.
+    """
+    distributed: Any = sys.modules["torch.distributed"]
+    if distributed.is_initialized():
+        _kept[:] = [distributed.group.WORLD]
+
+
+def _train_once(torch: Any) -> None:
     """Run one small step with each of two optimizers, then save and load the model, as nearly every script does.
 
     A backward pass makes the autograd engine query every driver that torch was built for its devices, and start a thread for each one:
     no fork could use a GPU after that, nor be restricted to its own GPUs. In builds for GPUs the gradients are set to zero instead.
     """
     file = io.BytesIO()
-    with _no_gpu(torch):
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
-            optimizer = optimizer_class(model.parameters(), lr=0.1)
-            loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
-            optimizer.zero_grad()
-            if _is_built_for_gpus(torch):
-                for parameter in model.parameters():
-                    parameter.grad = torch.zeros_like(parameter)
-            else:
-                loss.backward()
-            optimizer.step()
-        torch.save(model.state_dict(), file)
-        file.seek(0)
-        model.load_state_dict(torch.load(file, weights_only=True))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    for optimizer_class in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = optimizer_class(model.parameters(), lr=0.1)
+        loss = torch.nn.functional.cross_entropy(model(torch.ones(2, 4)), torch.tensor([0, 1]))
+        optimizer.zero_grad()
+        if _is_built_for_gpus(torch):
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+        else:
+            loss.backward()
+        optimizer.step()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, weights_only=True))
 
 
 def _is_built_for_gpus(torch: Any) -> bool:
@@ -279,3 +355,58 @@ def _is_cuda_spoilt_in_forks(torch: Any) -> bool:
     if pid == 0:
         os._exit(1 if torch.cuda._is_in_bad_fork() else 0)  # noqa: SLF001 - torch has no public function for it
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+# -- warm or cold
+
+
+def cold_reason(baseline: Baseline, env: dict[str, str], options: Sequence[str], search: str) -> str | None:
+    """Return why this process needs a fresh interpreter, or None.
+
+    `search` is the directory that will be sys.path[0].
+    """
+    for option in options:
+        if option not in _WARM_OPTIONS:
+            return f"interpreter option {option}"
+    for name in sorted(baseline.environ.keys() | env.keys()):
+        if baseline.environ.get(name) != env.get(name) and _was_read(name, baseline.consulted):
+            return f"environment variable {name}"
+    shadow = _shadowing(search, baseline.modules, baseline.startup_modules)
+    return None if shadow is None else f"module {shadow} beside the script"
+
+
+def _was_read(name: str, consulted: Iterable[str]) -> bool:
+    if name in _HANDLED:
+        return False
+    return name in consulted or name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _shadowing(search: str, loaded: dict[str, str | None], startup_modules: frozenset[str]) -> str | None:
+    """Return a module in `search` that a fresh interpreter would import instead of one imported here from elsewhere."""
+    try:
+        entries = list(os.scandir(search))
+    except OSError:
+        return None
+    for entry in entries:
+        name = _module_name(entry)
+        if name is None or name not in loaded or name in startup_modules:
+            continue
+        origin = loaded[name]
+        if name in sys.builtin_module_names or (origin is not None and _is_below(origin, entry.path)):
+            continue
+        return name
+    return None
+
+
+def _module_name(entry: os.DirEntry[str]) -> str | None:
+    """Return the top-level module that a directory entry provides."""
+    stem, dot, suffix = entry.name.partition(".")
+    if dot:
+        return stem if suffix in ("py", "pyc") or suffix.endswith("so") else None
+    # A folder without __init__ is a namespace package, which never takes precedence over a regular module elsewhere.
+    return stem if os.path.exists(os.path.join(entry.path, "__init__.py")) else None
+
+
+def _is_below(origin: str, place: str) -> bool:
+    origin, place = os.path.realpath(origin), os.path.realpath(place)
+    return origin == place or origin.startswith(place + os.sep)

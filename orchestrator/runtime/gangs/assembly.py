@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.gangs.launching import LaunchSettings
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.pools import Pool
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 def ray_gangs(

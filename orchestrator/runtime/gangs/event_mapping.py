@@ -19,7 +19,7 @@ from orchestrator.runtime.nodes.workdir_walk import left_out_by
 from orchestrator.runtime.ranks.actor import FENCE_SECONDS
 from orchestrator.runtime.ranks.evidence.endings import order_of, stop_facts, was_killed
 from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
-from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
+from orchestrator.runtime.spawn.lifeline import ForkServerError, read_exit_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import RankEvent
-    from orchestrator.runtime.spawn.client import ExitRecord
+    from orchestrator.runtime.spawn.lifeline import ExitRecord
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 MOST_CHARACTERS: Final = 1000  # of a message from outside

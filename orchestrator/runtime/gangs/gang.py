@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
     from orchestrator.runtime.ranks.actor import RankGreeting
     from orchestrator.runtime.ranks.rank_events import PollCursor
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
     from orchestrator.train.script.progress_reading import PageReader
 
 

@@ -18,7 +18,6 @@ from orchestrator.runtime.gangs.orders import ask
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.working_copy import renew
 from orchestrator.runtime.ranks.actor import rendezvous_of
-from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.paths import Paths, exit_record_name
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class Launcher:
         nodes = {seat.node_id for seat in seats}
         by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **overrides) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
-        await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
+        await ask([a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)])
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
         """Return the rendezvous address and port, once no older attempt runs.

@@ -10,7 +10,7 @@ from orchestrator.runtime.deadline import within
 from orchestrator.runtime.gangs.errors import as_lost
 from orchestrator.runtime.gangs.orders import RPC_SECONDS
 from orchestrator.runtime.ranks.sessions.messages import Input, Leave, SessionRefusedError
-from orchestrator.train.script.trace_request import TraceRefusedError
+from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

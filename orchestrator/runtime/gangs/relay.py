@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import PollReply, RankEvent
     from orchestrator.spec.paths import Paths
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 LATE_ANSWERS: Final = 3
 """How many polls in a row an actor may leave unanswered before it is ended; a stopped one is ended after the first."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.ranks.rank_events import RankEvent
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:

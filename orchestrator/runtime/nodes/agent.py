@@ -25,15 +25,9 @@ from orchestrator.runtime.nodes.directories import clear_ended_nodes, clear_page
 from orchestrator.runtime.nodes.files import NodeFiles
 from orchestrator.runtime.nodes.health_check import check_node
 from orchestrator.runtime.own_thread import in_own_thread
-from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerError, Hello, start_fork_server
-from orchestrator.runtime.spawn.rank_locks import lock_is_clear, rank_lock_path
-from orchestrator.runtime.spawn.rank_remains import (
-    KEEPER_LIMIT_SECONDS,
-    KEEPER_SECONDS,
-    clear_locks,
-    end_tree,
-    is_stopped,
-)
+from orchestrator.runtime.spawn.client import ForkServerClient, Hello, start_fork_server
+from orchestrator.runtime.spawn.lifeline import ForkServerError
+from orchestrator.runtime.spawn.rank_locks import clear_locks, end_tree, is_stopped, lock_is_clear, rank_lock_path
 from orchestrator.spec.plain_files import read_plain
 
 if TYPE_CHECKING:
@@ -198,7 +192,7 @@ class NodeAgent:
     async def ranks_gone(self, job_id: str, ranks: Sequence[int], seconds: float) -> tuple[int, ...]:
         """Wait until no process tree of those ranks is left on this node; return the ranks that still have one.
 
-        Their actors have ended, so their keepers are ending them. What a killed or stopped keeper leaves is ended here.
+        Their actors have ended, so their keepers are ending them. What a killed keeper leaves is ended here.
         """
         gone = await asyncio.gather(*(self._rank_gone(job_id, rank, seconds) for rank in ranks))
         return tuple(rank for rank, is_gone in zip(ranks, gone, strict=True) if not is_gone)
@@ -207,8 +201,7 @@ class NodeAgent:
         path = rank_lock_path(self._node_dir, job_id, rank)
         if lock_is_clear(path):
             return True
-        limits = {"patience": KEEPER_SECONDS, "limit": KEEPER_LIMIT_SECONDS}
-        return await in_own_thread(lambda: end_tree(path, seconds, **limits))
+        return await in_own_thread(lambda: end_tree(path, seconds))
 
     async def is_stopped(self, pid: int) -> bool:
         """Whether the process of this node is stopped by a signal or a debugger."""

@@ -6,11 +6,10 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
 from orchestrator.runtime.ranks.evidence.process_inspector import look_at
 from orchestrator.runtime.ranks.secrets import masked_look
 from orchestrator.runtime.ranks.tracing import take_trace
-from orchestrator.train.script.trace_request import TraceRefusedError
+from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,14 +45,9 @@ class RankInspection:
         """Inspect the rank's processes; None when it has none, or belongs to another attempt."""
         if attempt != self._fence.attempt or not self._log.running:
             return None
-        training_pid, output, page = self._progress.writer_pid, self._progress.output, self._progress.page
+        training_pid, output = self._progress.writer_pid, self._progress.output
         look = await asyncio.to_thread(look_at, self._rank, self._log.pid, training_pid=training_pid, stacks=stacks)
-        look = replace(
-            look,
-            printed=output.lines if output else 0,
-            entered=entered_call(page.head(), look.pid) if page is not None else None,
-        )
-        return masked_look(look, self._log.masker)
+        return masked_look(replace(look, printed=output.lines if output else 0), self._log.masker)
 
     def note(self, attempt: int, lines: Sequence[str]) -> None:
         """Write ``lines`` from orch into the rank's log."""

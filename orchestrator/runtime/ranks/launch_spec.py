@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.runtime.forkserver.request import SpawnRequest
+from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.ranks.logs import LogLimits
 
 if TYPE_CHECKING:

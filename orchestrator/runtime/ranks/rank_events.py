@@ -10,7 +10,7 @@ from orchestrator.core.events import Exit  # noqa: TC001  # conformance.py reads
 if TYPE_CHECKING:
     from orchestrator.checkpoint.repository.status import PersisterStatus
     from orchestrator.core.diagnosis.observation import ProcessSeen, StorageSeen, TerminalSeen
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

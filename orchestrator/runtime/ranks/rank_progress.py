@@ -13,7 +13,7 @@ from orchestrator.train.script.progress_reading import PageReader
 if TYPE_CHECKING:
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.output.output import RankOutput
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 PROGRESS_SECONDS: Final = 1.0
 

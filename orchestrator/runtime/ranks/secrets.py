@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.ranks.rank_events import RankEvent
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 def masked_event(event: RankEvent, masker: Masker) -> RankEvent:
@@ -64,7 +64,7 @@ def masked_status(status: PersisterStatus | None, masker: Masker) -> PersisterSt
 
 
 def masked_look(look: RankLook, masker: Masker) -> RankLook:
-    """Mask an inspection of the rank's processes: names of threads, functions, files and process groups are the script's."""
+    """Mask an inspection of the rank's processes: names of threads, functions and files are the script's."""
     if not masker:
         return look
 
@@ -78,5 +78,4 @@ def masked_look(look: RankLook, masker: Masker) -> RankLook:
             for thread in look.threads
         ),
         problem=masker.text(look.problem),
-        entered=replace(look.entered, label=masker.text(look.entered.label)) if look.entered is not None else None,
     )

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.train.script import trace_request
-from orchestrator.train.script.trace_request import TraceRefusedError
+from orchestrator.train.script import profiling
+from orchestrator.train.script.profiling import TraceRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,25 +20,25 @@ _POLL_SECONDS: Final = 0.05
 async def take_trace(page: PageReader, rank: int, steps: int, seconds: float, over: Callable[[], bool]) -> bytes:
     """Return a trace of the next ``steps`` steps, gzipped JSON. Raises TraceRefusedError, also when ``over`` is true."""
     base = page.path
-    if not trace_request.listens(base, page.read().writer_pid):
+    if not profiling.listens(base, page.read().writer_pid):
         raise TraceRefusedError(
             f"rank {rank} runs no training loop of orchestrator.train, or has not reached it yet: `orch profile` needs"
             " MultiGPUTrainingManager; in a loop of your own, use torch.profiler"
         )
-    trace_request.request(base, steps)
+    profiling.request(base, steps)
     try:
         return await _wait_for(page, rank, seconds, over)
     finally:
-        trace_request.withdraw(base)
+        profiling.withdraw(base)
 
 
 async def _wait_for(page: PageReader, rank: int, seconds: float, over: Callable[[], bool]) -> bytes:
     deadline = time.monotonic() + seconds
-    asked = trace_request.beside(page.path, trace_request.REQUEST_SUFFIX)
+    asked = profiling.beside(page.path, profiling.REQUEST_SUFFIX)
     while True:
         ended, pending = over(), asked.exists()  # read before the trace, which the script writes first
         try:
-            data = await asyncio.to_thread(trace_request.collect, page.path)
+            data = await asyncio.to_thread(profiling.collect, page.path)
         except OSError as error:
             raise TraceRefusedError(f"rank {rank} left a trace that cannot be read: {error.strerror}") from error
         if data is not None:

@@ -1,7 +1,7 @@
 """The fork server's client: starts a server, requests processes from it, holds their lifelines.
 
 Owns the client's half of the protocol in forkserver/wire.py and nothing of what is run. Standard library only; every
-call has a deadline. The asynchronous calls are for the rank actor and the node agent, the `_sync` twins for scripts.
+call has a deadline.
 
 The life of a process as the client sees it: `spawn` returns once its keeper exists; `Started` means that the process is
 about to run its first line; at most one `ErrorRaised` gives the exception that is ending it, as soon as it is raised;
@@ -28,14 +28,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.forkserver.holder import MARK, MARK_CHARACTERS
-from orchestrator.runtime.forkserver.request import SpawnRequest
 from orchestrator.runtime.spawn.environment import inheritable_environment
 from orchestrator.runtime.spawn.lifeline import (
-    ErrorRaised,
-    Event,
-    Exited,
-    ExitRecord,
-    ExitRecordError,
     ForkServerError,
     ForkServerForeignError,
     ForkServerMissingError,
@@ -43,25 +37,20 @@ from orchestrator.runtime.spawn.lifeline import (
     ForkServerStartError,
     ForkServerTimeoutError,
     ForkServerVersionError,
-    Gone,
-    KeeperLost,
     Lifeline,
-    MemoryUsed,
-    Started,
     owned,
-    read_exit_record,
 )
-from orchestrator.runtime.spawn.stopped_server import StoppedServerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from orchestrator.runtime.forkserver.wire import SpawnRequest
+
 SERVER_FILE = Path(__file__).parents[1] / "forkserver" / "server.py"
 MAX_SOCKET_PATH_BYTES = 107
 
 _START_DEADLINE = timedelta(seconds=20)
-_TITLE_BYTES = 2048
 _CALL_DEADLINE = timedelta(seconds=60)
 _CREDENTIALS = struct.Struct("3i")
 
@@ -114,26 +103,28 @@ class ForkServerClient:
         """Wait until the server is warm; return its description."""
         return _hello(await self._call({"op": "hello"}, []))
 
+    async def shut_down(self) -> None:
+        """End the server. Processes that it started continue."""
+        await self._call({"op": "shutdown"}, [])
+
     async def end(self, patience: timedelta) -> None:
         """End the server, and return when its process has ended; one that takes longer than ``patience`` is killed.
 
         Processes that it started continue. Does nothing where no server listens.
         """
-        await asyncio.to_thread(self._end, patience.total_seconds())
-
-    def _end(self, seconds: float) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(_checked(self._path))
                 process = os.pidfd_open(self._refuse_others(sock))
             except (OSError, ForkServerError):
                 return
+        seconds = patience.total_seconds()
         try:
             with contextlib.suppress(ForkServerError):
-                ForkServerClient(self._path, deadline=timedelta(seconds=seconds)).shutdown_sync()
-            if not select.select([process], [], [], seconds)[0]:
+                await ForkServerClient(self._path, deadline=patience).shut_down()
+            if not await asyncio.to_thread(_has_ended, process, seconds):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-                select.select([process], [], [], seconds)
+                await asyncio.to_thread(_has_ended, process, seconds)
         finally:
             os.close(process)
 
@@ -156,18 +147,17 @@ class ForkServerClient:
         """
         with _lifeline_pair() as (ours, theirs):
             message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}, stdin))
-            return _begun(await self._call({**message, "gated": True}, fds), ours)
+            return _begun(await self._call(message, fds), ours)
 
     async def _call(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         data = wire.encode({"protocol": self._protocol, **message})
         loop = asyncio.get_running_loop()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, StoppedServerWatch(loop) as stopped:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.setblocking(False)
             try:
                 async with asyncio.timeout(self._deadline.total_seconds()):
                     await loop.sock_connect(sock, _checked(self._path))
                     self._refuse_others(sock)
-                    stopped.look_at(sock)
                     # The descriptors travel with the header: a few bytes, which an empty socket always takes.
                     socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
                     await loop.sock_sendall(sock, data[wire.HEADER.size :])
@@ -189,49 +179,6 @@ class ForkServerClient:
             data += part
         return bytes(data)
 
-    def hello_sync(self) -> Hello:
-        """Do the same as `hello`, but block."""
-        return _hello(self._call_sync({"op": "hello"}, []))
-
-    def shutdown_sync(self) -> None:
-        """End the server. Processes that it started continue."""
-        self._call_sync({"op": "shutdown"}, [])
-
-    def spawn_sync(
-        self,
-        request: SpawnRequest,
-        *,
-        stdout: int,
-        stderr: int,
-        listen: int | None = None,
-        lease: int | None = None,
-        extra: Mapping[int, int] | None = None,
-    ) -> Spawned:
-        """Do the same as `spawn`, but block."""
-        with _lifeline_pair() as (ours, theirs):
-            message, fds = request.message(_roles(stdout, stderr, theirs.fileno(), listen, lease, extra or {}))
-            return _begun(self._call_sync({**message, "gated": True}, fds), ours)
-
-    def _call_sync(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        data = wire.encode({"protocol": self._protocol, **message})
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(self._deadline.total_seconds())
-            try:
-                sock.connect(_checked(self._path))
-                self._refuse_others(sock)
-                socket.send_fds(sock, [data[: wire.HEADER.size]], fds)
-                sock.sendall(data[wire.HEADER.size :])
-                with sock.makefile("rb") as stream:
-                    header = stream.read(wire.HEADER.size)
-                    if len(header) < wire.HEADER.size:
-                        raise ConnectionResetError("the server closed the connection")
-                    body = stream.read(wire.body_length(header))
-            except TimeoutError as error:
-                raise self._timed_out() from error
-            except OSError as error:
-                raise self._missing(error) from error
-        return _accepted(body)
-
     def _refuse_others(self, sock: socket.socket) -> int:
         """Return the server's process id. Raises for another user's: the request carries a job's environment and secrets."""
         pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -252,8 +199,12 @@ class ForkServerClient:
         )
 
 
+def _has_ended(process: int, seconds: float) -> bool:
+    return bool(select.select([process], [], [], seconds)[0])
+
+
 def _begun(reply: dict[str, Any], ours: socket.socket) -> Spawned:
-    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup(), gated=reply.get("gated") is True))
+    return Spawned(keeper_pid=int(reply["keeper_pid"]), lifeline=owned(ours.dup()))
 
 
 class _lifeline_pair:  # noqa: N801 - used as a function
@@ -342,7 +293,7 @@ def start_fork_server(
     except OSError as error:
         raise ForkServerStartError(str(error)) from error
     command = [python, "-u", os.fspath(SERVER_FILE), "--socket", _checked(socket_path), "--log", os.fspath(log_path)]
-    command += ["--room", " " * _TITLE_BYTES, *([] if of_process is None else ["--of-process", str(of_process)])]
+    command += [] if of_process is None else ["--of-process", str(of_process)]
     for name in preload:
         command += ["--preload", name]
     try:
@@ -369,32 +320,3 @@ def start_fork_server(
         raise ForkServerStartError(reply["error"])
     stderr_lines = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
     raise ForkServerStartError(f"{python} ended with {outcome.returncode}: {stderr_lines[0]}; see {log_path}")
-
-
-__all__ = [
-    "ErrorRaised",
-    "Event",
-    "ExitRecord",
-    "ExitRecordError",
-    "Exited",
-    "ForkServerClient",
-    "ForkServerError",
-    "ForkServerForeignError",
-    "ForkServerMissingError",
-    "ForkServerRefusedError",
-    "ForkServerStartError",
-    "ForkServerTimeoutError",
-    "ForkServerVersionError",
-    "Gone",
-    "Hello",
-    "KeeperLost",
-    "Lifeline",
-    "MemoryUsed",
-    "SpawnRequest",
-    "Spawned",
-    "Started",
-    "StartedServer",
-    "inheritable_environment",
-    "read_exit_record",
-    "start_fork_server",
-]

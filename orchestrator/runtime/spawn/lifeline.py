@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import select
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from orchestrator.core.conformance import misfits, repaired
@@ -203,9 +202,10 @@ def _is_an_end(record: ExitRecord) -> bool:
     return record.exit_code is not None and 0 <= record.exit_code <= MAX_EXIT_CODE
 
 
-def _ending(fields: Mapping[str, Any]) -> Ending:
+def _ending(fields: Any) -> Ending:
     """Read the ending; a value of the wrong type counts as missing."""
-    return repaired(Ending(**{name: fields.get(name) for name in Ending.__slots__}))[0]
+    known = fields if isinstance(fields, dict) else {}
+    return repaired(Ending(**{name: known.get(name) for name in Ending.__slots__}))[0]
 
 
 class Lifeline:
@@ -220,9 +220,7 @@ class Lifeline:
         self._lines = wire.LineReader()
         self._pending: list[Event] = []
         self._ended = False
-        self._ending = Ending()
         self._waiting: asyncio.Future[None] | None = None
-        self._memory: MemoryUsed | None = None
 
     def signal(self, number: int) -> bool:
         """Send a signal to the process's group."""
@@ -293,17 +291,6 @@ class Lifeline:
             data = b""
         self._take(data)
 
-    def next_event_sync(self, deadline: timedelta) -> Event | None:
-        """Blocking `next_event`; raises ForkServerTimeoutError when nothing arrives within `deadline`."""
-        until = time.monotonic() + deadline.total_seconds()
-        while not self._pending and not self._ended:
-            poll = select.poll()
-            poll.register(self._socket, select.POLLIN)
-            if not poll.poll(max(until - time.monotonic(), 0.0) * 1000):
-                raise ForkServerTimeoutError(f"no event within {deadline.total_seconds()} s; is the process stuck?")
-            self._receive()
-        return self._pending.pop(0) if self._pending else None
-
     def _take(self, data: bytes) -> None:
         messages = self._messages(data)
         if messages is not None:
@@ -323,29 +310,19 @@ class Lifeline:
 
     def _take_message(self, message: dict[str, Any]) -> None:
         """Add the event of a message; none for one of unknown kind or with missing fields."""
-        kind = str(message.get("event"))
-        match kind:
-            case "memory":
-                self._memory = _built(MemoryUsed, message)
-                return
-            case "ending":
-                self._ending = _ending(message)
-                return
-            case _:
-                cls = _EVENTS.get(kind)
-        event_fields = {name: value for name, value in message.items() if name not in {"ending", "memory"}}
-        event = None if cls is None else _built(cls, event_fields)
-        if isinstance(event, Exited):
-            event = replace(event, memory=self._memory, ending=self._ending)
+        cls = _EVENTS.get(str(message.get("event")))
+        if cls is Exited:
+            memory, ending = _built(MemoryUsed, message.get("memory")), _ending(message.get("ending"))
+            message = {**message, "memory": memory, "ending": ending}
+        event = None if cls is None else _built(cls, message)
         if event is not None:
             self._pending.append(event)
 
 
-def owned(sock: socket.socket, *, gated: bool) -> Lifeline:
-    """Return the owner's end of a started process's lifeline; let a gated process run its first line."""
-    if gated:
-        with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
-            sock.send(wire.encode_line({"cmd": "go"}))
+def owned(sock: socket.socket) -> Lifeline:
+    """Return the owner's end of a started process's lifeline, and let the process run its first line."""
+    with contextlib.suppress(OSError):  # the keeper has ended: the lifeline reports that
+        sock.send(wire.encode_line({"cmd": "go"}))
     return Lifeline(sock)
 
 

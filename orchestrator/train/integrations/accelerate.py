@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import trees
 from orchestrator.train.errors import StopTraining
-from orchestrator.train.integrations.folders import DRAFT, keep_newest, newest, publish, remove
-from orchestrator.train.integrations.ranks import require_all_ranks
+from orchestrator.train.integrations.common import DRAFT, keep_newest, newest, publish, require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class AcceleratedRun:
         accelerator = self._accelerator
         draft, target = self._folder / f"{DRAFT}{self.step}", self._folder / f"step-{self.step}"
         if accelerator.is_main_process:
-            remove(draft)
+            trees.remove(draft)
         accelerator.wait_for_everyone()
         accelerator.save_state(str(draft))
         accelerator.wait_for_everyone()

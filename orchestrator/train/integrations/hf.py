@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerState
 
 from orchestrator.train.errors import StopTraining
-from orchestrator.train.integrations.folders import newest
-from orchestrator.train.integrations.ranks import require_all_ranks
+from orchestrator.train.integrations.common import newest, require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.train.errors import StopTraining
-from orchestrator.train.integrations.folders import DRAFT, keep_newest, newest, publish
-from orchestrator.train.integrations.ranks import require_all_ranks
+from orchestrator.train.integrations.common import DRAFT, keep_newest, newest, publish, require_all_ranks
 from orchestrator.train.script.training_context import current_context
 
 if TYPE_CHECKING:

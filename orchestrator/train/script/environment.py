@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.repository.interval import DEFAULT_RECOVERY_SECONDS, PRIOR_FAILURE_SECONDS
 from orchestrator.train.script.elastic import parse_range
-from orchestrator.train.script.run_metadata import VARIABLE as METADATA_VARIABLE
 from orchestrator.train.script.save_schedule import AUTO, IntervalSetting, IntervalSettingError, parse_interval
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CHECKPOINT_DIR = "checkpoints"
 DEFAULT_KEEP = 3
+METADATA_VARIABLE = "ORCH_TRAINING_METADATA"
+"""Names the file of `orch record -- COMMAND` into which rank 0 writes the labels of the run."""
 
 
 class EnvironmentValueError(ValueError):

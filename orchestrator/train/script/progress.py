@@ -1,9 +1,14 @@
 """The progress page: 16 KiB of shared memory through which a training process reports to its rank actor.
 
-The rank process writes, the rank actor reads; only the request to stop flows back. A report costs a few microseconds
-and one short system call, may be made every millisecond, and the latest one counts. Standard library only.
+The rank process writes (``ProgressPage``), the rank actor reads (``progress_reading.py``); only the request to stop flows back. A report
+costs a few microseconds and one short system call, may be made every millisecond, and the latest one counts. Standard library only: the
+training process and the rank actor import this, and both must start fast.
 
-Must not: block training, allocate without bound, or ever show a half-written record (see progress_layout.py).
+Must not: block training, allocate without bound, or ever show a half-written record. A record (``Slots``) has two slots. The writer fills
+the older slot and never touches the newer one, so a process that is killed in the middle of a write leaves the previous record intact.
+Each slot has a counter and a CRC that covers both counter and payload: a reader takes the valid slot with the higher counter, and a record
+that changed during the read fails its CRC and is read again. That holds on any memory model, which a plain sequence lock in Python could
+not guarantee.
 """
 
 from __future__ import annotations
@@ -12,18 +17,201 @@ import json
 import math
 import mmap
 import os
+import struct
 import threading
 import time
+import zlib
 from array import array
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot, create_page
-from orchestrator.train.script.progress_layout import ProgressPageError
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+PAGE_BYTES = 16 * 1024
+MAGIC = b"ORCHPAGE"
+LAYOUT_VERSION = 2
+
+HEADER = struct.Struct("<8sII")  # magic, layout version, page size
+WRITER_PID = struct.Struct("<Q")
+WRITER_PID_AT = 16
+STOP_REQUESTED_AT = 64  # one byte each, on separate cache lines: the actor's and the rank's
+STOP_SEEN_AT = 128
+STOP_SEEN_TIME = struct.Struct("<d")  # the time; 0.0 where the writer did not record it
+STOP_SEEN_TIME_AT = 136
+
+MAX_METRICS = 64
+MAX_METRIC_NAME_BYTES = 64
+MAX_PHASE_BYTES = 32
+RECENT_STEPS = 32
+
+_SLOT_HEAD = struct.Struct("<QII")  # counter, CRC-32, payload bytes
+_READ_ATTEMPTS = 100
+
+
+class ProgressPageError(Exception):
+    """A file is not a progress page of this version; the rank actor must create it with ProgressPage.create."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """One double-buffered record: two slots of ``slot_bytes`` from ``offset`` on."""
+
+    offset: int
+    slot_bytes: int
+
+    @property
+    def capacity(self) -> int:
+        """Return the most payload bytes of one record."""
+        return self.slot_bytes - _SLOT_HEAD.size
+
+    def last_counter(self, page: mmap.mmap | bytes) -> int:
+        """Return the counter to continue from: of the newest complete slot."""
+        return max(counter for counter, _ in self._both(page))
+
+    def publish(self, page: mmap.mmap, counter: int, payload: bytes | bytearray) -> None:
+        """Write ``payload`` as record number ``counter`` over the older slot. No system call."""
+        start = self.offset + (counter & 1) * self.slot_bytes
+        crc = zlib.crc32(payload, counter & 0xFFFFFFFF)
+        page[start : start + _SLOT_HEAD.size + len(payload)] = _SLOT_HEAD.pack(counter, crc, len(payload)) + payload
+
+    def newest(self, take: Callable[[], bytes]) -> bytes | None:
+        """Return the newest complete payload of the page that ``take`` reads, or None when nothing was ever written.
+
+        Raises ProgressPageError when both slots stay unreadable, which only damage from outside can cause.
+        """
+        for _ in range(_READ_ATTEMPTS):
+            page = take()
+            counter, payload = max(self._both(page), key=lambda slot: slot[0])
+            if payload is not None:
+                return payload
+            if counter == 0 and self._untouched(page):
+                return None
+        raise ProgressPageError("both records of the progress page are damaged; create the page anew")
+
+    def _both(self, page: mmap.mmap | bytes) -> tuple[tuple[int, bytes | None], tuple[int, bytes | None]]:
+        return self._slot(page, 0), self._slot(page, 1)
+
+    def _slot(self, page: mmap.mmap | bytes, index: int) -> tuple[int, bytes | None]:
+        start = self.offset + index * self.slot_bytes
+        raw = page[start : start + self.slot_bytes]
+        counter, crc, length = _SLOT_HEAD.unpack_from(raw)
+        if counter == 0 or length > self.capacity:
+            return 0, None
+        payload = raw[_SLOT_HEAD.size : _SLOT_HEAD.size + length]
+        return (counter, payload) if zlib.crc32(payload, counter & 0xFFFFFFFF) == crc else (0, None)
+
+    def _untouched(self, page: bytes) -> bool:
+        """Whether neither slot was ever completed: a first write interrupted by a kill counts as nothing written."""
+        second = self.offset + self.slot_bytes
+        # Record 1 goes to slot 1, record 2 to slot 0: while slot 0 is blank, at most one write was begun.
+        return page[self.offset : self.offset + _SLOT_HEAD.size] == bytes(_SLOT_HEAD.size) and second < len(page)
+
+
+HOT = Slots(offset=512, slot_bytes=4096)
+FACTS = Slots(offset=512 + 2 * 4096, slot_bytes=3840)
+assert FACTS.offset + 2 * FACTS.slot_bytes <= PAGE_BYTES
+
+# step, max_step, total_steps, samples, tokens, new_step, steps_reported, durations recorded, metrics dropped,
+# snapshot_step, saves; epoch, first_step_at, new_step_at, last_step_at, last_report_at, step_seconds, phase_since,
+# saving_since, snapshot_at, save_seconds, busy_seconds; phase bytes, metrics
+HOT_FIXED = struct.Struct("<11q11dHH")
+RECENT = struct.Struct(f"<{RECENT_STEPS}d")
+METRICS_CAPACITY = HOT.capacity - HOT_FIXED.size - RECENT.size - MAX_PHASE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """The rank's facts about its checkpoints on storage. Times are seconds since the epoch; None means not yet.
+
+    Under orch the rank only takes snapshots in memory, and its rank actor has the state on storage.
+    """
+
+    saved_step: int | None = None
+    saved_at: float | None = None
+    saved_path: str = ""
+    saved_bytes: int = 0
+    failed_saves: int = 0
+    failure: str = ""
+    failure_kind: str = ""  # equal for all failures with one cause
+    failed_at: float | None = None
+    resumed_step: int | None = None
+    resumed_path: str = ""
+    resumed_seconds: float = 0.0
+    quarantined: tuple[str, ...] = ()
+    interval_steps: int | None = None
+    interval_reason: str = ""
+    snapshot_bytes: int = 0  # memory of all slots of the rank
+    snapshots_off: str = ""  # why the newest save went to storage directly
+    waits: int = 0  # saves that waited for storage to take an earlier one
+    waited_seconds: float = 0.0
+    left_out: int = 0  # saves that should have reached storage and were dropped because it failed
+    left_out_step: int | None = None  # the newest of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSnapshot:
+    """One consistent reading of a progress page.
+
+    Wall times (``*_at``, ``*_since``) are seconds since the epoch, None until the thing has happened. ``step`` is the
+    step reported last, ``max_step`` the highest one. ``new_step`` and ``new_step_at`` are of the first reported step
+    above the one given as ORCH_PREVIOUS_STEP. ``step_seconds`` is a running mean; ``recent_step_seconds`` holds up to
+    32 durations, oldest first. ``busy_seconds`` is a running mean, too: the processor time of a step in the thread that
+    reports it. ``saving_since`` is set while a save to storage stalls the training loop.
+    ``snapshot_step`` is the newest one in shared memory; ``save_seconds`` is how long the last save, of either kind,
+    stalled the loop; ``saves`` counts both. ``unusable`` names the values that were on the page and are left out, because
+    they have the wrong type, are not finite, or are out of range. ``guessed``: the script reports nothing, and its steps were
+    recognised in what it prints.
+    """
+
+    writer_pid: int | None = None
+    step: int | None = None
+    max_step: int | None = None
+    total_steps: int | None = None
+    epoch: float | None = None
+    phase: str = ""
+    phase_since: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_dropped: int = 0
+    first_step_at: float | None = None
+    new_step: int | None = None
+    new_step_at: float | None = None
+    last_step_at: float | None = None
+    last_report_at: float | None = None
+    steps_reported: int = 0
+    step_seconds: float | None = None
+    busy_seconds: float | None = None
+    recent_step_seconds: tuple[float, ...] = ()
+    saving_since: float | None = None
+    snapshot_step: int | None = None
+    snapshot_at: float | None = None
+    save_seconds: float | None = None
+    saves: int = 0
+    checkpoint: CheckpointFacts = CheckpointFacts()
+    stop_requested: bool = False
+    stop_seen: bool = False
+    unusable: tuple[str, ...] = ()
+    guessed: bool = False
+
+
+def create_page(target: Path) -> int:
+    """Create a blank page at ``target``, replacing an existing one; mode 0600. Returns its descriptor, which the caller closes."""
+    blank = bytearray(PAGE_BYTES)
+    HEADER.pack_into(blank, 0, MAGIC, LAYOUT_VERSION, PAGE_BYTES)
+    draft = target.with_name(f"{target.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    handle = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, blank)
+        draft.replace(target)  # a reader sees the old page or a whole new one
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
 
 STEP_SECONDS_WEIGHT = 0.1  # weight of the newest step in the running mean: about the last twenty steps count
 _MAX_MESSAGE_CHARS = 400
@@ -42,25 +230,18 @@ class ProgressPage:
         self._page = page
         self._lock = threading.Lock()
         self._previous_step = previous_step
-        self._hot_counter = layout.HOT.last_counter(page)
-        self._facts_counter = layout.FACTS.last_counter(page)
+        self._hot_counter = HOT.last_counter(page)
+        self._facts_counter = FACTS.last_counter(page)
         self._counts = [_NONE, _NONE, _NONE, _NONE, _NONE, _NONE, 0, 0, 0, _NONE, 0]
         self._epoch = self._step_seconds = self._save_seconds = self._busy_seconds = math.nan
         self._first_at = self._new_at = self._last_at = self._phase_since = self._saving_since = self._snapshot_at = 0.0
         self._phase = b""
-        self._recent = array("d", bytes(8 * layout.RECENT_STEPS))
+        self._recent = array("d", bytes(8 * RECENT_STEPS))
         self._index: dict[str, int] = {}
         self._values = array("d")
         self._names = b""
         self._last_clock: float | None = None
         self._last_busy = (0, 0.0)
-
-    @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> Self:
-        """Create a blank page at ``path`` (normally under /dev/shm), replacing an existing one; mode 0600."""
-        target = Path(path)
-        os.close(create_page(target))
-        return cls.open(target)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, previous_step: int | None = None) -> Self:
@@ -74,14 +255,14 @@ class ProgressPage:
         except OSError as error:
             raise ProgressPageError(f"{target}: {error.strerror}; the rank actor creates this file first") from error
         try:
-            if os.fstat(handle).st_size != layout.PAGE_BYTES:
-                raise ProgressPageError(f"{target} is not a progress page: {layout.PAGE_BYTES} bytes expected")
-            page = mmap.mmap(handle, layout.PAGE_BYTES)
+            if os.fstat(handle).st_size != PAGE_BYTES:
+                raise ProgressPageError(f"{target} is not a progress page: {PAGE_BYTES} bytes expected")
+            page = mmap.mmap(handle, PAGE_BYTES)
         finally:
             os.close(handle)
-        if layout.HEADER.unpack_from(page) != (layout.MAGIC, layout.LAYOUT_VERSION, layout.PAGE_BYTES):
+        if HEADER.unpack_from(page) != (MAGIC, LAYOUT_VERSION, PAGE_BYTES):
             page.close()
-            raise ProgressPageError(f"{target} is not a progress page of version {layout.LAYOUT_VERSION}")
+            raise ProgressPageError(f"{target} is not a progress page of version {LAYOUT_VERSION}")
         return cls(target, page, _NONE if previous_step is None else previous_step)
 
     def close(self) -> None:
@@ -90,13 +271,11 @@ class ProgressPage:
 
     def claim(self) -> bool:
         """Make this process the writer; False when another live process is one (a data-loader worker must not report)."""
-        holder = layout.WRITER_PID.unpack_from(self._page, layout.WRITER_PID_AT)[0]
+        holder = WRITER_PID.unpack_from(self._page, WRITER_PID_AT)[0]
         if holder not in (0, os.getpid()) and _alive(holder):
             return False
-        layout.WRITER_PID.pack_into(self._page, layout.WRITER_PID_AT, os.getpid())
+        WRITER_PID.pack_into(self._page, WRITER_PID_AT, os.getpid())
         return True
-
-    # Methods of the rank
 
     def write(
         self,
@@ -162,44 +341,29 @@ class ProgressPage:
         """Publish facts about checkpoints; long texts are cut to fit the page."""
         body = _facts_body(facts)
         payload = json.dumps(body, separators=(",", ":")).encode()
-        if len(payload) > layout.FACTS.capacity:  # only for texts full of escapes
+        if len(payload) > FACTS.capacity:  # only for texts full of escapes
             for name in ("saved_path", "resumed_path", "failure", "interval_reason", "snapshots_off"):
                 body[name] = body[name][:100]
             payload = json.dumps({**body, "quarantined": []}, separators=(",", ":")).encode()
         with self._lock:
             self._facts_counter += 1
-            layout.FACTS.publish(self._page, self._facts_counter, payload)
+            FACTS.publish(self._page, self._facts_counter, payload)
 
     def mark_stop_seen(self) -> None:
         """Record when the training loop first saw the stop request; the rank's keeper reads it after the rank's end."""
-        if self._page[layout.STOP_SEEN_AT] == 0:
-            layout.STOP_SEEN_TIME.pack_into(self._page, layout.STOP_SEEN_TIME_AT, time.time())
-            self._page[layout.STOP_SEEN_AT] = 1
+        if self._page[STOP_SEEN_AT] == 0:
+            STOP_SEEN_TIME.pack_into(self._page, STOP_SEEN_TIME_AT, time.time())
+            self._page[STOP_SEEN_AT] = 1
 
     @property
     def stop_requested(self) -> bool:
         """Whether the actor requested a stop; about 50 ns."""
-        return self._page[layout.STOP_REQUESTED_AT] != 0
-
-    # Methods of the actor
-
-    def request_stop(self) -> None:
-        """Request that the training loop saves and ends; ``should_stop()`` is true from now on. Irrevocable."""
-        self._page[layout.STOP_REQUESTED_AT] = 1
-
-    def read(self) -> ProgressSnapshot:
-        """Return the newest complete report; a blank snapshot before the first one. Raises ProgressPageError for a damaged page.
-
-        The rank actor uses ``progress_reading.PageReader``, which survives a page that the rank has truncated.
-        """
-        from orchestrator.train.script.progress_reading import snapshot_of  # the writer does not need it
-
-        return snapshot_of(lambda: self._page[:])
+        return self._page[STOP_REQUESTED_AT] != 0
 
     # Inside a write, under the lock
 
     def _enter(self, phase: str, now: float) -> bool:
-        raw = phase.encode()[: layout.MAX_PHASE_BYTES]
+        raw = phase.encode()[:MAX_PHASE_BYTES]
         if raw == self._phase:
             return False
         self._phase, self._phase_since = raw, now
@@ -227,7 +391,7 @@ class ProgressPage:
 
     def _sample(self, seconds: float) -> None:
         recorded = self._counts[7]
-        self._recent[recorded % layout.RECENT_STEPS] = seconds
+        self._recent[recorded % RECENT_STEPS] = seconds
         self._counts[7] = recorded + 1
         old = self._step_seconds
         self._step_seconds = seconds if recorded == 0 else old + STEP_SECONDS_WEIGHT * (seconds - old)
@@ -252,8 +416,8 @@ class ProgressPage:
 
     def _add_metric(self, name: str, value: float) -> None:
         raw = name.encode(errors="replace")
-        room = layout.METRICS_CAPACITY - len(self._names) - 8 * len(self._values)
-        if len(self._index) >= layout.MAX_METRICS or len(raw) > layout.MAX_METRIC_NAME_BYTES or len(raw) + 9 > room:
+        room = METRICS_CAPACITY - len(self._names) - 8 * len(self._values)
+        if len(self._index) >= MAX_METRICS or len(raw) > MAX_METRIC_NAME_BYTES or len(raw) + 9 > room:
             self._counts[8] += 1
             return
         self._index[name] = len(self._values)
@@ -261,7 +425,7 @@ class ProgressPage:
         self._names += bytes((len(raw),)) + raw
 
     def _publish(self, now: float) -> None:
-        fixed = layout.HOT_FIXED.pack(
+        fixed = HOT_FIXED.pack(
             *self._counts,
             self._epoch,
             self._first_at,
@@ -279,7 +443,7 @@ class ProgressPage:
         )
         payload = b"".join((fixed, self._recent, self._phase, self._values, self._names))
         self._hot_counter += 1
-        layout.HOT.publish(self._page, self._hot_counter, payload)
+        HOT.publish(self._page, self._hot_counter, payload)
 
 
 def _facts_body(facts: CheckpointFacts) -> dict[str, Any]:

@@ -13,15 +13,14 @@ import os
 import struct
 import threading
 from array import array
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.conformance import is_count, is_finite, is_text, is_time
 from orchestrator.spec.plain_files import open_plain
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot, create_page
-from orchestrator.train.script.progress_layout import ProgressPageError
+from orchestrator.train.script import progress as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot, create_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 UNREADABLE: Final = "page"
 """The entry in ``unusable`` for a page that is truncated or damaged as a whole."""
 MAX_SECONDS: Final = 1e9
-MAX_PATH: Final = 1000
-MAX_REASON: Final = 500
-MAX_KIND: Final = 100
+MAX_TEXT: Final = 1000
 MAX_QUARANTINED: Final = 3
 _NONE: Final = -1
 _CLOSED: Final = -1
@@ -71,16 +68,6 @@ class PageReader:
         with self._lock:
             if self._handle != _CLOSED:
                 os.pwrite(self._handle, b"\1", layout.STOP_REQUESTED_AT)
-
-    def head(self) -> bytes:
-        """Return the bytes before the first record; none for a page that is closed or unreadable."""
-        with self._lock:
-            if self._handle == _CLOSED:
-                return b""
-            try:
-                return os.pread(self._handle, layout.HOT.offset, 0)
-            except OSError:
-                return b""
 
     def read(self) -> ProgressSnapshot:
         """Return the newest report; for a damaged page the previous one, marked ``unusable``. Never raises."""
@@ -248,48 +235,27 @@ def _optional(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
 
-def _is_path(value: object) -> bool:
-    return is_text(value, MAX_PATH)
+def _is_short(value: object) -> bool:
+    return is_text(value, MAX_TEXT)
 
 
-def _is_reason(value: object) -> bool:
-    return is_text(value, MAX_REASON)
-
-
-def _is_kind(value: object) -> bool:
-    return is_text(value, MAX_KIND)
-
-
-def _are_reasons(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_QUARANTINED and all(map(_is_reason, value))
+def _are_short(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_QUARANTINED and all(map(_is_short, value))
 
 
 def _is_length(value: object) -> bool:
     return is_finite(value, 0, MAX_SECONDS)
 
 
-_FACTS: Final[dict[str, Check]] = {
-    "saved_step": _optional(is_count),
-    "saved_at": _optional(is_time),
-    "saved_path": _is_path,
-    "saved_bytes": is_count,
-    "failed_saves": is_count,
-    "failure": _is_reason,
-    "failure_kind": _is_kind,
-    "failed_at": _optional(is_time),
-    "resumed_step": _optional(is_count),
-    "resumed_path": _is_path,
-    "resumed_seconds": _is_length,
-    "quarantined": _are_reasons,
-    "interval_steps": _optional(is_count),
-    "interval_reason": _is_reason,
-    "snapshot_bytes": is_count,
-    "snapshots_off": _is_reason,
-    "waits": is_count,
-    "waited_seconds": _is_length,
-    "left_out": is_count,
-    "left_out_step": _optional(is_count),
+_BY_TYPE: Final[dict[Any, Check]] = {
+    "int": is_count,
+    "int | None": _optional(is_count),
+    "float": _is_length,
+    "float | None": _optional(is_time),
+    "str": _is_short,
+    "tuple[str, ...]": _are_short,
 }
+_FACTS: Final = {field.name: _BY_TYPE[field.type] for field in fields(CheckpointFacts)}
 
 
 def _facts(raw: bytes | None) -> tuple[CheckpointFacts, list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.repository.interval import IntervalChoice, choose_interval
 
 if TYPE_CHECKING:
-    from orchestrator.train.script.shm_agreement import ShmAgreement
+    from orchestrator.train.script.agreement import ShmAgreement
 
 _SETTING = re.compile(r"(\d+)|(\d+(?:\.\d+)?)s")
 _STEP_WEIGHT = 0.2  # weight of the newest measurement in a running mean

@@ -8,22 +8,21 @@ format: those are in orchestrator.checkpoint. Must not import torch before a dev
 
 from __future__ import annotations
 
+import contextlib
+import json
 import operator
 import os
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, cast
 
-from orchestrator.train.script.checkpoint_report import CheckpointWarning
+from orchestrator.train.script.agreement import ShmAgreement, StopAgreement, StopSignal
 from orchestrator.train.script.elastic import BatchShare, must_ask, share_out
-from orchestrator.train.script.environment import RankEnvironment, read_environment
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_layout import ProgressPageError
-from orchestrator.train.script.run_metadata import RunMetadata
+from orchestrator.train.script.environment import METADATA_VARIABLE, RankEnvironment, read_environment
+from orchestrator.train.script.progress import ProgressPage, ProgressPageError
 from orchestrator.train.script.save_schedule import AUTO, SaveSchedule
-from orchestrator.train.script.saving import Saver
-from orchestrator.train.script.shm_agreement import ShmAgreement
-from orchestrator.train.script.stopping import StopAgreement, StopSignal
+from orchestrator.train.script.saving import CheckpointWarning, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointWarning", "Context", "current_context"]
 
 _LARGEST_COUNT = 2**63 - 1
+_METADATA_SECONDS = 0.1
+"""A recording has a row a second by default; changes of epoch and phase are written at once."""
 
 
 class Context:
@@ -44,7 +45,7 @@ class Context:
         self._environment = environment
         self._page = page
         path = environment.metadata_path
-        self._metadata = RunMetadata(path) if path is not None and environment.rank == 0 else None
+        self._metadata = _RunMetadata(path) if path is not None and environment.rank == 0 else None
         self._saver = Saver(environment, page)
         self._stop = StopSignal()
         self._agreement: StopAgreement | None = None
@@ -321,6 +322,44 @@ def _metric(name: str, value: Any, call: str = "report") -> float:
         return float(cast("SupportsFloat", value))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{call}({name}={value!r}): a number is needed ({error})") from error
+
+
+class _RunMetadata:
+    """Labels of a run for `orch record`: epoch, batch and phase, in a small JSON file at `path` that rank 0 replaces. Omitted values keep their last value."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._draft = f"{path}.{os.getpid()}.new"
+        self._known: dict[str, float | int | str] = {}
+        self._write_at = 0.0
+        self._works = True
+
+    def note(self, *, epoch: float | None, step: int | None, phase: str | None) -> None:
+        """Record values, and write when due. Never raises: a full disk costs the recording only its labels."""
+        known = self._known
+        changed = (epoch is not None and known.get("epoch") != epoch) or (
+            phase is not None and known.get("phase") != phase
+        )
+        for name, value in (("epoch", epoch), ("batch", step), ("phase", phase)):
+            if value is not None:
+                known[name] = value
+        now = time.monotonic()
+        if self._works and (changed or now >= self._write_at):
+            self._write_at = now + _METADATA_SECONDS
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            with open(self._draft, "w", encoding="utf-8") as file:  # noqa: PTH123  (half the time of Path's)
+                file.write(json.dumps(self._known))
+            os.replace(self._draft, self._path)  # noqa: PTH105 - strings: done at every report
+        except OSError as error:
+            self._works = False
+            message = (
+                f"{METADATA_VARIABLE}: {self._path} cannot be written ({error}); the recording lacks epoch and phase"
+            )
+            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+                warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 _current: Context | None = None

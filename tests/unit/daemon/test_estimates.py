@@ -11,7 +11,7 @@ import pytest
 from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.estimates import Ended, Estimated, EstimateRecord, Estimates, quality
 from orchestrator.daemon.jobs import metrics_file
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import T0, after, finished, gone, released, running, stop
 
 if TYPE_CHECKING:

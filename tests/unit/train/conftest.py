@@ -2,12 +2,12 @@
 
 import pytest
 
-from orchestrator.train.script.progress import ProgressPage
+from tests.support.pages import BothSides
 
 
 @pytest.fixture
 def page(tmp_path):
     """Yield a progress page for one test."""
-    page = ProgressPage.create(tmp_path / "page")
+    page = BothSides.create(tmp_path / "page")
     yield page
     page.close()

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.runtime.beats import until_beat
 from orchestrator.runtime.gangs.reports import usable
 from orchestrator.runtime.nodes.directories import page_name
 from orchestrator.train.script.progress_reading import PageReader
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.gang import Gang
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 READ_SECONDS: Final = 1.0
 
@@ -70,7 +68,7 @@ class ProgressPages:
     async def run(self, job: Job, gang: Gang, attempt: int) -> None:
         """Read the pages of the gang's running ranks once a second, until all have ended."""
         while len(gang.gone) < job.num_workers:
-            await self._pause(until_beat(READ_SECONDS, time.monotonic()))
+            await self._pause(READ_SECONDS)
             for rank, page in list(gang.pages.items()):
                 try:
                     self._look(job, gang, attempt, rank, page)

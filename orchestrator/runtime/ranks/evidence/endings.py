@@ -15,7 +15,7 @@ from orchestrator.core.states import EndOrder, StopScope
 
 if TYPE_CHECKING:
     from orchestrator.runtime.spawn.lifeline import Ending, Exited, ExitRecord
-    from orchestrator.train.script.progress_facts import ProgressSnapshot
+    from orchestrator.train.script.progress import ProgressSnapshot
 
 
 SHUTDOWN_SECONDS: Final = 300.0

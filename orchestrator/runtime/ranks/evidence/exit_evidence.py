@@ -10,7 +10,7 @@ from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.runtime.spawn.client import Exited
+    from orchestrator.runtime.spawn.lifeline import Exited
 
 _SIGKILL: Final = 9
 

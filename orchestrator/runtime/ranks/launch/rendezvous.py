@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from orchestrator.runtime.ranks.launch.start import RankStarter
-    from orchestrator.runtime.spawn.client import Lifeline
+    from orchestrator.runtime.spawn.lifeline import Lifeline
 
 _BACKLOG = 2048
 _OLD_STORE_SECONDS: Final = 1.0

@@ -1,7 +1,7 @@
 """Starts a rank's process, or its attempt's rendezvous store, through the node's fork server.
 
 A process tree holds an advisory lock per job and rank on its node (through its keeper), so a second tree cannot start
-before the first has ended. Where the keeper was killed or is stopped, its tree is ended first, and its memory is free
+before the first has ended. Where the keeper was killed, its tree is ended first, and its memory is free
 again before the next process starts. A missing fork server is started; a cancelled attempt is not.
 """
 
@@ -17,9 +17,18 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from orchestrator.private_files import make_private
 from orchestrator.runtime.forkserver import holder
-from orchestrator.runtime.spawn.client import ForkServerClient, ForkServerMissingError, SpawnRequest
-from orchestrator.runtime.spawn.rank_locks import is_current, open_lock, rank_lock_path, try_lock
-from orchestrator.runtime.spawn.rank_remains import KEEPER_LIMIT_SECONDS, KEEPER_SECONDS, end_locked_remains, end_tree
+from orchestrator.runtime.forkserver.wire import SpawnRequest
+from orchestrator.runtime.spawn.client import ForkServerClient
+from orchestrator.runtime.spawn.lifeline import ForkServerMissingError
+from orchestrator.runtime.spawn.rank_locks import (
+    KEEPER_SECONDS,
+    end_locked_remains,
+    end_tree,
+    is_current,
+    open_lock,
+    rank_lock_path,
+    try_lock,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -188,8 +197,7 @@ class RankStarter:
                     f"{path} was removed while an attempt waited for it; the next try creates a new one"
                 )
             if waited > KEEPER_SECONDS:
-                limit = 0.0 if waited > KEEPER_LIMIT_SECONDS else _ROUND_SECONDS
-                await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, patience=0.0, limit=limit)
+                await asyncio.to_thread(end_tree, path, _ROUND_SECONDS, limit=0.0)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 0.1)
         return False

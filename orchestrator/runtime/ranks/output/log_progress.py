@@ -17,9 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.ranks.output.known_lines import known_step, may_match
-from orchestrator.train.script.progress import STEP_SECONDS_WEIGHT
-from orchestrator.train.script.progress_facts import ProgressSnapshot
-from orchestrator.train.script.progress_layout import RECENT_STEPS
+from orchestrator.train.script.progress import RECENT_STEPS, STEP_SECONDS_WEIGHT, ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

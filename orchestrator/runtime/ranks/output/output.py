@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from orchestrator.runtime.ranks.logs import LogWriter
 from orchestrator.runtime.ranks.output.log_progress import LogProgress
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

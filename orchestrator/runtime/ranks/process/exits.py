@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output.output import RankOutput
     from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
-    from orchestrator.runtime.spawn.client import ErrorRaised, Exited
+    from orchestrator.runtime.spawn.lifeline import ErrorRaised, Exited
 
 
 class ExitTeller:

@@ -1,31 +1,33 @@
 """One process of a rank, from its start to the end of its tree: its lifeline, its keeper, and their messages.
 
-When the actor's own process dies, the lifeline closes and the keeper kills everything below it. When a keeper is killed
-or stopped, this object ends its tree (``rank_remains``).
+When the actor's own process dies, the lifeline closes and the keeper kills everything below it. When a keeper is killed,
+this object ends its tree (``rank_locks``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from orchestrator.runtime.forkserver import holder
 from orchestrator.runtime.ranks.process.exits import report_fault
-from orchestrator.runtime.ranks.process.keeper_watch import KeeperWatch
-from orchestrator.runtime.spawn.client import ErrorRaised, Exited, Gone, KeeperLost, Started
-from orchestrator.runtime.spawn.rank_remains import end_remains
+from orchestrator.runtime.spawn.lifeline import ErrorRaised, Exited, Gone, KeeperLost, Started
+from orchestrator.runtime.spawn.rank_locks import end_remains
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from orchestrator.runtime.forkserver.holder import Identity
     from orchestrator.runtime.ranks.event_log import EventLog
     from orchestrator.runtime.ranks.evidence.exit_evidence import ExitEvidence
     from orchestrator.runtime.ranks.output.output import RankOutput
     from orchestrator.runtime.ranks.process.exits import ExitTeller
-    from orchestrator.runtime.spawn.client import Event, Lifeline
+    from orchestrator.runtime.spawn.lifeline import Event, Lifeline
 
 _REMAINS_SECONDS: Final = 10.0
 _REMAINS_AGAIN_SECONDS: Final = 1.0
@@ -52,7 +54,7 @@ class RankProcess:
         before_gone: Callable[[], Awaitable[None]],
     ) -> None:
         self._lifeline = lifeline
-        self._keeper = KeeperWatch(keeper_pid)
+        self._keeper = holder.identity_of(keeper_pid)
         self._lock = lock
         self._log = log
         self._output = output
@@ -64,7 +66,6 @@ class RankProcess:
     def stop(self, grace_seconds: float) -> None:
         """Send SIGTERM now, and SIGKILL to the whole tree after the grace."""
         self._lifeline.stop(timedelta(seconds=grace_seconds))
-        self._keeper.expect_end(grace_seconds)
 
     def hang_up(self) -> None:
         """Send SIGHUP: an interactive shell ignores SIGTERM."""
@@ -73,7 +74,6 @@ class RankProcess:
     def kill(self) -> None:
         """Send SIGKILL to the whole tree, ordered before this returns."""
         self._lifeline.kill()
-        self._keeper.expect_end(0.0)
 
     async def end(self) -> None:
         """Kill the tree; return when no process of it is left, nor its keeper."""
@@ -98,8 +98,7 @@ class RankProcess:
         self._evidence.close()
         await self._output.close()
         self._lifeline.close()
-        await self._keeper.ended()
-        self._keeper.close()
+        await _ended(self._keeper)
 
     async def _take(self, event: Event) -> bool:
         """Process one event of the keeper; return whether it was the last."""
@@ -116,7 +115,6 @@ class RankProcess:
         match event:
             case Started():
                 self._evidence.started(event.pid)
-                self._keeper.watch(event.pid)
                 self._log.add(kind="started", at=event.at, pid=event.pid, cold=event.cold)
             case ErrorRaised():
                 self._exits.error = event
@@ -135,8 +133,25 @@ class RankProcess:
 
     async def _end_remains(self) -> None:
         """End the tree of a killed keeper; return when its memory is free."""
-        self._keeper.close()
         while True:
             if await asyncio.to_thread(end_remains, self._lock, _REMAINS_SECONDS):
                 return
             await asyncio.sleep(_REMAINS_AGAIN_SECONDS)  # another process holds the lock and ends it
+
+
+async def _ended(process: Identity | None) -> None:
+    """Return when the process has ended."""
+    if process is None:
+        return
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:  # nothing has that number any more
+        return
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if holder.identity_of(process.pid) == process:
+            loop.add_reader(handle, told.set)
+            await told.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

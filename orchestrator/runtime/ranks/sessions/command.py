@@ -15,7 +15,7 @@ import termios
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from orchestrator.runtime.forkserver.request import SpawnRequest
+from orchestrator.runtime.forkserver.wire import SpawnRequest
 from orchestrator.runtime.ranks.sessions.descriptors import InputEnd, OutputEnd
 from orchestrator.runtime.ranks.sessions.messages import (
     CommandRequest,
@@ -25,12 +25,12 @@ from orchestrator.runtime.ranks.sessions.messages import (
     SessionRefusedError,
     Terminal,
 )
-from orchestrator.runtime.spawn.client import Exited
+from orchestrator.runtime.spawn.lifeline import Exited
 
 if TYPE_CHECKING:
     from orchestrator.runtime.ranks.launch.start import RankStarter
     from orchestrator.runtime.ranks.launch_spec import RankPlan
-    from orchestrator.runtime.spawn.client import Lifeline
+    from orchestrator.runtime.spawn.lifeline import Lifeline
 
 SHELL: Final = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
 _GRACE: Final = timedelta(seconds=2)

@@ -20,7 +20,7 @@ from orchestrator.core.states import JobState, StopPurpose
 from orchestrator.daemon.jobs.hangs import HangWatch
 from orchestrator.spec.job import HealthSpec
 from orchestrator.telemetry.logging import get_logger
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import after, changed, make_spec, pending, started, stop, up
 
 COLLECTIVE = (Frame("all_reduce", "/site-packages/torch/distributed/distributed_c10d.py", 1),)

@@ -12,7 +12,7 @@ from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.daemon.jobs.progress_intake import ProgressIntake
 from orchestrator.runtime.pools import Pool
 from orchestrator.spec.settings import Settings
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import running
 from tests.unit.daemon.parts import LOG
 

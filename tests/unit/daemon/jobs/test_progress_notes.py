@@ -8,7 +8,7 @@ from orchestrator.core import events as ev
 from orchestrator.core.sentences import sentence
 from orchestrator.daemon.jobs.progress import ProgressTable
 from orchestrator.spec.job import CheckpointSpec
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import after, failed, gone, make_spec, pending, running, started
 
 

@@ -18,7 +18,7 @@ from orchestrator.daemon.jobs.event_views import event_view
 from orchestrator.daemon.jobs.progress import JobProgress
 from orchestrator.daemon.jobs.views import job_view, rank_stacks
 from orchestrator.store.port import StoredEvent
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import after, changed, pending, seats, started, stop, up
 
 

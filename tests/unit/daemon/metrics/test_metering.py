@@ -21,7 +21,7 @@ from orchestrator.spec.job import CheckpointSpec
 from orchestrator.spec.settings import Settings
 from orchestrator.telemetry.collectors import LINGER_SECONDS
 from orchestrator.telemetry.metrics_view import JobSeries, Snapshot
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from tests.unit.core.builders import T0, after, changed, finished, make_spec, pending, started, stop, up
 
 

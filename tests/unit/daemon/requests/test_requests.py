@@ -47,7 +47,7 @@ from orchestrator.runtime.pools import Pool, Pools
 from orchestrator.spec.queues import parse_queues
 from orchestrator.spec.settings import Settings
 from orchestrator.store.port import DiskStatus, DiskTrouble
-from orchestrator.train.script.trace_request import TraceRefusedError
+from orchestrator.train.script.profiling import TraceRefusedError
 from tests.unit.core.builders import node, pending, running, started
 from tests.unit.daemon.parts import ADA, BOB, Rounds
 

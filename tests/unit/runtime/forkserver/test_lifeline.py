@@ -23,7 +23,6 @@ from orchestrator.runtime.spawn.lifeline import (
     Exited,
     ExitRecordError,
     ForkServerError,
-    ForkServerTimeoutError,
     ForkServerVersionError,
     Gone,
     KeeperLost,
@@ -68,7 +67,7 @@ def test_events_until_the_last(ends: tuple[Lifeline, socket.socket]) -> None:
         Gone(at=3.0),
     ]
     assert asyncio.run(collect(lifeline)) == expected
-    assert lifeline.next_event_sync(timedelta(seconds=1)) is None
+    assert asyncio.run(lifeline.next_event()) is None
 
 
 def test_event_of_a_newer_keeper_is_passed_over(ends: tuple[Lifeline, socket.socket]) -> None:
@@ -118,11 +117,6 @@ def test_closing_wakes_the_reader(ends: tuple[Lifeline, socket.socket]) -> None:
             assert await lifeline.next_event() is None
 
     asyncio.run(run())
-
-
-def test_waiting_has_a_deadline(ends: tuple[Lifeline, socket.socket]) -> None:
-    with pytest.raises(ForkServerTimeoutError, match=r"no event within 0\.05 s"):
-        ends[0].next_event_sync(timedelta(seconds=0.05))
 
 
 def test_orders(ends: tuple[Lifeline, socket.socket]) -> None:

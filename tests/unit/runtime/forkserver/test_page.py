@@ -13,15 +13,16 @@ import pytest
 
 from orchestrator.runtime.forkserver import page as reader
 from orchestrator.runtime.forkserver.page import LastPage, read_last_page
-from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script import progress as layout
 from orchestrator.train.script.progress import ProgressPage
+from tests.support.pages import BothSides
 
 NOW = 2_000_000_000.0
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[ProgressPage]:
-    made = ProgressPage.create(tmp_path / "page")
+    made = BothSides.create(tmp_path / "page")
     yield made
     made.close()
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from orchestrator.runtime.forkserver import proctree
+from orchestrator.runtime.forkserver import linux
 from tests.support.stack import PATIENCE_SECONDS
 
 
@@ -22,7 +22,7 @@ def shell() -> subprocess.Popen[bytes]:
 
 def grown(root: int, *, from_lists: bool) -> list[int]:
     until = time.monotonic() + 300
-    while len(found := proctree.descendants(root, from_lists=from_lists)) < 2:
+    while len(found := linux.descendants(root, from_lists=from_lists)) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
     return found
@@ -30,14 +30,14 @@ def grown(root: int, *, from_lists: bool) -> list[int]:
 
 @pytest.mark.parametrize("from_lists", [False, True])
 def test_descendants(shell: subprocess.Popen[bytes], from_lists: bool) -> None:
-    if from_lists and not proctree._HAS_CHILDREN_FILES:
+    if from_lists and not linux._HAS_CHILDREN_FILES:
         pytest.skip("this kernel lists no children")
     child, grandchild = grown(shell.pid, from_lists=from_lists)
-    assert proctree.children(shell.pid, from_lists=from_lists) == [child]
-    assert proctree.children(child, from_lists=from_lists) == [grandchild]
-    assert proctree.kill_sweep(shell.pid, from_lists=from_lists) == 2
+    assert linux.children(shell.pid, from_lists=from_lists) == [child]
+    assert linux.children(child, from_lists=from_lists) == [grandchild]
+    assert linux.kill_sweep(shell.pid, from_lists=from_lists) == 2
     shell.communicate(timeout=PATIENCE_SECONDS)  # it waited for the two
-    assert proctree.descendants(shell.pid) == []
+    assert linux.descendants(shell.pid) == []
 
 
 def test_name_with_parentheses_does_not_confuse_the_scan() -> None:
@@ -45,7 +45,7 @@ def test_name_with_parentheses_does_not_confuse_the_scan() -> None:
     assert sleeper.stdout is not None
     sleeper.stdout.readline()
     try:
-        assert proctree._parents()[sleeper.pid] == os.getpid()
+        assert linux._parents()[sleeper.pid] == os.getpid()
     finally:
         sleeper.kill()
         sleeper.communicate()
@@ -54,5 +54,5 @@ def test_name_with_parentheses_does_not_confuse_the_scan() -> None:
 def test_the_dead_are_not_signalled() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert not proctree.kill(process.pid, signal.SIGTERM)
-    assert proctree.descendants(process.pid) == []
+    assert not linux.kill(process.pid, signal.SIGTERM)
+    assert linux.descendants(process.pid) == []

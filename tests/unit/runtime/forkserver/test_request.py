@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtime.forkserver.request import BadRequestError, parse
+from orchestrator.runtime.forkserver.wire import BadRequestError, parse
 
 VALID: dict[str, Any] = {
     "mode": "script",

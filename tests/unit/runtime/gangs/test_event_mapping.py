@@ -23,7 +23,7 @@ from orchestrator.runtime.gangs.reports import usable_event
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.support.nodes import node_report
 
 JOB = JobId("train-aaaaaa")

@@ -14,7 +14,7 @@ import structlog
 from orchestrator.core import events as ev
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.notes import StartedCold
-from orchestrator.runtime.forkserver.program import launch
+from orchestrator.runtime.forkserver import launch
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.gang import Gang
 from orchestrator.runtime.gangs.orders import Orders
@@ -25,7 +25,7 @@ from orchestrator.runtime.nodes.control_plane import end_worker
 from orchestrator.runtime.ranks.actor import RankGreeting
 from orchestrator.runtime.ranks.rank_events import AS_ASKED, PollCursor, PollReply, RankEvent
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 from tests.unit.core.builders import make_spec, pending, running
 
 JOB = running(pending(make_spec(workers=1)))

@@ -26,7 +26,7 @@ from orchestrator.runtime.nodes.directories import page_name
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
 from orchestrator.runtime.spawn.lifeline import Ending, ErrorRaised, Exited, ExitRecord, Gone, Started
 from orchestrator.spec.paths import Paths
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from orchestrator.train.script.progress_reading import PageReader
 from tests.unit.core.builders import make_spec, pending, running
 

@@ -29,8 +29,8 @@ from orchestrator.runtime.nodes.directories import (
     remove_of_jobs,
 )
 from orchestrator.runtime.spawn.rank_locks import lock_is_free, rank_lock_path
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.shm_agreement import ShmAgreement
+from orchestrator.train.script.agreement import ShmAgreement
+from tests.support.pages import BothSides
 from tests.support.users import OTHER, as_root, as_user
 from tests.support.work import descriptors, descriptors_stay
 
@@ -238,7 +238,7 @@ def test_a_page_is_not_written_through_a_link(tmp_path: Path) -> None:
     precious.write_text("kept")
     page = tmp_path / "job.0.page"
     (tmp_path / f"{page.name}.{os.getpid()}.new").symlink_to(precious)
-    ProgressPage.create(page).close()
+    BothSides.create(page).close()
     assert precious.read_text() == "kept"
     assert page.is_file()
     assert not page.is_symlink()

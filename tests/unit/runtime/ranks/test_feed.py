@@ -16,7 +16,7 @@ from orchestrator.runtime.ranks.event_log import EventLog
 from orchestrator.runtime.ranks.feed import RankFeed
 from orchestrator.runtime.ranks.fence import AttemptFence, StaleAttemptError
 from orchestrator.runtime.ranks.rank_events import PollCursor
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 
 
 class World:

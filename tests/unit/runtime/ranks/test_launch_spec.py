@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import fields, replace
 
-from orchestrator.runtime.forkserver.request import SpawnRequest, parse
+from orchestrator.runtime.forkserver.wire import SpawnRequest, parse
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 
 PLAN = RankPlan(

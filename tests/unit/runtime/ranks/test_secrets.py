@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from orchestrator.checkpoint.repository.status import PersisterStatus
-from orchestrator.core.diagnosis.collectives import Entered
 from orchestrator.core.diagnosis.health import Frame, RankLook, Thread
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
@@ -11,7 +10,7 @@ from orchestrator.core.facts.notes import PoliciesLeftOut
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.ranks.rank_events import RankEvent
 from orchestrator.runtime.ranks.secrets import masked_event, masked_look, masked_progress, masked_status
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 
 MASKER = Masker(["hunter2"])
 TEXT = "with hunter2 in it"
@@ -61,7 +60,6 @@ def test_what_became_of_a_snapshot() -> None:
 
 def test_a_look_at_the_processes() -> None:
     threads = (Thread(name=TEXT, frames=(Frame("hunter2", "/src/hunter2.py", 7),)),)
-    entered = Entered(name="all_reduce", number=3, group=1, label=TEXT)
-    masked = masked_look(RankLook(rank=0, at=1.0, threads=threads, problem=TEXT, entered=entered), MASKER)
+    masked = masked_look(RankLook(rank=0, at=1.0, threads=threads, problem=TEXT), MASKER)
     assert "hunter2" not in repr(masked)
     assert str(masked.threads[0].frames[0]) == "*** (/src/***.py:7)"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.ranks.tracing import take_trace
-from orchestrator.train.script import trace_request as files
+from orchestrator.train.script import profiling as files
+from orchestrator.train.script.profiling import TraceRefusedError
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.progress_reading import PageReader
-from orchestrator.train.script.trace_request import TraceRefusedError
 
 
 @pytest.fixture

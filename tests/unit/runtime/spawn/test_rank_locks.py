@@ -16,16 +16,19 @@ from orchestrator.private_files import NotPrivateError
 from orchestrator.runtime.forkserver import holder
 from orchestrator.runtime.forkserver.holder import MARK, Holder, Identity, identity_of
 from orchestrator.runtime.spawn.rank_locks import (
+    clear_locks,
+    end_remains,
+    end_tree,
     lock_is_clear,
     lock_is_free,
     mark_of,
     open_lock,
     rank_lock_path,
+    remains,
     remove_locks,
     tree_mark,
     try_lock,
 )
-from orchestrator.runtime.spawn.rank_remains import clear_locks, end_remains, end_tree, remains
 from tests.support.stack import process_gone, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -154,7 +157,7 @@ def test_a_keeper_that_does_not_end_is_killed(path: Path, stopped: bool) -> None
         os.close(handle)
         if stopped:
             os.kill(keeper.pid, 19)
-        assert end_tree(path, 60.0, patience=0.0, limit=0.0 if stopped else 0.1)
+        assert end_tree(path, 60.0, limit=0.1)
         assert process_gone(keeper.pid)
         assert process_gone(kept.pid)
 

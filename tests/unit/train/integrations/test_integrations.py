@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from orchestrator.train.errors import StopTraining
-from orchestrator.train.integrations import folders
+from orchestrator.train.integrations import common
 from orchestrator.train.script.environment import RankEnvironment
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.training_context import Context
+from tests.support.pages import BothSides
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STEPS = 8
@@ -25,7 +26,7 @@ STEPS = 8
 
 @pytest.fixture
 def page(tmp_path: Path) -> ProgressPage:
-    return ProgressPage.create(tmp_path / "page")
+    return BothSides.create(tmp_path / "page")
 
 
 def context(tmp_path: Path, page: ProgressPage | None = None) -> Context:
@@ -118,7 +119,7 @@ def test_hf_reports_stops_and_goes_on(tmp_path: Path, page: ProgressPage) -> Non
     with pytest.raises(StopTraining) as stopped:
         hf.train(hf_trainer(tmp_path / "out"), ctx=stopping(tmp_path, 5))
     assert stopped.value.code == 143
-    newest = folders.newest(tmp_path / "out", hf.CHECKPOINT)
+    newest = common.newest(tmp_path / "out", hf.CHECKPOINT)
     assert newest is not None
     assert newest.name == "checkpoint-5"
     (tmp_path / "out" / "checkpoint-7").mkdir()  # begun, and cut off

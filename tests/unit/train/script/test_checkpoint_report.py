@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.storage.info import CheckpointInfo, CheckpointStatus
-from orchestrator.train.script.checkpoint_report import CheckpointReport, CheckpointWarning
-from orchestrator.train.script.progress_facts import CheckpointFacts
+from orchestrator.train.script.progress import CheckpointFacts
+from orchestrator.train.script.saving import CheckpointReport, CheckpointWarning
 
 
 class Page:

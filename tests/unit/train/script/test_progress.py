@@ -12,10 +12,9 @@ import time
 
 import pytest
 
-from orchestrator.train.script import progress_layout as layout
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
-from orchestrator.train.script.progress_layout import ProgressPageError
+from orchestrator.train.script import progress as layout
+from orchestrator.train.script.progress import CheckpointFacts, ProgressPageError, ProgressSnapshot
+from tests.support.pages import BothSides
 from tests.support.work import calls, calls_of_c
 
 HAMMER = """
@@ -39,7 +38,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def page(path):
-    page = ProgressPage.create(path)
+    page = BothSides.create(path)
     yield page
     page.close()
 
@@ -47,7 +46,7 @@ def page(path):
 @pytest.fixture
 def rank(path, page):
     """Yield the rank's mapping of the page that the actor made."""
-    rank = ProgressPage.open(path)
+    rank = BothSides.open(path)
     yield rank
     rank.close()
 
@@ -86,7 +85,7 @@ def test_what_a_report_leaves_out_keeps_its_last_value(page, rank):
 
 
 def test_the_first_new_step_is_the_first_above_the_previous_one(path, page):
-    rank = ProgressPage.open(path, previous_step=10)
+    rank = BothSides.open(path, previous_step=10)
     for step in (9, 10):
         rank.write(step=step)
     assert (page.read().new_step, page.read().new_step_at) == (None, None)
@@ -255,12 +254,12 @@ def test_a_file_that_is_no_page_is_refused(path, content, message):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ProgressPageError, match=message):
-        ProgressPage.open(path)
+        BothSides.open(path)
 
 
 def test_creating_replaces_what_an_earlier_process_left(path, page, rank):
     rank.write(step=5)
-    fresh = ProgressPage.create(path)
+    fresh = BothSides.create(path)
     assert fresh.read() == ProgressSnapshot()
     assert path.stat().st_mode & 0o777 == 0o600
     assert [item.name for item in path.parent.iterdir()] == [path.name]

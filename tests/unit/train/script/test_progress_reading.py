@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.conformance import misfits
-from orchestrator.train.script import progress_layout as layout
+from orchestrator.train.script import progress as layout
 from orchestrator.train.script import progress_reading as reading
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.progress_facts import CheckpointFacts, ProgressSnapshot
+from orchestrator.train.script.progress import CheckpointFacts, ProgressSnapshot
 from orchestrator.train.script.progress_reading import PageReader
+from tests.support.pages import BothSides
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
@@ -37,7 +37,7 @@ def page(tmp_path):
 @pytest.fixture
 def rank(page):
     """Yield the script's end of the page."""
-    rank = ProgressPage.open(page.path)
+    rank = BothSides.open(page.path)
     yield rank
     rank.close()
 
@@ -174,7 +174,6 @@ def test_a_page_that_is_damaged_keeps_what_was_read_before(page, rank):
 
 def test_the_tables_name_every_field():
     """A field that is added is checked, too."""
-    assert set(reading._FACTS) == set(CheckpointFacts.__dataclass_fields__)
     named = {name for name, _, _ in reading._HOT_FIELDS} - {"recorded"}
     others = {"writer_pid", "checkpoint", "stop_requested", "stop_seen", "unusable", "guessed"}
     assert named | others | {"recent_step_seconds", "phase", "metrics"} == set(ProgressSnapshot.__dataclass_fields__)

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from orchestrator.checkpoint.repository.persister import SnapshotPersister, StoreSettings
-from orchestrator.train.script.progress import ProgressPage
 from tests.support import warm
+from tests.support.pages import BothSides
 from tests.support.stack import PATIENCE_SECONDS
 
 SCRIPT = """
@@ -46,7 +46,7 @@ print(json.dumps([state["weights"], state["seen"]]), flush=True)  # also where t
 
 
 def attempt(folder, number, *, snapshots=True):
-    page = ProgressPage.create(folder / "page")
+    page = BothSides.create(folder / "page")
     environ = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.getcwd(),

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from orchestrator.train.script.agreement import ShmAgreement
 from orchestrator.train.script.save_schedule import IntervalSetting, IntervalSettingError, SaveSchedule, parse_interval
-from orchestrator.train.script.shm_agreement import ShmAgreement
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
-from orchestrator.train.script.profiling import Tracer
-from orchestrator.train.script.scheduled_profilers import ScheduledProfilers
-from orchestrator.train.script.trace_request import REQUEST_SUFFIX, TRACE_SUFFIX
+from orchestrator.train.script.profiling import REQUEST_SUFFIX, TRACE_SUFFIX, ScheduledProfilers, Tracer
 
 STEPS = 9
 

@@ -6,12 +6,11 @@ import time
 
 import pytest
 
+from orchestrator.train.script.agreement import ShmAgreement, StopAgreement
 from orchestrator.train.script.environment import read_environment
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.shm_agreement import ShmAgreement
-from orchestrator.train.script.stopping import StopAgreement
 from orchestrator.train.script.training_context import Context
 from tests.support import warm
+from tests.support.pages import BothSides
 from tests.support.stack import PATIENCE_SECONDS
 from tests.support.work import descriptors_stay
 
@@ -122,7 +121,7 @@ def test_real_ranks_asked_at_different_moments_end_after_the_same_step_with_one_
     """Only rank 1's page has the request; both save their last state, and the next attempt finds it whole in memory."""
     from multiprocessing.connection import Listener
 
-    pages = [ProgressPage.create(tmp_path / f"page{rank}") for rank in (0, 1)]
+    pages = [BothSides.create(tmp_path / f"page{rank}") for rank in (0, 1)]
     environ = {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",

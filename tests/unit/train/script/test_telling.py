@@ -18,20 +18,27 @@ from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.train.errors import DataError, only_on_main
 from orchestrator.train.script.environment import RankEnvironment
-from orchestrator.train.script.profiling import Tracer, tracer_of_this_rank
-from orchestrator.train.script.progress import ProgressPage
-from orchestrator.train.script.trace_request import REQUEST_SUFFIX, TRACE_SUFFIX, TraceRefusedError, collect, listens
+from orchestrator.train.script.profiling import (
+    REQUEST_SUFFIX,
+    TRACE_SUFFIX,
+    Tracer,
+    TraceRefusedError,
+    collect,
+    listens,
+    tracer_of_this_rank,
+)
 from orchestrator.train.script.training_context import Context
 from orchestrator.train.trainer.config.config import MultiGPUConfig
 from orchestrator.train.trainer.loop.agreement import StopAgreement, explain_broken_collective, share_error
 from orchestrator.train.trainer.loop.manager import MultiGPUTrainingManager
 from orchestrator.train.trainer.loop.reporting import ProgressBar, log_event
+from tests.support.pages import BothSides
 from tests.unit.train.trainer.builders import a_dataset, a_model, alone, cross_entropy, sgd
 
 
 def test_progress_reaches_the_page_that_orch_reads(tmp_path: Path) -> None:
-    page = ProgressPage.create(tmp_path / "page")
-    writer = ProgressPage.open(tmp_path / "page")
+    page = BothSides.create(tmp_path / "page")
+    writer = BothSides.open(tmp_path / "page")
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
     with MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx) as manager:
         manager.setup_training(a_model(), a_dataset(), a_dataset(8), loss_fn=cross_entropy, optimizer=sgd)
@@ -45,8 +52,8 @@ def test_progress_reaches_the_page_that_orch_reads(tmp_path: Path) -> None:
 
 
 def test_the_page_says_so_while_it_validates(tmp_path: Path) -> None:
-    page = ProgressPage.create(tmp_path / "page")
-    writer = ProgressPage.open(tmp_path / "page")
+    page = BothSides.create(tmp_path / "page")
+    writer = BothSides.open(tmp_path / "page")
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
     seen: list[tuple[int, str]] = []
 
@@ -66,9 +73,9 @@ def test_the_page_says_so_while_it_validates(tmp_path: Path) -> None:
 
 
 def test_a_stop_request_on_the_page_saves_and_leaves(tmp_path: Path) -> None:
-    page = ProgressPage.create(tmp_path / "page")
+    page = BothSides.create(tmp_path / "page")
     page.request_stop()
-    writer = ProgressPage.open(tmp_path / "page")
+    writer = BothSides.open(tmp_path / "page")
     ctx = Context(RankEnvironment(checkpoint_dir=str(tmp_path / "checkpoints"), device="cpu"), writer)
     manager = MultiGPUTrainingManager(MultiGPUConfig(batch_size=8, progress_bar=False), ctx=ctx)
     manager.setup_training(a_model(), a_dataset(), loss_fn=cross_entropy, optimizer=sgd)

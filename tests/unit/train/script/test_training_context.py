@@ -16,8 +16,8 @@ from orchestrator.checkpoint import StaleAttemptError, UnsupportedStateError
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
 from orchestrator.gpu.recording.recorder import TrainingFile
 from orchestrator.train.script.environment import read_environment
-from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.training_context import CheckpointWarning, Context
+from tests.support.pages import BothSides
 
 
 @pytest.fixture
@@ -377,7 +377,7 @@ def test_the_packages_export_what_they_name():
 
 
 def test_a_forked_child_leaves_its_parents_page_alone(tmp_path):
-    page = ProgressPage.create(tmp_path / "page")
+    page = BothSides.create(tmp_path / "page")
     done = run_script(
         tmp_path,
         """

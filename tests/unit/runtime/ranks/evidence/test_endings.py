@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.ranks.evidence.endings import SHUTDOWN_SECONDS, StopFacts, stop_facts
 from orchestrator.runtime.spawn.lifeline import Ending
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 
 
 def facts_of(ending: Ending, printed: ProgressSnapshot | None = None) -> StopFacts:

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.runtime.ranks.output.known_lines import known_step
 from orchestrator.runtime.ranks.output.log_progress import LogProgress
-from orchestrator.train.script.progress_facts import ProgressSnapshot
+from orchestrator.train.script.progress import ProgressSnapshot
 
 BLANK = ProgressSnapshot()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import pdb  # noqa: T100 - it is what is tested
 import sys
 import termios
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.forkserver.torch_changes import debugger
+from orchestrator.runtime.forkserver import interpreter
 from orchestrator.runtime.ranks.sessions.attached import attach
 from orchestrator.runtime.ranks.sessions.messages import (
     READ_BYTES,
@@ -27,7 +26,7 @@ from orchestrator.runtime.ranks.sessions.rank_terminal import KEPT_BYTES, RankTe
 from tests.support.stack import PATIENCE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 
 class World:
@@ -161,16 +160,23 @@ def test_a_breakpoint_is_seen_and_its_input_ends_when_nobody_comes() -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdb.Pdb, "interaction", pdb.Pdb.interaction)
-    debugger.install()
+def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Yield a function that connects `breakpoint()` to a terminal, as in a rank that has it."""
+    monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+
+    def connected(path: str) -> None:
+        monkeypatch.setenv("ORCH_TERMINAL", path)
+        interpreter.connect_debugger()
+
+    yield connected
+    interpreter._debugger.cache_clear()
 
 
-@pytest.mark.usefixtures("installed")
-def test_pdb_reads_from_the_terminal_and_holds_its_lock_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_breakpoint_reads_from_the_terminal_and_holds_its_lock_there(connect: Callable[[str], None]) -> None:
     async def body() -> None:
         world = World()
-        monkeypatch.setenv("ORCH_TERMINAL", world.terminal.path)
+        connect(world.terminal.path)
         client = attach(world.terminal, asking(), has_secrets=False)
         stopped = asyncio.create_task(asyncio.to_thread(_stops))
         said = b""
@@ -202,21 +208,14 @@ def _stops() -> str:
         return False
 
     value: Any = locked  # noqa: F841 - the debugger calls it
-    pdb.Pdb(nosigint=True, readrc=False).set_trace(sys._getframe())
+    breakpoint()  # noqa: T100 - it is what is tested
     return "went on"
 
 
-@pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("path", ["", "/nonexistent/terminal"])
-def test_pdb_is_as_it_was_without_a_terminal(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setenv("ORCH_TERMINAL", path)
-    seen = []
-
-    def loop(self: pdb.Pdb, *_: object, **__: object) -> None:
-        seen.append((self.stdin is sys.stdin, bool(self.use_rawinput)))
-
-    monkeypatch.setattr(pdb.Pdb, "_cmdloop", loop)
-    one = pdb.Pdb(nosigint=True, readrc=False)
-    one.reset()
-    one.interaction(sys._getframe(), None)
-    assert seen == [(True, True)]
+@pytest.mark.parametrize("chosen", ["", "0", "math.sqrt"])
+def test_a_breakpoint_is_python_s_own_where_there_is_no_terminal_or_another_debugger_is_chosen(
+    connect: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    connect("/nonexistent/terminal" if chosen else "")
+    monkeypatch.setenv("PYTHONBREAKPOINT", chosen or "math.sqrt")
+    assert breakpoint(4.0) == (None if chosen == "0" else 2.0)  # type: ignore[func-returns-value]  # noqa: T100

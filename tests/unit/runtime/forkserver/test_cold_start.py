@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runtime.forkserver import warm
-from orchestrator.runtime.forkserver.program.cold_start import cold_reason
-from orchestrator.runtime.forkserver.warm import Baseline
+from orchestrator.runtime.forkserver.warm import Baseline, cold_reason
 
 ENVIRON = {"PATH": "/bin", "LANG": "C.UTF-8", "LD_LIBRARY_PATH": "/opt/lib"}
 
@@ -31,7 +30,6 @@ def baseline(modules: dict[str, str | None] | None = None) -> Baseline:
         torch_version=None,
         warm_seconds=0.0,
         descriptors=frozenset(),
-        libraries=frozenset(),
     )
 
 

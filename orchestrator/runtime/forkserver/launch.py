@@ -2,35 +2,38 @@
 
 Owns what the kernel records of the process: session, parent, descriptors, signals, directory. Ends either in a
 `Program` for server.py to run, or in exec. Every failure here is reported once, in the process's stderr and to its
-keeper, with the exit code a shell would give: 127 not found, 126 not executable.
+keeper, with the exit code a shell would give: 127 not found, 126 not executable. Also runs the rendezvous store of an attempt.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import errno
 import fcntl
 import functools
+import importlib
 import os
+import signal
+import socket
 import sys
 import termios
 import time
 import traceback
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from .. import linux
-from ..holder import MARK
-from ..masking import Masker
-from ..reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
-from ..torch_changes import teardown
-from . import cold_start, exit_handlers, interpreter, rendezvous_store, stop_notes
-from .gate import pass_gate
+from . import interpreter, linux, warm
+from .holder import MARK
+from .masking import Masker
+from .reports import MAX_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS, Reports, clip
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ..request import Spawn
-    from ..warm import Baseline
     from .interpreter import Run
+    from .warm import Baseline
+    from .wire import Spawn
 
 EXIT_NOT_FOUND = 127
 EXIT_NOT_EXECUTABLE = 126
@@ -41,16 +44,64 @@ MAX_CAUSES = 5
 MAX_PATH_CHARACTERS = 4096
 
 _FIRST_SPARE_FD = 64
-_HERE = os.path.dirname(os.path.dirname(__file__))
+_HERE = os.path.dirname(__file__)
+_OPEN = b"."
+# Longest wait of a client for a key; the ranks' own timeouts are shorter, and their messages say more.
+_TIMEOUT = dt.timedelta(days=1)
+
+
+class Gate:
+    """Pipe between keeper and child, created before the fork: the child prepares itself, then waits before its first line."""
+
+    __slots__ = ("_reader", "_writer")
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+
+    def for_child(self) -> int:
+        """Return the end that the child reads from, and close the other one, in the child."""
+        os.close(self._writer)
+        return self._reader
+
+    def for_keeper(self) -> None:
+        """Close the child's end, in the keeper."""
+        os.close(self._reader)
+
+    def open(self) -> None:
+        """Let the child continue, in the keeper; later calls do nothing."""
+        writer, self._writer = self._writer, -1
+        if writer >= 0:
+            with contextlib.suppress(BrokenPipeError):  # the child has ended
+                os.write(writer, _OPEN)
+            os.close(writer)
+
+
+def pass_gate(reader: int) -> None:
+    """Wait in the child until the gate opens; end the child if its keeper has ended.
+
+    The parent-death signal arrives a moment after the keeper's files are closed.
+    """
+    if os.read(reader, 1) != _OPEN:
+        os._exit(1)
+    os.close(reader)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """The process of one keeper."""
+
+    pid: int
+    started_at: float
+    reports: Reports
+    gate: Gate
 
 
 class Program:
     """Program that server.py runs once all frames of this package have returned."""
 
-    def __init__(self, run: Run, reports: Reports, libraries: frozenset[str]) -> None:
+    def __init__(self, run: Run, reports: Reports) -> None:
         self._run: Run | None = run
         self._reports = reports
-        self._libraries = libraries
 
     def take(self) -> Run:
         """Return what to run, and drop it: its namespace must be freed with its module, or files are not flushed."""
@@ -63,16 +114,6 @@ class Program:
         error.__traceback__ = _without_our_frames(error.__traceback__)
         if not isinstance(error, SystemExit) or not isinstance(error.code, int | None):
             report_failure(self._reports, error)
-        self.ending()
-
-    def ending(self) -> None:
-        """Prepare the interpreter's end.
-
-        Imported objects stay frozen: another collection would cost half a second and copy most of their pages, and the
-        script's own objects are found without it.
-        """
-        teardown.let_threads_finish()
-        exit_handlers.leave_out(self._libraries)
 
 
 def _without_our_frames(trace: TracebackType | None) -> TracebackType | None:
@@ -115,10 +156,11 @@ def launch(spawn: Spawn, baseline: Baseline, reports: Reports, keeper_pid: int, 
     run = interpreter.prepare(spawn)
     pass_gate(gate)
     linux.reset_signals(python=True)
-    stop_notes.note_sigterm(reports.note_sigterm)
+    interpreter.note_sigterm(reports.note_sigterm)
+    interpreter.connect_debugger()
     _report_started(reports, cold=None)
     linux.unblock_signals()
-    return Program(run, reports, baseline.libraries)
+    return Program(run, reports)
 
 
 def _mark(spawn: Spawn) -> None:
@@ -134,7 +176,7 @@ def _cold_reason(spawn: Spawn, baseline: Baseline) -> str | None:
         return "asked for" if spawn.cold else baseline.cold
     if spawn.target == "-":
         return "script from standard input"
-    return cold_start.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
+    return warm.cold_reason(baseline, spawn.env, spawn.python_options, interpreter.search_path(spawn))
 
 
 def report_failure(reports: Reports, error: BaseException) -> None:
@@ -178,12 +220,12 @@ def _report_started(reports: Reports, *, cold: str | None) -> None:
 
 def _become_store(spawn: Spawn, baseline: Baseline, reports: Reports) -> Program:
     interpreter.restore(spawn, baseline)
-    linux.set_title("orch-store")
+    linux.set_process_name("orch-store")
     linux.reset_signals(python=True)
     _report_started(reports, cold=None)
     linux.unblock_signals()
     assert spawn.listen is not None
-    return Program(functools.partial(rendezvous_store.serve, spawn.listen), reports, baseline.libraries)
+    return Program(functools.partial(_serve_store, spawn.listen), reports)
 
 
 def _place_descriptors(spawn: Spawn, baseline: Baseline, gate: int) -> int:
@@ -233,3 +275,22 @@ def _fail(reports: Reports, error: OSError, message: str, code: int) -> NoReturn
     _report_error(reports, type(error).__name__, message, "")
     sys.stdout.flush()
     os._exit(code)
+
+
+def _serve_store(listen_fd: int) -> None:
+    """Serve until the process is killed; raise when the socket or this interpreter's torch is unsuitable."""
+    distributed = importlib.import_module("torch.distributed")
+    with socket.socket(fileno=listen_fd) as listener:
+        host, port = listener.getsockname()[:2]
+        listener.detach()  # the store owns it from here
+    wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - bound by the caller
+    store = distributed.TCPStore(
+        wildcards.get(host, host),
+        port,
+        is_master=True,
+        timeout=_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listen_fd,
+    )
+    while store is not None:
+        signal.pause()

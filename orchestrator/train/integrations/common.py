@@ -1,4 +1,4 @@
-"""Finds, publishes and removes checkpoints of other libraries, which are directories or files named after their step."""
+"""What the integrations share: checkpoints named after their step, and the check that a library trains with all ranks of the job."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator import trees
+from orchestrator.train.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from orchestrator.train.script.training_context import Context
 
 DRAFT = ".draft-"
 """Prefix of a checkpoint's name until the checkpoint is complete."""
@@ -32,18 +35,27 @@ def newest(folder: Path, pattern: str, is_whole: Callable[[Path], bool] = Path.e
 
 def publish(draft: Path, target: Path) -> None:
     """Rename a complete draft to its final name, replacing an older checkpoint of the same step."""
-    remove(target)
+    trees.remove(target)
     draft.rename(target)
 
 
 def keep_newest(folder: Path, pattern: str, keep: int) -> None:
     """Remove all but the ``keep`` newest, and drafts that were never finished."""
     for _, path in steps_in(folder, pattern)[keep:]:
-        remove(path)
+        trees.remove(path)
     for path in folder.glob(f"{DRAFT}*"):
-        remove(path)
+        trees.remove(path)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
-    trees.remove(path)
+def require_all_ranks(ctx: Context, processes: int, *, library: str, remedy: str) -> None:
+    """Raise ConfigError unless the library counts as many processes as the job has ranks: otherwise each rank would train by itself.
+
+    ``remedy``: what to write.
+    """
+    if processes == ctx.world_size:
+        return
+    have = "process" if processes == 1 else "processes"
+    raise ConfigError(
+        f"{library} trains with {processes} {have}, the job has {ctx.world_size} ranks: they would not train together"
+        f" and would overwrite each other's files; {remedy}"
+    )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver.program import interpreter
-from orchestrator.runtime.forkserver.request import parse
+from orchestrator.runtime.forkserver import interpreter
+from orchestrator.runtime.forkserver.wire import parse
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,21 @@
 
 Owns the state that Python and torch keep in memory and that a process started by hand would have afresh. The result is a
 callable that server.py calls from its outermost frame, so that only this frame is below the user's code. State that
-cannot be made fresh is found by cold_start.py.
+cannot be made fresh is found by warm.cold_reason.
+
+Adds two things to a script's interpreter. A SIGTERM that reaches one of its handlers is recorded: a script may exit with 0 after a
+SIGTERM, as after its last step, so its exit status is no evidence. Therefore the two functions of the `signal` module through which
+Python code sets and reads handlers are replaced: a SIGTERM handler is called through an object that records the time first, and the
+script still sees its own handler. Without a handler of the script nothing is installed: SIGTERM then ends the process, and its status
+shows it. A handler set by C code, or in a program that the process executes, is not seen. And `breakpoint()` uses the rank's terminal
+(`sys.breakpointhook`), because a rank's standard input is the null device, at whose end of file `pdb` gives up.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
+import fcntl
 import functools
 import importlib.machinery
 import importlib.util
@@ -15,18 +24,19 @@ import marshal
 import os
 import pkgutil
 import runpy
+import signal
 import sys
 import threading
 import time
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from .. import linux, warm
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from ..request import Spawn
-    from ..warm import Baseline
+    from collections.abc import Iterator
+
+    from .warm import Baseline
+    from .wire import Spawn
 
 Run = Callable[[], object]
 
@@ -54,15 +64,6 @@ def restore(spawn: Spawn, baseline: Baseline) -> None:
     _restore_threads(spawn, baseline)
 
 
-def rehearse() -> None:
-    """Write to the pages that every training process writes to, before its request: the first write copies a page."""
-    os.environ.update(dict(os.environ))
-    _restore_random_state()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and "torch.optim" in sys.modules:
-        warm.train_once(torch)
-
-
 def prepare(spawn: Spawn) -> Run:
     """Set argv, path and `__main__` for the script or module; return the callable that runs it."""
     search = search_path(spawn)
@@ -70,7 +71,6 @@ def prepare(spawn: Spawn) -> Run:
         sys.path.insert(0, search)
     flag = ["-m"] if spawn.mode == "module" else []
     sys.orig_argv[:] = [sys.executable, "-u", *flag, spawn.target, *spawn.args]
-    linux.set_title(" ".join(sys.orig_argv))
     main = _fresh_main()
     if spawn.mode == "module":
         sys.argv[:] = ["-m", *spawn.args]
@@ -187,3 +187,97 @@ def _count(text: str | None) -> int | None:
     """Return a thread count as OpenMP reads it: of a list the first, for the outermost level; None if invalid."""
     first = (text or "").split(",")[0].strip()
     return int(first) if first.isdigit() and int(first) > 0 else None
+
+
+# -- requests to stop
+
+
+class _Noting:
+    """A handler of the script that records each call first."""
+
+    __slots__ = ("handler", "note")
+
+    def __init__(self, handler: Callable[[int, Any], object], note: Callable[[], None]) -> None:
+        self.handler, self.note = handler, note
+
+    def __call__(self, number: int, frame: Any) -> object:
+        self.note()
+        return self.handler(number, frame)
+
+
+def note_sigterm(note: Callable[[], None]) -> None:
+    """Call ``note`` before each call of a SIGTERM handler that Python code sets from now on."""
+    set_handler, get_handler = signal.signal, signal.getsignal
+
+    @functools.wraps(set_handler)
+    def noting_signal(signalnum: Any, handler: Any) -> Any:
+        noting = signalnum == signal.SIGTERM and callable(handler)
+        return _of_script(set_handler(signalnum, _Noting(handler, note) if noting else handler))
+
+    @functools.wraps(get_handler)
+    def noting_getsignal(signalnum: Any) -> Any:
+        return _of_script(get_handler(signalnum))
+
+    signal.signal = noting_signal
+    signal.getsignal = noting_getsignal
+
+
+def _of_script(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, _Noting) else handler
+
+
+# -- the debugger
+
+
+_TERMINAL = "ORCH_TERMINAL"
+
+
+def connect_debugger() -> None:
+    """Make `breakpoint()` read from and write to the rank's terminal, if it has one and the script chooses no other debugger."""
+    if os.environ.get(_TERMINAL):
+        sys.breakpointhook = _breakpoint
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)  # noqa: T100 - Python's own hook reads that variable
+    _debugger().set_trace(sys._getframe().f_back)  # noqa: SLF001 - as `pdb.set_trace` finds its caller
+    return None
+
+
+@functools.cache
+def _debugger() -> Any:
+    """Return the debugger of this process. Its modules are imported late: a script's own `code` or `cmd` comes first."""
+    import pdb  # noqa: T100 - it is what a breakpoint starts
+
+    class TerminalPdb(pdb.Pdb):
+        """Uses the terminal while the prompt is open; an advisory lock on it then shows this to the rank's supervisor."""
+
+        def interaction(self, *args: Any, **kwargs: Any) -> None:
+            with _on_terminal(self):
+                super().interaction(*args, **kwargs)
+
+    return TerminalPdb()
+
+
+@contextlib.contextmanager
+def _on_terminal(debugger: Any) -> Iterator[None]:
+    try:
+        descriptor = os.open(os.environ.get(_TERMINAL, ""), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    saved = debugger.stdin, debugger.stdout, debugger.use_rawinput
+    try:
+        with _opened(descriptor, "r") as source, _opened(descriptor, "w") as sink:
+            debugger.stdin, debugger.stdout, debugger.use_rawinput = source, sink, False
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+    finally:
+        debugger.stdin, debugger.stdout, debugger.use_rawinput = saved
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone would not unlock it: a forked worker has a copy
+        os.close(descriptor)
+
+
+def _opened(descriptor: int, mode: str) -> TextIO:
+    return open(descriptor, mode, encoding="utf-8", errors="replace", closefd=False)  # type: ignore[return-value]

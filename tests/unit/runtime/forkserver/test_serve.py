@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.forkserver import startup
+from orchestrator.runtime.forkserver import serve
 
 HOLDER = """
 import fcntl, os, sys
@@ -40,17 +40,17 @@ def test_a_server_that_has_just_begun_is_known_once_it_has_noted_its_number(
             holder.stdin.write("\n")
             assert holder.stdout.readline() == "noted\n"
 
-        monkeypatch.setattr(startup.time, "sleep", goes_on)
-        assert startup._lock(str(lock), str(socket_file)) == (None, holder.pid)
+        monkeypatch.setattr(serve.time, "sleep", goes_on)
+        assert serve._lock(str(lock), str(socket_file)) == (None, holder.pid)
         holder.stdin.write("\n")
 
 
 def test_a_log_does_not_grow_for_ever(tmp_path: Path) -> None:
     """Each server that starts appends to it."""
     log = tmp_path / "server.log"
-    for before, kept in ((0, 0), (startup.MOST_LOG_BYTES, startup.MOST_LOG_BYTES), (startup.MOST_LOG_BYTES + 1, 0)):
+    for before, kept in ((0, 0), (serve.MOST_LOG_BYTES, serve.MOST_LOG_BYTES), (serve.MOST_LOG_BYTES + 1, 0)):
         log.write_bytes(b"x" * before)
-        handle = startup._open_log(str(log))
+        handle = serve._open_log(str(log))
         os.write(handle, b"ready")
         os.close(handle)
         assert log.stat().st_size == kept + len("ready")
