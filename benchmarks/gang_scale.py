@@ -30,12 +30,11 @@ from orchestrator.core.events import JobSubmitted
 from orchestrator.core.ids import JobId
 from orchestrator.core.states import JobState
 from orchestrator.daemon.loop import Loop
-from orchestrator.runtime.gangs.launch_spec import Places, rank_plans
 from orchestrator.runtime.memory.cluster import MemoryCluster
 from orchestrator.runtime.memory.gangs import MemoryGangs
-from orchestrator.runtime.memory.scripts import Script
+from orchestrator.runtime.memory.ranks import Script
+from orchestrator.runtime.ranks.launch_spec import Places, rank_plans
 from orchestrator.runtime.ranks.logs import LogLimits
-from orchestrator.runtime.turns import in_turns
 from orchestrator.spec.job import parse_job
 from orchestrator.spec.paths import Paths
 from orchestrator.store.sqlite import SqliteStore
@@ -192,14 +191,14 @@ async def _run(ranks: int, slices: Slices, home: Path) -> Cost:
         until = cluster.agenda.next_at or wake_at or BEGAN_AT
         slices.simulated(lambda until=until: cluster.run_until(until))  # type: ignore[misc]  # mypy cannot infer a default's type
         wake_at = await loop.step()
-        launched = await _planned(loop.jobs.get(job.id), launched, home)
+        launched = _planned(loop.jobs.get(job.id), launched, home)
     seconds = time.process_time() - began - slices.aside
     store.close()
     assert [job.state for job in ended] == [JobState.SUCCEEDED], ended
     return Cost(seconds, slices.longest)
 
 
-async def _planned(job: Job | None, launched: int, home: Path) -> int:
+def _planned(job: Job | None, launched: int, home: Path) -> int:
     """Make an attempt's plans after its actors answered, as ``runtime.gangs.launching`` does; return its number."""
     if job is None or not job.seats or job.attempt_number == launched:
         return launched
@@ -215,7 +214,7 @@ async def _planned(job: Job | None, launched: int, home: Path) -> int:
         simulated=False,
     )
     plans = rank_plans(job, job.seats, ("10.0.0.1", 29500), dict.fromkeys(job.nodes, places))
-    sizes = await in_turns(len(pickle.dumps(plan)) for plan in plans)  # a plan is freed once Ray has it
+    sizes = [len(pickle.dumps(plan)) for plan in plans]
     assert len(sizes) == job.num_workers
     return job.attempt_number
 

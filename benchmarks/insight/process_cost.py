@@ -19,8 +19,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from orchestrator.runtime.forkserver.torch_changes.collective_calls import count_collectives
-from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
-from orchestrator.runtime.ranks.evidence.process_watch import ProcessWatch
+from orchestrator.runtime.ranks.process_inspector import ProcessWatch, entered_call
 from orchestrator.train.script.progress_reading import PageReader
 
 ROOT: Final = Path(__file__).parents[2]

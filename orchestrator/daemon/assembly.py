@@ -74,8 +74,8 @@ if TYPE_CHECKING:
     from orchestrator.daemon.submitting.under_way import SubmissionsUnderWay
     from orchestrator.runtime.cluster.cluster import Cluster
     from orchestrator.runtime.exporters.exporters import Exporters
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
     from orchestrator.runtime.gangs.gangs import Gangs
+    from orchestrator.runtime.gangs.job_files import JobFiles
     from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.pools import Pools
     from orchestrator.spec.settings import Settings

@@ -20,10 +20,10 @@ import pytest
 from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.runtime.forkserver import wire
-from orchestrator.runtime.ranks.launch.start import RankStarter
 from orchestrator.runtime.ranks.launch_spec import RankPlan
+from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.ranks.rank_events import PollCursor, PollReply, RankEvent
-from orchestrator.runtime.ranks.supervisor import RankSupervisor
+from orchestrator.runtime.ranks.start import RankStarter
 from orchestrator.runtime.spawn.client import ForkServerRefusedError
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path
 from orchestrator.train.script.progress import ProgressPage
@@ -44,11 +44,13 @@ async def nobody_starts_one(_plan: RankPlan) -> None:
     await asyncio.sleep(0)
 
 
-def make_host(tmp_path: Path, **changes: float) -> RankSupervisor:
-    return RankSupervisor(
+def make_host(tmp_path: Path, **changes: float) -> RankActor:
+    return RankActor(
         job_id="job-aaaaaa",
         rank=0,
-        node_dir=tmp_path / "node",
+        node_dir=str(tmp_path / "node"),
+        attempt=1,
+        leased=False,
         start_fork_server=nobody_starts_one,
         **changes,
     )
@@ -77,13 +79,13 @@ def make_plan(server: RunningServer, tmp_path: Path, script: str = SLEEPER, atte
     )
 
 
-async def story(host: RankSupervisor, attempt: int) -> list[RankEvent]:
+async def story(host: RankActor, attempt: int) -> list[RankEvent]:
     """Return the attempt's events up to its last, ``gone``."""
     events: list[RankEvent] = []
     cursor = PollCursor()
     async with asyncio.timeout(300):
         while not events or events[-1].kind != "gone":
-            reply = await host.feed.poll(attempt, cursor, 5)
+            reply = await host.poll(attempt, cursor, 5)
             cursor = reply.cursor
             events += reply.events
     return events
@@ -107,7 +109,7 @@ def test_an_attempt_that_is_ended_before_its_launch_is_gone_and_never_starts(
         await (host.stop(1, 5.0) if order == "stop" else host.kill(1))
         assert [e.kind for e in await story(host, 1)] == ["gone"]
         await host.launch(make_plan(server, tmp_path))
-        assert host.launched == 1
+        assert host._fence.launched == 1
         assert not (tmp_path / "pid").exists()
         assert [e.kind for e in await story(host, 1)] == ["gone"], "nothing more is told"
 
@@ -133,7 +135,7 @@ def test_nothing_is_told_of_an_attempt_before_it_is_prepared(server: RunningServ
         plan = make_plan(server, tmp_path, "raise SystemExit(3)")
         await host.launch(plan)
         await story(host, 1)
-        early = await host.feed.poll(2, PollCursor(), 0.05)
+        early = await host.poll(2, PollCursor(), 0.05)
         assert early == PollReply(cursor=PollCursor(), sent_at=early.sent_at)
         await host.prepare(2, None)
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(0)", attempt=2))
@@ -191,7 +193,7 @@ page.write(step=7)
         async def last_progress() -> tuple[int | None, list[str]]:
             cursor, kinds, step = PollCursor(), [], None
             while "gone" not in kinds:
-                reply = await host.feed.poll(1, cursor, 5)
+                reply = await host.poll(1, cursor, 5)
                 cursor = reply.cursor
                 kinds += [e.kind for e in reply.events]
                 step = reply.progress.step if reply.progress is not None else step
@@ -214,9 +216,9 @@ def test_a_new_attempt_starts_with_a_blank_page(server: RunningServer, tmp_path:
         with_step.write(step=9)
         with_step.close()
         await host.prepare(2, None)
-        assert (await host.feed.poll(2, PollCursor(), 0.01)).progress is None
+        assert (await host.poll(2, PollCursor(), 0.01)).progress is None
         await host.launch(make_plan(server, tmp_path, "raise SystemExit(1)", attempt=2))
-        reply = await host.feed.poll(2, PollCursor(), 5)
+        reply = await host.poll(2, PollCursor(), 5)
         assert reply.progress is not None
         assert reply.progress.step is None
 
@@ -333,13 +335,13 @@ def test_a_launch_that_failed_at_the_store_is_completed_by_the_next_one(
         await host.prepare(1, "127.0.0.1")
         with pytest.raises(ForkServerRefusedError):
             await host.launch(make_plan(server, tmp_path))
-        assert (host.launched, stores(server)) == (1, set())
+        assert (host._fence.launched, stores(server)) == (1, set())
         await host.launch(make_plan(server, tmp_path))
         await asyncio.to_thread(wait_until, "the store", lambda: len(stores(server)) == 1)
         pids = tmp_path / "pid"
         await asyncio.to_thread(wait_until, "the rank has written", lambda: pids.exists() and pids.read_text() != "")
         await host.launch(make_plan(server, tmp_path))
-        await host.retire()
+        await host.prepare(2, None)
         await asyncio.to_thread(wait_until, "the store's end", lambda: not stores(server))
         assert len(pids.read_text().split()) == 1, "one process, however often it was asked for"
 
@@ -356,7 +358,7 @@ def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: Runnin
         assert await host.prepare(2, "127.0.0.1") != first
         await host.launch(make_plan(server, tmp_path, attempt=2))
         await asyncio.to_thread(wait_until, "both", lambda: len(stores(server) - old) == 1 and not stores(server) & old)
-        await host.retire()
+        await host.prepare(3, None)
         await asyncio.to_thread(wait_until, "the end of the last", lambda: not stores(server))
 
     run(case)
@@ -374,9 +376,9 @@ def openings(path: Path) -> int:
     return found
 
 
-async def told_of(host: RankSupervisor) -> asyncio.Task[PollReply]:
+async def told_of(host: RankActor) -> asyncio.Task[PollReply]:
     """Return a task that polls for new events of attempt 1, once it waits."""
-    waiting = asyncio.create_task(host.feed.poll(1, PollCursor(), NEVER))
+    waiting = asyncio.create_task(host.poll(1, PollCursor(), NEVER))
     await asyncio.sleep(0)
     assert not host._log._news.is_set()
     return waiting

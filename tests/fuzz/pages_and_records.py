@@ -19,10 +19,9 @@ from orchestrator.runtime.forkserver import request, wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import last_words
-from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
+from orchestrator.runtime.gangs.job_files import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
-from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
-from orchestrator.runtime.ranks.output.log_reading import LogReader
+from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.runtime.spawn.lifeline import Gone, KeeperLost, Lifeline
 from orchestrator.spec.settings import Settings
 from orchestrator.train.script import progress_layout as layout
@@ -298,7 +297,7 @@ READERS = (
         "lifeline", _read_lifeline, _lifeline, ("orchestrator.runtime.spawn", "orchestrator.runtime.forkserver.wire")
     ),
     Reader("reports", _read_reports, _reports, ("orchestrator.runtime.forkserver.reports",)),
-    Reader("log", _read_log, _logs, ("orchestrator.runtime.ranks.output",)),
-    Reader("log-mirror-note", _read_mirror_note, _mirror_notes, ("orchestrator.runtime.gangs.files",)),
+    Reader("log", _read_log, _logs, ("orchestrator.runtime.ranks.logs",)),
+    Reader("log-mirror-note", _read_mirror_note, _mirror_notes, ("orchestrator.runtime.gangs.job_files",)),
     Reader("output", _read_output, _output, ("orchestrator.runtime.ranks.logs",)),
 )

@@ -24,7 +24,7 @@ from orchestrator.core.facts.hangs import Hang, Lateness, Sign
 from orchestrator.core.lifecycle.advance import declare_hung
 from orchestrator.core.states import FailureClass, JobState
 from orchestrator.runtime.beats import until_beat
-from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
+from orchestrator.runtime.ranks.process_inspector import report_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

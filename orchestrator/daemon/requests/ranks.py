@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
     from orchestrator.runtime.gangs.rank_rpc import GangSession
-    from orchestrator.runtime.ranks.sessions.messages import SessionMessage, SessionOutput, SessionRequest
+    from orchestrator.runtime.ranks.session_messages import SessionMessage, SessionOutput, SessionRequest
 
 
 class Ranks(Protocol):

@@ -12,7 +12,7 @@ from orchestrator.runtime.cluster.gpu_reservations import still_there
 from orchestrator.runtime.cluster.late_agents import LateAgents
 from orchestrator.runtime.deadline import within
 from orchestrator.runtime.nodes.ray_nodes import answers
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

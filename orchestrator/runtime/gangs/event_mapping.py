@@ -16,9 +16,8 @@ from orchestrator.core.facts import notes
 from orchestrator.core.facts.gangs import RecordRestored
 from orchestrator.runtime.node_clock import moved
 from orchestrator.runtime.nodes.ignore_rules import left_out_by
-from orchestrator.runtime.ranks.actor import FENCE_SECONDS
-from orchestrator.runtime.ranks.evidence.endings import order_of, stop_facts, was_killed
-from orchestrator.runtime.ranks.evidence.kernel_evidence import memory_use
+from orchestrator.runtime.ranks.exit_evidence import memory_use, order_of, stop_facts, was_killed
+from orchestrator.runtime.ranks.rank_events import FENCE_SECONDS
 from orchestrator.runtime.spawn.client import ForkServerError, read_exit_record
 
 if TYPE_CHECKING:
@@ -31,14 +30,13 @@ if TYPE_CHECKING:
     from orchestrator.runtime.gangs.errors import GangLostError
     from orchestrator.runtime.gangs.resume_source import Resumption
     from orchestrator.runtime.nodes.agent import NodeReport
-    from orchestrator.runtime.ranks.actor import RankGreeting
-    from orchestrator.runtime.ranks.rank_events import RankEvent
+    from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
     from orchestrator.runtime.spawn.client import ExitRecord
     from orchestrator.spec.paths import Paths
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
-MOST_CHARACTERS: Final = 1000  # of a message from outside
+MESSAGE_CHARACTERS: Final = 1000  # of a message from outside
 
 
 def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport]) -> tuple[ev.Seat, ...]:
@@ -58,6 +56,18 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
             )
         )
     return tuple(seats)
+
+
+def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
+    """Return the progress with defaults for invalid values."""
+    checked, names = repaired(snapshot)
+    return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
+
+
+def usable_event(event: RankEvent) -> RankEvent:
+    """Return the event with defaults for invalid values in it and in its end."""
+    end = event.exit
+    return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
 
 
 def exited(job_id: JobId, attempt: int, rank: int, event: RankEvent, work_dir: str = "", *, at: float) -> ev.RankExited:
@@ -143,7 +153,7 @@ def saved(
             )
         )
     if status.failure and failure_cause(status.failure, status.failure_kind) != failing:
-        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MOST_CHARACTERS])))
+        facts.append(noted(job_id, notes.SaveFailed(said=status.failure[:MESSAGE_CHARACTERS])))
     return facts
 
 

@@ -13,12 +13,11 @@ from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, Rec
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
-from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, rank_plans
-from orchestrator.runtime.gangs.orders import ask
+from orchestrator.runtime.gangs.rank_rpc import ask
 from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.working_copy import renew
-from orchestrator.runtime.ranks.actor import rendezvous_of
-from orchestrator.runtime.turns import in_turns
+from orchestrator.runtime.ranks.launch_spec import Places, checkpoint_dir, rank_plans
+from orchestrator.runtime.ranks.rank_events import rendezvous_of
 from orchestrator.spec.paths import Paths, exit_record_name
 
 if TYPE_CHECKING:
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 
     from orchestrator.core.ids import JobId
     from orchestrator.core.job.record import Job
-    from orchestrator.runtime.gangs.files.job_files import JobFiles
-    from orchestrator.runtime.gangs.gang import Gang
-    from orchestrator.runtime.gangs.orders import Orders
+    from orchestrator.runtime.gangs.job_files import JobFiles
+    from orchestrator.runtime.gangs.rank_rpc import GangCalls
     from orchestrator.runtime.gangs.relay import EventRelay
-    from orchestrator.runtime.gangs.table import GangTable
+    from orchestrator.runtime.gangs.table import Gang, GangTable
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.pools import Pool
     from orchestrator.runtime.ranks.logs import LogLimits
@@ -57,7 +55,7 @@ class Launcher:
         self,
         settings: LaunchSettings,
         table: GangTable,
-        orders: Orders,
+        calls: GangCalls,
         relay: EventRelay,
         files: JobFiles,
         *,
@@ -69,7 +67,7 @@ class Launcher:
     ) -> None:
         self._settings = settings
         self._table = table
-        self._orders = orders
+        self._calls = calls
         self._relay = relay
         self._files = files
         self._reports = reports
@@ -83,7 +81,7 @@ class Launcher:
         gang = await self._table.attach(job)
         placed = bool(gang.greetings)
         if not placed:
-            gang.greetings = await self._orders.hello(job, gang)
+            gang.greetings = await self._calls.hello(job, gang)
         seats = seats_of(gang.greetings, self._reports())
         if not placed and seats != job.seats:
             self._post([ev.GangPlaced(job_id=job.id, at=clock.now(), gang=job.gang, seats=seats)])
@@ -142,7 +140,7 @@ class Launcher:
         nodes = {seat.node_id for seat in seats}
         by_node = {node_id: replace(self._places(job, node_id, secrets, previous), **overrides) for node_id in nodes}
         plans = rank_plans(job, seats, master, by_node)
-        await ask(await in_turns(a.launch.remote(p) for a, p in zip(gang.actors, plans, strict=True)))
+        await ask([actor.launch.remote(plan) for actor, plan in zip(gang.actors, plans, strict=True)])
 
     async def _prepare(self, gang: Gang, attempt: int) -> tuple[str, int]:
         """Return the rendezvous address and port, once no older attempt runs.

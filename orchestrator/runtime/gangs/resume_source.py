@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.external.external_checkpoints import ExternalCheckpoints
 from orchestrator.checkpoint.external.watched_glob import WatchSettings
 from orchestrator.checkpoint.repository.repository import CheckpointRepository
-from orchestrator.runtime.gangs.launch_spec import checkpoint_dir, store_environ
+from orchestrator.runtime.ranks.launch_spec import checkpoint_dir, store_environ
 from orchestrator.spec.entrypoint import CHECKPOINT
 
 if TYPE_CHECKING:

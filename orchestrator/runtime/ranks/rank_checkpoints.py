@@ -11,7 +11,7 @@ from orchestrator.checkpoint.external.watcher import FileWatcher
 from orchestrator.checkpoint.repository.persister import SnapshotPersister
 from orchestrator.core.diagnosis.observation import StorageSeen
 from orchestrator.private_files import make_private
-from orchestrator.runtime.ranks.secrets import masked_status
+from orchestrator.runtime.ranks.rank_events import masked_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

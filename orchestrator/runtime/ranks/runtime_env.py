@@ -22,11 +22,6 @@ _MADE_BY_RAY: Final = "/runtime_resources/"
 ERROR_CHARACTERS: Final = 600
 
 
-def parts_of(spec: RuntimeEnvSpec) -> tuple[str, ...]:
-    """Return the parts that a job asks for; empty: nothing is installed."""
-    return tuple(name for name in ("pip", "py_modules") if getattr(spec, name))
-
-
 def for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
     """Return an actor's ``runtime_env`` option; empty for none. Uploads modules that the cluster lacks; blocking.
 

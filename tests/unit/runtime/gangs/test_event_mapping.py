@@ -19,9 +19,8 @@ from orchestrator.core.ids import JobId
 from orchestrator.core.states import StopScope
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.gangs.event_mapping import exited, in_memory, last_words, saved, saves_fail_of, seats_of
-from orchestrator.runtime.gangs.reports import usable_event
-from orchestrator.runtime.ranks.actor import RankGreeting
-from orchestrator.runtime.ranks.rank_events import RankEvent
+from orchestrator.runtime.gangs.relay import usable_event
+from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
 from orchestrator.spec.paths import Paths
 from orchestrator.train.script.progress_facts import ProgressSnapshot
 from tests.support.nodes import node_report

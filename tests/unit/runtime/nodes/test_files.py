@@ -19,14 +19,12 @@ from orchestrator.core.job.record import Job
 from orchestrator.daemon.jobs import workdir_archive as snapshot
 from orchestrator.runtime.cluster.registry import NodeRegistry
 from orchestrator.runtime.gangs.errors import NodeFilesError, NodeGoneError
-from orchestrator.runtime.gangs.files.job_files import JobFiles
-from orchestrator.runtime.gangs.files.log_mirrors import LogMirror
+from orchestrator.runtime.gangs.job_files import JobFiles, LogMirror
 from orchestrator.runtime.nodes.directories import clear_pages, node_directory, page_directory
 from orchestrator.runtime.nodes.files import CHUNK_BYTES, BlobDamagedError, NodeFiles
 from orchestrator.runtime.nodes.working_copy import find_outputs, keep_output, new_output
 from orchestrator.runtime.pools import Pool
-from orchestrator.runtime.ranks.logs import LogLimits, LogWriter, log_path
-from orchestrator.runtime.ranks.output.log_reading import LogReader
+from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
 from orchestrator.spec.paths import Paths
 from tests.support.deep_trees import MakeDeep
 from tests.unit.core.builders import changed, make_spec, pending, running

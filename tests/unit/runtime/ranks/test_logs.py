@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from orchestrator.private_files import NotPrivateError
 from orchestrator.runtime.forkserver.masking import Masker
+from orchestrator.runtime.ranks import logs
 from orchestrator.runtime.ranks.logs import (
     LONGEST_LINE_BYTES,
+    LONGEST_READ_BYTES,
     TAIL_CHARACTERS,
     LogEntry,
     LogLimits,
+    LogReader,
     LogWriter,
     log_path,
 )
-from orchestrator.runtime.ranks.output import log_reading
-from orchestrator.runtime.ranks.output.log_reading import LONGEST_READ_BYTES, LogReader
 from tests.support.disks import fill, small_disk
 
 
@@ -217,7 +218,7 @@ def test_pieces_of_any_size_give_the_same_lines(
     piece: int,
     since: int | None,
 ) -> None:
-    monkeypatch.setattr(log_reading, "_piece_bytes", lambda _: piece)
+    monkeypatch.setattr(logs, "_piece_bytes", lambda _: piece)
     directory = tmp_path_factory.mktemp("logs")
     ordered = sorted(lines, key=lambda line: line[0])
     for rank in (0, 1):

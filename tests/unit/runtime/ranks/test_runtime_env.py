@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.runtime.nodes.ray_nodes import token_from
 from orchestrator.runtime.ranks.launch_spec import RankPlan
-from orchestrator.runtime.ranks.runtime_env import for_ray, inside, parts_of
+from orchestrator.runtime.ranks.runtime_env import for_ray, inside
 from orchestrator.spec.model import RuntimeEnvSpec
 
 MADE = "/tmp/s/runtime_resources/py_modules_files/x"
@@ -37,8 +37,6 @@ PLAN = RankPlan(
 
 def test_a_job_without_one_is_left_as_it_is() -> None:
     assert inside(PLAN, {"PYTHONPATH": MADE}, VENV) is PLAN
-    assert parts_of(RuntimeEnvSpec()) == ()
-    assert parts_of(RuntimeEnvSpec(pip=("a",), py_modules=("b",))) == ("pip", "py_modules")
 
 
 def test_packages_are_ray_s_own_business(tmp_path: Path) -> None:

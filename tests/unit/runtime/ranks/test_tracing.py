@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtime.ranks.tracing import take_trace
+from orchestrator.runtime.ranks.progress import take_trace
 from orchestrator.train.script import trace_request as files
 from orchestrator.train.script.progress import ProgressPage
 from orchestrator.train.script.progress_reading import PageReader

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.runtime.forkserver.torch_changes import collective_calls as calls
-from orchestrator.runtime.ranks.evidence.entered_calls import entered_call
+from orchestrator.runtime.ranks.process_inspector import entered_call
 from orchestrator.train.script import progress_layout as layout
 from orchestrator.train.script.progress_reading import PageReader
 
