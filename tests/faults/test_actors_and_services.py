@@ -162,7 +162,7 @@ def test_without_its_template_a_head_executes_its_workers(stack: Stack, ledger: 
     raylet = stack.head_pids()["raylet"]
     for end in (template.suspend, template.kill):
         end()
-        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))  # of parked gangs, too
+        workers = (*ray_workers(stack, "ray::IDLE"), *ray_workers(stack, "ray::RankActor"))
         kill_each(*(worker.pid for worker in workers))
         (tmp_path / "done").unlink(missing_ok=True)
         job_id = running(stack, ledger, tmp_path)

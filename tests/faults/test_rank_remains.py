@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from orchestrator.core.states import OutOf
 from orchestrator.runtime.forkserver import cgroups
 from orchestrator.runtime.forkserver.holder import MARK
+from orchestrator.runtime.ranks import rank_process
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
@@ -147,7 +147,11 @@ pathlib.Path("found").write_text(state)
 
 
 @pytest.mark.parametrize("order", ["kill", "stop", "exit"])
-def test_a_stopped_keeper_holds_nothing_up(server: RunningServer, tmp_path: Path, order: str) -> None:
+def test_a_stopped_keeper_holds_nothing_up_for_long(
+    server: RunningServer, tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_process, "LATE_SECONDS", 0.5)
+
     async def case() -> None:
         host = make_host(tmp_path)
         await started(host, marked_plan(server, tmp_path, FAMILY))
@@ -163,29 +167,6 @@ def test_a_stopped_keeper_holds_nothing_up(server: RunningServer, tmp_path: Path
                 os.kill(psutil.Process(keeper).children()[0].pid, signal.SIGKILL)
         assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
         assert [pid for pid in pids if not process_gone(pid)] == []
-
-    run(case)
-
-
-def test_a_keeper_that_is_stopped_again_and_again_is_killed(server: RunningServer, tmp_path: Path) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path)
-        await started(host, marked_plan(server, tmp_path, FAMILY))
-        pids = await asyncio.to_thread(family, tmp_path)
-        keeper = keeper_of(tmp_path)
-
-        async def stop_always() -> None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
-                while not process_gone(keeper):
-                    os.kill(keeper, signal.SIGSTOP)
-                    await asyncio.sleep(0)
-
-        os.kill(keeper, signal.SIGSTOP)
-        stopping = asyncio.create_task(stop_always())
-        await host.kill(1)
-        assert [e.kind for e in await story(host, 1)][-2:] == ["exited", "gone"]
-        assert [pid for pid in pids if not process_gone(pid)] == []
-        await stopping
 
     run(case)
 

@@ -142,17 +142,6 @@ class GangCalls:
         self._log.warning("gang.actor_ended", job=job.id, rank=rank, pid=pid)
         self._post([noted(job.id, ActorEnded(rank=rank), degraded=True)])
 
-    async def is_stopped(self, job: Job, rank: int) -> bool:
-        """Whether the node's agent sees that a rank's actor is stopped; False when the agent does not answer."""
-        node_id, pid = self._process_of(job, rank)
-        agent = self._nodes.agent_for(node_id) if pid else None
-        if agent is None:
-            return False
-        try:
-            return bool(await within(self._timeouts.order_seconds, agent.is_stopped.remote(pid)))
-        except Exception:  # the agent is dead or out of reach: another is created
-            return False
-
     def _process_of(self, job: Job, rank: int) -> tuple[str, int]:
         """Return the node and process number of a rank's actor; 0 before its first answer."""
         gang = self._table.current(job)

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from orchestrator.train.script.progress_facts import ProgressSnapshot
 
 
-LATE_ANSWERS: Final = 3
-"""How many polls in a row an actor may leave unanswered before it is ended; a stopped one is ended after the first."""
+LATE_ANSWERS: Final = 2
+"""How many polls in a row an actor may leave unanswered before it is ended."""
 
 
 class EventRelay:
@@ -143,7 +143,7 @@ class EventRelay:
 
     async def _unreached(self, job: Job, gang: Gang, rank: int, error: Exception, late: int) -> None:
         """Handle an actor that has not answered ``late`` polls."""
-        if isinstance(error, TimeoutError) and (late >= LATE_ANSWERS or await self._calls.is_stopped(job, rank)):
+        if isinstance(error, TimeoutError) and late >= LATE_ANSWERS:
             await self._calls.end_actor(job, rank)
         if rank not in gang.unreached:
             gang.unreached.add(rank)

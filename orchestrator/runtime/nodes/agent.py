@@ -33,7 +33,6 @@ from orchestrator.runtime.spawn.rank_remains import (
     KEEPER_SECONDS,
     clear_locks,
     end_tree,
-    is_stopped,
 )
 from orchestrator.spec.plain_files import read_plain
 
@@ -210,10 +209,6 @@ class NodeAgent:
             return True
         limits = {"patience": KEEPER_SECONDS, "limit": KEEPER_LIMIT_SECONDS}
         return await in_own_thread(lambda: end_tree(path, seconds, **limits))
-
-    async def is_stopped(self, pid: int) -> bool:
-        """Whether the process of this node is stopped by a signal or a debugger."""
-        return is_stopped(pid)
 
     async def shut_down(self, *, remove: bool) -> None:
         """End the node's fork servers once no job is left, and wait; ``remove`` also removes the node's directories."""

@@ -1,7 +1,6 @@
 """One process of a rank, from its start to the end of its tree: its lifeline, its keeper, their messages, its exit.
 
-When the actor's own process dies, the lifeline closes and the keeper kills everything below it. When a keeper is killed
-or stopped, ``RankProcess`` ends its tree (``spawn/rank_remains.py``). Must not know attempts other than its own.
+When the actor's own process dies, the lifeline closes and the keeper kills everything below it. When a keeper is killed, ``RankProcess`` ends its tree (``spawn/rank_remains.py``). Must not know attempts other than its own.
 """
 
 from __future__ import annotations
@@ -29,14 +28,13 @@ from orchestrator.runtime.ranks.exit_evidence import (
 )
 from orchestrator.runtime.ranks.output import match_policies
 from orchestrator.runtime.spawn.client import ErrorRaised, Exited, Gone, KeeperLost, Started
-from orchestrator.runtime.spawn.rank_remains import end_remains, is_stopped, signal_process
+from orchestrator.runtime.spawn.rank_remains import end_remains, signal_process
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from orchestrator.core.facts.fact import Fact
-    from orchestrator.runtime.forkserver.holder import Identity
     from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
     from orchestrator.runtime.ranks.launch_spec import RankPlan
     from orchestrator.runtime.ranks.output import RankOutput
@@ -44,30 +42,27 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.rank_events import EventLog
     from orchestrator.runtime.spawn.client import Event, Lifeline
 
-LATE_SECONDS: Final = 2.0
-"""Time that an end may be overdue before the keeper is continued."""
+LATE_SECONDS: Final = 60.0
+"""Time that an end may be overdue before the keeper is killed: it writes the exit record first, and a disk may be busy."""
 
-_LOOK_SECONDS: Final = 1.0
-_LOOKS_WHEN_STOPPED: Final = 3
-_LOOKS_WHEN_SILENT: Final = 60  # it writes the exit record first, which may take long on a busy disk
 _REMAINS_SECONDS: Final = 10.0
 _REMAINS_AGAIN_SECONDS: Final = 1.0
 _MOST_FAULTS: Final = 100
 
 
 class KeeperWatch:
-    """Watches one keeper, from its start to its end, in the running loop."""
+    """Watches one keeper in the running loop: it is killed when an end that is due does not come.
+
+    An end is due after an order to stop and its grace, after an order to kill, and after the death of the keeper's process.
+    """
 
     def __init__(self, pid: int) -> None:
         self._keeper = holder.identity_of(pid)
-        self._process: Identity | None = None
         self._handle = -1
         self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
 
     def watch(self, pid: int) -> None:
         """Watch the keeper's process with this number: its death makes the end due."""
-        self._process = holder.identity_of(pid)
         try:
             self._handle = os.pidfd_open(pid)
         except OSError:  # already dead
@@ -83,40 +78,28 @@ class KeeperWatch:
         """Set the due time of the end to ``seconds`` from now; an earlier due time stays."""
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds + LATE_SECONDS
-        if self._keeper is None or self._task is not None or (self._due is not None and self._due.when() <= at):
+        if self._keeper is None or (self._due is not None and self._due.when() <= at):
             return
         if self._due is not None:
             self._due.cancel()
-        self._due = loop.call_at(at, self._late)
-
-    def _late(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._end_keeper(), name="hasten-keeper")
-
-    async def _end_keeper(self) -> None:
-        """Continue the keeper; kill it when it stays stopped, or does not report the death of its process."""
-        assert self._keeper is not None
-        stopped = silent = 0
-        while signal_process(self._keeper, signal.SIGCONT):
-            await asyncio.sleep(_LOOK_SECONDS)
-            stopped = stopped + 1 if is_stopped(self._keeper.pid) else 0
-            silent = silent + 1 if self._process is not None and not self._process.lives() else 0
-            if stopped >= _LOOKS_WHEN_STOPPED or silent >= _LOOKS_WHEN_SILENT:
-                signal_process(self._keeper, signal.SIGKILL)
-                return
+        self._due = loop.call_at(at, signal_process, self._keeper, signal.SIGKILL)
 
     async def ended(self) -> None:
-        """Return when the keeper has ended, after its last message; continue or kill one that is stopped."""
+        """Return when the keeper has ended, after its last message."""
         if self._keeper is None:
             return
         try:
             handle = os.pidfd_open(self._keeper.pid)
         except OSError:  # nothing has that number any more
             return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(handle, ended.set)
         try:
             if holder.identity_of(self._keeper.pid) == self._keeper:
                 self.expect_end(0.0)
-                await _readable(handle)
+                await ended.wait()
         finally:
+            loop.remove_reader(handle)
             os.close(handle)
 
     def _forget_process(self) -> None:
@@ -130,19 +113,7 @@ class KeeperWatch:
         self._forget_process()
         if self._due is not None:
             self._due.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        self._due = self._task = None
-
-
-async def _readable(handle: int) -> None:
-    """Return when a process's descriptor shows that the process has ended."""
-    loop, told = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(handle, told.set)
-    try:
-        await told.wait()
-    finally:
-        loop.remove_reader(handle)
+            self._due = None
 
 
 class ExitReporter:

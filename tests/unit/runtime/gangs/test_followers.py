@@ -90,13 +90,10 @@ def says(value: Any) -> Callable[..., Awaitable[Any]]:
 class Scene:
     """A gang of one rank with an actor that gives set answers, the posted events, and the actors that were ended."""
 
-    def __init__(
-        self, tmp_path: Path, poll: Remote, *, stopped: bool = True, timeouts: Timeouts = SHORT, **options: Any
-    ) -> None:
+    def __init__(self, tmp_path: Path, poll: Remote, *, timeouts: Timeouts = SHORT, **options: Any) -> None:
         self.posted: list[ev.Event] = []
         self.ended: list[Any] = []
-        agent = SimpleNamespace(is_stopped=Remote(says(stopped)))
-        nodes: Any = SimpleNamespace(silent={}, agent_for=lambda _node: agent)
+        nodes: Any = SimpleNamespace(silent={})
         ray: Any = SimpleNamespace(call=self._call)
         files: Any = SimpleNamespace(follow=lambda _job: None, bring_ends=says(OSError("no such node")))
         options = {"progress": lambda *_: None, "gpu_evidence": says(()), "check_head": says(None), **options}
@@ -180,11 +177,10 @@ def test_a_lost_actor_is_told_though_the_ends_cannot_be_fetched(tmp_path: Path, 
     assert asked == [node_lost], "an embedded head may have gone with its node"
 
 
-@pytest.mark.parametrize(("stopped", "polls"), [(True, 1), (False, LATE_ANSWERS)])
-def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path, stopped: bool, polls: int) -> None:
+def test_an_actor_that_answers_no_poll_is_ended(tmp_path: Path) -> None:
     from ray.exceptions import ActorDiedError
 
-    scene = Scene(tmp_path, Remote(*[never] * polls, says(ActorDiedError())), stopped=stopped)
+    scene = Scene(tmp_path, Remote(*[never] * LATE_ANSWERS, says(ActorDiedError())))
     asyncio.run(scene.follow())
     assert scene.ended == [scene.actor]
     assert scene.kinds()[-1] == "gang_lost"

@@ -1,4 +1,4 @@
-"""A keeper that does not end by itself is continued, and killed if that does not help."""
+"""A keeper that does not end by itself is killed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import sys
 
 import pytest
 
+from orchestrator.runtime.ranks import rank_process
 from orchestrator.runtime.ranks.rank_process import KeeperWatch
 from tests.support.stack import wait_until
 
 
-def ended(*script: str, stopped: bool) -> int:
-    """Return the exit code of a keeper, once its watch has reported its end."""
-    command = [sys.executable, "-c", *script]
+@pytest.mark.parametrize(("stopped", "code"), [(False, 0), (True, -signal.SIGKILL)])
+def test_a_keeper_that_does_not_end_when_it_is_due_is_killed(
+    stopped: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_process, "LATE_SECONDS", 0.1 if stopped else 300.0)
+    command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdin is not None
         assert keeper.stdout is not None
@@ -32,20 +36,7 @@ def ended(*script: str, stopped: bool) -> int:
             watch.close()
 
         asyncio.run(case())
-        return keeper.wait(300)
-
-
-UNTIL_TOLD = "import sys; print(flush=True); sys.stdin.read()"
-STOPS_AGAIN = "import os, signal; print(flush=True)\nwhile True: os.kill(os.getpid(), signal.SIGSTOP)"
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_a_keeper_that_has_told_its_last_ends_though_it_was_stopped(stopped: bool) -> None:
-    assert ended(UNTIL_TOLD, stopped=stopped) == 0
-
-
-def test_one_that_stays_stopped_is_killed() -> None:
-    assert ended(STOPS_AGAIN, stopped=False) == -signal.SIGKILL
+        assert keeper.wait(300) == code
 
 
 def test_a_keeper_that_is_there_no_more_is_not_waited_for() -> None:
