@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator import clock
@@ -16,7 +17,6 @@ from orchestrator.core.scheduler.resources import rank_size
 from orchestrator.runtime.gangs.errors import GangLostError
 from orchestrator.runtime.names import gang_of, placement_group_name, rank_actor_name
 from orchestrator.runtime.nodes import control_plane
-from orchestrator.runtime.ranks.runtime_env import for_ray
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.runtime.cluster.connection import RayConnection
     from orchestrator.runtime.cluster.registry import NodeRegistry
     from orchestrator.runtime.cluster.site import Site
+    from orchestrator.spec.model import RuntimeEnvSpec
 
 PLACEMENT_SECONDS: Final = 1.0
 ROOM_SECONDS: Final = 1.0
@@ -106,7 +107,7 @@ class RayRankActors:
         if not group.wait(timeout_seconds=PLACEMENT_SECONDS if self._site.embedded else SHARED_PLACEMENT_SECONDS):
             self._refuse_on_shared()
         actor_class = _actor_class()
-        runtime_env = for_ray(job.spec.runtime_env, self._site.paths.modules(job.id))
+        runtime_env = runtime_env_for_ray(job.spec.runtime_env, self._site.paths.modules(job.id))
         actors = []
         for rank, node_id in enumerate(job.nodes):
             if found[rank] is not None:
@@ -154,6 +155,23 @@ def _actor_class() -> Any:
     from orchestrator.runtime.ranks.rank_actor import RankActor
 
     return ray.remote(RankActor)
+
+
+def runtime_env_for_ray(spec: RuntimeEnvSpec, modules: Path) -> dict[str, Any]:
+    """Return an actor's ``runtime_env`` option; empty for none. Uploads modules that the cluster lacks; blocking.
+
+    ``modules`` holds the job's own copies of ``py_modules``, by their last names. The upload needs Ray's private
+    ``ray._private.runtime_env``; ``tests/integration/test_ray_cluster.py`` fails when a new Ray breaks it.
+    """
+    found: dict[str, Any] = {}
+    if spec.pip:
+        found["pip"] = list(spec.pip)
+    if spec.py_modules:
+        from ray._private.runtime_env.py_modules import upload_py_modules_if_needed
+
+        paths = [str(modules / Path(each).name) for each in spec.py_modules]
+        found |= upload_py_modules_if_needed({"py_modules": paths}, include_gitignore=True, scratch_dir=str(modules))
+    return found
 
 
 def _may_exist(job: Job) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.core.facts.gangs import ActorLost, ActorNotPlaced, EnvironmentFailed, NodeLost, RecordRestored
 from orchestrator.runtime.ranks.rank_events import StaleAttemptError
-from orchestrator.runtime.ranks.runtime_env import ERROR_CHARACTERS
 
 if TYPE_CHECKING:
     from orchestrator.core.facts.gangs import GangFault
+
+
+ERROR_CHARACTERS: Final = 600
 
 
 class GangLostError(Exception):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.core.ids import JobId
     from orchestrator.runtime.forkserver.masking import Masker
     from orchestrator.runtime.gangs.errors import GangLostError
-    from orchestrator.runtime.gangs.resume_source import Resumption
+    from orchestrator.runtime.gangs.launch_spec import Resumption
     from orchestrator.runtime.nodes.agent import NodeReport
     from orchestrator.runtime.ranks.rank_events import RankEvent, RankGreeting
     from orchestrator.runtime.spawn.client import ExitRecord

@@ -13,10 +13,9 @@ from orchestrator.core.facts.gangs import ActorLost, FilesNotSent, NodeLost, Rec
 from orchestrator.runtime.forkserver.masking import Masker
 from orchestrator.runtime.gangs.errors import GangLostError, NodeFilesError, NodeGoneError
 from orchestrator.runtime.gangs.event_mapping import resumed, seats_of
+from orchestrator.runtime.gangs.launch_spec import Places, checkpoint_dir, newest_checkpoint, rank_plans, watch_settings
 from orchestrator.runtime.gangs.rank_rpc import ask
-from orchestrator.runtime.gangs.resume_source import newest_checkpoint, watch_settings
 from orchestrator.runtime.nodes.working_copy import renew
-from orchestrator.runtime.ranks.launch_spec import Places, checkpoint_dir, rank_plans
 from orchestrator.runtime.ranks.rank_events import rendezvous_of
 from orchestrator.spec.paths import Paths, exit_record_name
 

@@ -171,14 +171,19 @@ class LogWriter:
     def _rotate(self, file: int) -> int:
         os.close(file)
         self._file = None
-        for number in range(self._limits.keep_files, 0, -1):
-            source = self._path.with_name(f"{self._path.name}.{number - 1}") if number > 1 else self._path
-            if source.exists():
-                source.replace(self._path.with_name(f"{self._path.name}.{number}"))
+        renumber(self._path, self._limits.keep_files)
         self._file = _append_to(self._path)
         os.ftruncate(self._file, 0)  # reuse the file where no full file is kept
         self._size = 0
         return self._file
+
+
+def renumber(path: Path, keep_files: int) -> None:
+    """Rename a full log and the older ones beside it: ``.log`` to ``.log.1``, and so on; the oldest is replaced."""
+    for number in range(keep_files, 0, -1):
+        source = path.with_name(f"{path.name}.{number - 1}") if number > 1 else path
+        if source.exists():
+            source.replace(path.with_name(f"{path.name}.{number}"))
 
 
 def _append_to(path: Path) -> int:

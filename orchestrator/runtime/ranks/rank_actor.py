@@ -27,6 +27,7 @@ from orchestrator.runtime.nodes.agent import PRELOAD
 from orchestrator.runtime.nodes.ray_nodes import is_alive
 from orchestrator.runtime.ranks.exit_evidence import ExitEvidence
 from orchestrator.runtime.ranks.exit_record_space import preallocate
+from orchestrator.runtime.ranks.launch_spec import inside
 from orchestrator.runtime.ranks.logs import log_path
 from orchestrator.runtime.ranks.output import RankOutput
 from orchestrator.runtime.ranks.process_inspector import entered_call, look_at
@@ -43,7 +44,6 @@ from orchestrator.runtime.ranks.rank_events import (
     masked_look,
 )
 from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess
-from orchestrator.runtime.ranks.runtime_env import inside
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
 from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
