@@ -287,7 +287,7 @@ def _jobs(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes) -> Jobs:
 
 def _parts(ground: Ground, loop: Loop, runtime: Runtime, nodes: Nodes, jobs: Jobs) -> Parts:
     shutdown = Shutdown(ground.stop, loop, ground.changes, lambda: ground.background.failure is not None, ground.log)
-    known, blind = runtime.cluster.nodes, runtime.files.blind
+    known, blind = runtime.cluster.nodes, runtime.files.unable_to_read
     table = GpuTable(known, runtime.exporters, live_jobs(loop))
     queries = NodeQueries(known, loop, ground.quarantine, runtime.exporters, blind=blind, rows=table.rows)
     health = DaemonHealth(

@@ -18,7 +18,7 @@ from orchestrator.core.facts.gangs import ActorLost
 from orchestrator.runtime.forkserver import request, wire
 from orchestrator.runtime.forkserver.reports import Reports
 from orchestrator.runtime.gangs.errors import GangLostError
-from orchestrator.runtime.gangs.event_mapping import last_words
+from orchestrator.runtime.gangs.event_mapping import recorded_exits
 from orchestrator.runtime.gangs.job_files import LogMirror
 from orchestrator.runtime.nodes.files import LogLocation, LogPart
 from orchestrator.runtime.ranks.logs import LogLimits, LogReader, LogWriter, log_path
@@ -114,7 +114,7 @@ def _read_exit_record(data: bytes) -> bool:
         path = Path(paths.exit_record(JOB, 1, 0))  # type: ignore[arg-type]  # an id
         path.parent.mkdir(parents=True)
         path.write_bytes(data)
-        told = last_words(paths, JOB, 1, 1, GangLostError(ActorLost()))  # type: ignore[arg-type]  # an id
+        told = recorded_exits(paths, JOB, 1, 1, GangLostError(ActorLost()))  # type: ignore[arg-type]  # an id
     ends = [event.exit for event in told if isinstance(event, RankExited)]
     assert [end for end in ends if misfits(end)] == []
     return bool(ends)

@@ -64,13 +64,13 @@ class Ender:
         gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
         grace = max(0.0, deadline - clock.now())
-        await self._calls.give(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
+        await self._calls.order_all(job, [a.stop.remote(job.attempt_number, grace) for a in gang.actors])
 
     async def kill(self, job: Job) -> None:
         """Send SIGKILL to every rank. Raises GangLostError."""
         gang = await self._calls.attach_placed(job)
         self._relay.watch(job, gang, job.attempt_number)
-        await self._calls.give(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
+        await self._calls.order_all(job, [a.kill.remote(job.attempt_number) for a in gang.actors])
 
     async def release(self, job: Job) -> None:
         """Release the gang: on return no process of it is left, and its outputs are in the home."""

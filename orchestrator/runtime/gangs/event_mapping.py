@@ -58,13 +58,13 @@ def seats_of(greetings: Sequence[RankGreeting], reports: Mapping[str, NodeReport
     return tuple(seats)
 
 
-def usable(snapshot: ProgressSnapshot) -> ProgressSnapshot:
+def repaired_progress(snapshot: ProgressSnapshot) -> ProgressSnapshot:
     """Return the progress with defaults for invalid values."""
     checked, names = repaired(snapshot)
     return replace(checked, unusable=(*checked.unusable, *names)) if names else checked
 
 
-def usable_event(event: RankEvent) -> RankEvent:
+def repaired_event(event: RankEvent) -> RankEvent:
     """Return the event with defaults for invalid values in it and in its end."""
     end = event.exit
     return repaired(replace(event, exit=repaired(end)[0]) if isinstance(end, ev.Exit) else event)[0]
@@ -102,7 +102,7 @@ def _left_out_by(work_dir: str, missing: str) -> str:
         return ""  # the copy is out of reach, or the name is invalid: the exception is enough
 
 
-def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
+def recorded_exits(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: GangLostError) -> list[ev.Event]:
     """Return the exits, from keepers' records, of ranks that had ended by themselves when their actor died.
 
     A rank that was killed with its actor while its node was shutting down counts as having been told to stop. An attempt
@@ -110,19 +110,19 @@ def last_words(paths: Paths, job_id: JobId, attempt: int, ranks: int, lost: Gang
     """
     if isinstance(lost.cause, RecordRestored):
         return []
-    words: list[ev.Event] = []
+    exits: list[ev.Event] = []
     for rank in range(ranks):
         try:
             record = read_exit_record(paths.exit_record(job_id, attempt, rank))
         except ForkServerError as error:
-            words.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
+            exits.append(noted(job_id, notes.UnusableRecord(rank=rank, said=str(error))))
             continue
         if record is None:
             continue
         shut_down = record.cause == "lifeline" and record.ending.keeper_terminated_at is not None
         if record.cause is None or shut_down:
-            words.append(_recorded_exit(job_id, attempt, rank, record))
-    return words
+            exits.append(_recorded_exit(job_id, attempt, rank, record))
+    return exits
 
 
 def saved(

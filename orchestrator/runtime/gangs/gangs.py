@@ -22,7 +22,7 @@ from orchestrator.core.lifecycle.effects import Effect, Ensure, KillRanks, Relea
 from orchestrator.runtime.gangs.actors import RayRankActors
 from orchestrator.runtime.gangs.ending import Ender
 from orchestrator.runtime.gangs.errors import GangLostError, is_away
-from orchestrator.runtime.gangs.event_mapping import gang_lost, last_words, noted
+from orchestrator.runtime.gangs.event_mapping import gang_lost, noted, recorded_exits
 from orchestrator.runtime.gangs.launching import Launcher
 from orchestrator.runtime.gangs.rank_rpc import RPC_SECONDS, GangCalls
 from orchestrator.runtime.gangs.relay import EventRelay
@@ -161,8 +161,8 @@ class Gangs:
         self._work.clear()
         for job_id, gang in self._table.forget_all().items():
             lost, ranks = GangLostError(HeadLost()), len(gang.actors)
-            words = last_words(self._paths, job_id, gang.watching, ranks, lost) if gang.watching else []
-            self._post([*words, gang_lost(job_id, gang.number, lost)])
+            exits = recorded_exits(self._paths, job_id, gang.watching, ranks, lost) if gang.watching else []
+            self._post([*exits, gang_lost(job_id, gang.number, lost)])
 
     async def close(self) -> None:
         """Stop watching; everything continues to run."""
@@ -182,8 +182,8 @@ class Gangs:
             except GangLostError as error:
                 await self._check_head(node_lost=error.node_lost)
                 await self._files.bring_ends(job)
-                words = last_words(self._paths, job.id, job.attempt_number, job.num_workers, error)
-                self._post([*words, gang_lost(job.id, job.gang, error)])
+                exits = recorded_exits(self._paths, job.id, job.attempt_number, job.num_workers, error)
+                self._post([*exits, gang_lost(job.id, job.gang, error)])
             except asyncio.CancelledError:
                 raise
             except Exception as error:

@@ -144,7 +144,7 @@ class JobFiles:
 
     # -- out
 
-    async def blind(self, directory: str, node_ids: Collection[str]) -> list[str]:
+    async def unable_to_read(self, directory: str, node_ids: Collection[str]) -> list[str]:
         """Return the nodes that cannot read this one's files in ``directory``.
 
         Raises OSError if this node cannot write there, NodeGoneError, and Ray's error when there is no answer.

@@ -160,9 +160,11 @@ class Launcher:
         try:
             storage = checkpoint_dir(job, self._settings.paths)
             # A URL names the same place on every node.
-            if "://" not in storage and (blind := await self._files.blind(storage, apart)):
+            if "://" not in storage and (unable_to_read := await self._files.unable_to_read(storage, apart)):
                 path = str(job.spec.checkpoint.storage_path)
-                raise GangLostError(StorageUnseen(rank=job.nodes.index(blind[0]), node=blind[0], storage_path=path))
+                raise GangLostError(
+                    StorageUnseen(rank=job.nodes.index(unable_to_read[0]), node=unable_to_read[0], storage_path=path)
+                )
             await self._files.ship(job)
         except NodeGoneError as error:
             raise GangLostError(NodeLost(node=error.node_id), node_lost=True) from error

@@ -90,7 +90,7 @@ class GangCalls:
         limit = job.spec.health.startup_timeout.total_seconds()
         calls = [a.hello.remote() for a in gang.actors]
         # Existing actors answer at once; new ones may first have to be installed.
-        greetings: list[RankGreeting] = await (self.give(job, calls) if job.seats else ask(calls, seconds=limit))
+        greetings: list[RankGreeting] = await (self.order_all(job, calls) if job.seats else ask(calls, seconds=limit))
         return greetings
 
     async def attach_placed(self, job: Job) -> Gang:
@@ -103,7 +103,7 @@ class GangCalls:
                 raise GangLostError(StoppedUnplaced()) from error
         return gang
 
-    async def give(self, job: Job, calls: Sequence[Any]) -> list[Any]:
+    async def order_all(self, job: Job, calls: Sequence[Any]) -> list[Any]:
         """Send an order to all ranks' actors; an actor that does not answer is ended, and its rank with it.
 
         Raises TimeoutError then: the next try finds the actor dead and the gang lost.

@@ -19,13 +19,13 @@ from orchestrator.runtime.gangs.event_mapping import (
     exited,
     gang_lost,
     in_memory,
-    last_words,
     noted,
+    recorded_exits,
+    repaired_event,
+    repaired_progress,
     saved,
     saves_fail_of,
     seats_of,
-    usable,
-    usable_event,
 )
 from orchestrator.runtime.gangs.rank_rpc import Timeouts
 from orchestrator.runtime.node_clock import moved
@@ -151,19 +151,19 @@ class EventRelay:
         await asyncio.sleep(self._timeouts.retry_seconds)
 
     async def _actor_lost(self, job: Job, gang: Gang, attempt: int, lost: GangLostError) -> None:
-        words: Sequence[ev.Event] = ()
+        exits: Sequence[ev.Event] = ()
         await self._check_head(node_lost=lost.node_lost)
         try:
             await self._files.bring_ends(job)
-            words = [
-                replace(word, exit=moved(word.exit, gang.clocks[word.exit.rank].behind))
-                if isinstance(word, ev.RankExited)
-                else word
-                for word in last_words(self._paths, job.id, attempt, job.num_workers, lost)
+            exits = [
+                replace(each, exit=moved(each.exit, gang.clocks[each.exit.rank].behind))
+                if isinstance(each, ev.RankExited)
+                else each
+                for each in recorded_exits(self._paths, job.id, attempt, job.num_workers, lost)
             ]
         except Exception:  # the loss is reported even if the ends cannot be read
             self._log.exception("gang.ends_not_read", job=job.id, attempt=attempt)
-        self._post([*words, gang_lost(job.id, gang.number, lost)])
+        self._post([*exits, gang_lost(job.id, gang.number, lost)])
 
     async def _take_reply(self, job: Job, gang: Gang, attempt: int, rank: int, reply: PollReply) -> None:
         """Process an actor's reply. A part that fails is skipped, so that the rest and the next reply still count."""
@@ -171,7 +171,7 @@ class EventRelay:
         behind = 0.0 if self._same_clock else gang.clocks[rank].heard(reply.sent_at, self._now())
         if reply.progress is not None:
             with left_out("its progress"):
-                gang.newest[rank] = snapshot = moved(usable(reply.progress), behind)
+                gang.newest[rank] = snapshot = moved(repaired_progress(reply.progress), behind)
                 self._progress(job.id, attempt, rank, snapshot)
         if reply.processes is not None:
             gang.processes[rank] = replace(repaired(reply.processes)[0], rank=rank)
@@ -187,7 +187,7 @@ class EventRelay:
         if any(event.kind != "started" for event in reply.events):  # what ended it may be ending the head as well
             await self._check_head()
         if reply.events:  # the rank's end is reported, whatever its progress page says
-            reported_events = [moved(usable_event(event), behind) for event in reply.events]
+            reported_events = [moved(repaired_event(event), behind) for event in reply.events]
             events = await self._with_gpu_evidence(gang, rank, reported_events)
             if facts := facts_of(job, gang, attempt, rank, events, self._now()):
                 self._post(facts)

@@ -266,9 +266,9 @@ class MemoryGangs:
         restored = isinstance(
             lost.cause, RecordRestored
         )  # what is recorded of it was known, and followed by other attempts
-        self._post([*([] if restored else self._last_words(job_id, attempt, ranks)), event])
+        self._post([*([] if restored else self._recorded_exits(job_id, attempt, ranks)), event])
 
-    def _last_words(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
+    def _recorded_exits(self, job_id: JobId, attempt: int, ranks: int) -> list[ev.Event]:
         """Return the exits of ranks that had ended by themselves, by their exit records."""
         records = self._cluster.processes.records.get(job_id, {})
         found = [rank for rank in range(ranks) if (attempt, rank) in records]

@@ -42,7 +42,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 _VMSTAT: Final = Path("/proc/vmstat")
 _AT_LIMIT: Final = 0.98  # the kernel charges memory in batches of pages
 _RECORD_BYTES: Final = 8192
-_MOST_RECORDS: Final = 20_000  # a buffer written faster than it is read would never end
+_MAX_RECORDS: Final = 20_000  # a buffer written faster than it is read would never end
 RECENT_SECONDS: Final = 15.0
 _XID: Final = re.compile(r"\bXid(?: \((?:PCI:)?(?P<bus>[\w:.]+)\):)? (?P<number>\d{1,5})\b")
 _OOM: Final = re.compile(r"[Oo]ut of memory: Killed process \d+(?: \((?P<process>[^)]*)\))?")
@@ -272,7 +272,7 @@ def _opened(source: Path) -> tuple[int, int] | None:
 
 def _records(handle: int) -> list[tuple[float, str]]:
     found: list[tuple[float, str]] = []
-    for _ in range(_MOST_RECORDS):
+    for _ in range(_MAX_RECORDS):
         try:
             data = os.read(handle, _RECORD_BYTES)
         except BrokenPipeError:  # records were overwritten meanwhile; the next read continues after them

@@ -39,12 +39,12 @@ def preallocate(record: Path) -> None:
     On a full disk, as much as possible is preallocated. Raises OSError for other errors.
     """
     _make_directory(record.parent.parent)
-    with _alone(record.parent.parent):
+    with _directory_lock(record.parent.parent):
         _preallocate(record)
 
 
 @contextlib.contextmanager
-def _alone(exits: Path) -> Iterator[None]:
+def _directory_lock(exits: Path) -> Iterator[None]:
     """Hold the lock for moving directories in ``exits``: without it, one rank could take what another one uses.
 
     After ``_LOCK_SECONDS`` the caller continues without the lock. It is on the directory itself: on a full disk there

@@ -206,7 +206,7 @@ ALL_PIECES_BYTES: Final = 16 * 1024 * 1024
 BATCH_LINES: Final = 1000
 LONGEST_READ_BYTES: Final = 8 * LONGEST_LINE_BYTES
 """Longest line: one read of a pipe plus what was kept before is shorter; longer lines are skipped."""
-MOST_SKIPPED_BYTES: Final = 32 * 1024 * 1024
+MAX_SKIPPED_BYTES: Final = 32 * 1024 * 1024
 """Most bytes read in a row from a file in which no log line is found: it is not a log."""
 _LONGEST_STAMP: Final = 32
 _ATTEMPT = re.compile(r"attempt-(\d{1,9})")
@@ -340,7 +340,7 @@ class LogReader:
     def _read_on(self, handle: int, file: _File, piece: int) -> Iterator[LogEntry]:
         end = os.fstat(handle).st_size
         at = found = min(self._offsets.get(file.key, 0), end)  # less: the file was truncated
-        while at < end and at - found <= MOST_SKIPPED_BYTES:
+        while at < end and at - found <= MAX_SKIPPED_BYTES:
             stop_if_abandoned()
             data = os.pread(handle, min(piece, end - at), at)
             whole = data.rfind(b"\n") + 1
@@ -350,7 +350,7 @@ class LogReader:
             if whole:
                 at += whole
             elif len(data) == LONGEST_READ_BYTES:
-                at = _after_newline(handle, at, min(end, at + MOST_SKIPPED_BYTES))
+                at = _after_newline(handle, at, min(end, at + MAX_SKIPPED_BYTES))
             else:  # the unfinished last line
                 return
             self._offsets[file.key] = at
@@ -426,7 +426,7 @@ def _read_back(handle: int, end: int, file: _File, piece: int) -> Iterator[LogEn
     """Yield the lines before ``end``, the newest first."""
     at = found = end
     rest = b""
-    while at > 0 and found - at <= MOST_SKIPPED_BYTES:
+    while at > 0 and found - at <= MAX_SKIPPED_BYTES:
         stop_if_abandoned()
         size = min(piece, at)
         at -= size

@@ -121,7 +121,7 @@ def _whole(text: str | None) -> int | None:
 _READ_BYTES: Final = 256 * 1024
 BATCH_SECONDS: Final = 0.25
 DEADLINE_SECONDS: Final = 2.0
-MOST_LINES: Final = 1000
+MAX_LINES: Final = 1000
 LINE_CHARACTERS: Final = 1000
 _STEP_SEARCH: Final = """
 import json, re, sys
@@ -157,7 +157,7 @@ class LogProgress:
         self._pattern = pattern
         self._previous = previous_step
         self._warn = warn
-        self._lines: deque[str] = deque(maxlen=MOST_LINES)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._found: ProgressSnapshot | None = None
         self._clock = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)

@@ -40,7 +40,7 @@ _FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), -1)
 NANOSLEEP: Final = {"x86_64": (35, 230), "aarch64": (101, 115)}.get(platform.machine(), ())
 _PROC: Final = Path("/proc")
 _CALL_NAME: Final = re.compile(rb"[a-z_]{1,24}")
-_MOST_CALLS: Final = 2**53
+_MAX_CALLS: Final = 2**53
 _LONGEST_SIZE: Final = 8
 _REFUSED: Final = "the kernel does not permit reading its stacks (sysctl kernel.yama.ptrace_scope=0, or CAP_SYS_PTRACE for the daemon)"
 
@@ -293,7 +293,7 @@ def entered_call(head: bytes, pid: int) -> Entered | None:
     name, label = name.rstrip(b"\0"), label.rstrip(b"\0").decode(errors="replace")
     if (
         writer != pid
-        or not 0 < number < _MOST_CALLS
+        or not 0 < number < _MAX_CALLS
         or _CALL_NAME.fullmatch(name) is None
         or not (label.isprintable() or not label)
     ):
@@ -307,4 +307,4 @@ def _counts(head: bytes) -> Mapping[int, int]:
         layout.GROUP.unpack_from(head, layout.GROUPS_AT + place * layout.GROUP.size)
         for place in range(layout.MAX_GROUPS)
     )
-    return {group: number for group, number in rows if 0 < number < _MOST_CALLS}
+    return {group: number for group, number in rows if 0 < number < _MAX_CALLS}

@@ -47,7 +47,7 @@ LATE_SECONDS: Final = 60.0
 
 _REMAINS_SECONDS: Final = 10.0
 _REMAINS_AGAIN_SECONDS: Final = 1.0
-_MOST_FAULTS: Final = 100
+_MAX_FAULTS: Final = 100
 
 
 class KeeperWatch:
@@ -263,7 +263,7 @@ class RankProcess:
             except Exception as error:  # an invalid message: the next may be valid
                 faults += 1
                 report_fault("a message of the keeper was left out", error)
-                if faults < _MOST_FAULTS:
+                if faults < _MAX_FAULTS:
                     continue
                 self._lifeline.close()  # an order to the keeper to kill everything
                 event = None

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from orchestrator.runtime.ranks.start import RankStarter
     from orchestrator.runtime.spawn.client import Lifeline
 
-MOST_COMMANDS: Final = 16
-MOST_CONNECTIONS: Final = 128
+MAX_COMMANDS: Final = 16
+MAX_CONNECTIONS: Final = 128
 """Most sessions at once beside one rank."""
 
 LEASE_SECONDS: Final = 30.0
@@ -481,7 +481,7 @@ class RankSessions:
 
     def _refuse_too_many(self, request: SessionRequest) -> None:
         ports = isinstance(request, PortRequest)
-        most = MOST_CONNECTIONS if ports else MOST_COMMANDS
+        most = MAX_CONNECTIONS if ports else MAX_COMMANDS
         there = sum(isinstance(session, PortSession) == ports for session in self._sessions.values())
         if there + self._opening >= most:
             what = "connections" if ports else "commands and clients"

@@ -77,7 +77,7 @@ class World:
             raise LaunchedError
         return [self.refused.node_id]
 
-    async def blind(self, _: str, __: list[str]) -> list[str]:
+    async def unable_to_read(self, _: str, __: list[str]) -> list[str]:
         return []
 
     async def ship(self, _: Job) -> None:

@@ -341,20 +341,20 @@ def test_a_node_that_does_not_answer_is_not_said_to_see_no_directory(tmp_path: P
     agent.fails = TimeoutError("no answer")
     ours, _ = two_sides(tmp_path, agent)
     with pytest.raises(TimeoutError):
-        run(ours.blind(str(tmp_path / "shared"), ["n0"]))
+        run(ours.unable_to_read(str(tmp_path / "shared"), ["n0"]))
     with pytest.raises(NodeGoneError):
-        run(ours.blind(str(tmp_path / "shared"), ["n1"]))
+        run(ours.unable_to_read(str(tmp_path / "shared"), ["n1"]))
     assert list((tmp_path / "shared").iterdir()) == [], "the probe is removed"
 
 
 def test_a_directory_that_a_node_does_not_share_is_found_out(tmp_path: Path) -> None:
     ours, _ = two_sides(tmp_path, Agent(tmp_path / "a"), Agent(tmp_path / "b", sees=False))
     shared = tmp_path / "shared"
-    assert run(ours.blind(str(shared), ["n0", "n1"])) == ["n1"]
+    assert run(ours.unable_to_read(str(shared), ["n0", "n1"])) == ["n1"]
     assert list(shared.iterdir()) == [], "the probe is removed"
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"Not a directory|File exists"):
-        run(ours.blind(str(tmp_path / "file" / "x"), ["n0"]))
+        run(ours.unable_to_read(str(tmp_path / "file" / "x"), ["n0"]))
 
 
 def test_outputs_of_several_nodes_come_together(tmp_path: Path) -> None:
