@@ -8,7 +8,6 @@ import fcntl
 import os
 import socket
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.core.events import Exit
 from orchestrator.core.facts.memory import KernelMessage
 from orchestrator.runtime.forkserver import wire
 from orchestrator.runtime.ranks.launch_spec import RankPlan
@@ -364,9 +362,6 @@ def test_each_attempt_has_a_store_of_its_own_and_the_old_one_ends(server: Runnin
     run(case)
 
 
-NEVER = 3600.0
-
-
 def openings(path: Path) -> int:
     """Return how many descriptors of the file this process has."""
     found = 0
@@ -374,43 +369,3 @@ def openings(path: Path) -> int:
         with contextlib.suppress(OSError):
             found += link.readlink() == path
     return found
-
-
-async def told_of(host: RankActor) -> asyncio.Task[PollReply]:
-    """Return a task that polls for new events of attempt 1, once it waits."""
-    waiting = asyncio.create_task(host.poll(1, PollCursor(), NEVER))
-    await asyncio.sleep(0)
-    assert not host._log._news.is_set()
-    return waiting
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_an_ordered_exit_is_told_together_with_the_end_of_the_tree(tmp_path: Path, ordered: bool) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path, sent_with_end_seconds=NEVER, progress_seconds=NEVER)  # nothing else causes a reply
-        await host.prepare(1, None)
-        host._fence.called_off = 1 if ordered else 0
-        waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=None, signal=9))
-        for _ in range(10):  # turns of the loop: a task that is woken has continued by then
-            await asyncio.sleep(0)
-        assert waiting.done() is not ordered
-        host._log.add(kind="gone", at=time.time())
-        assert [e.kind for e in (await waiting).events] == (["exited", "gone"] if ordered else ["exited"])
-
-    run(case)
-
-
-def test_an_ordered_exit_is_told_before_long_while_something_of_the_tree_lives_on(
-    tmp_path: Path,
-) -> None:
-    async def case() -> None:
-        host = make_host(tmp_path, progress_seconds=NEVER)  # else progress would cause a reply
-        await host.prepare(1, None)
-        host._fence.called_off = 1
-        waiting = await told_of(host)
-        host._log.add(kind="exited", at=time.time(), exit=Exit(rank=0, at=1.0, exit_code=0, signal=None))
-        async with asyncio.timeout(300):
-            assert [e.kind for e in (await waiting).events] == ["exited"]
-
-    run(case)

@@ -35,7 +35,6 @@ from orchestrator.runtime.ranks.progress import PROGRESS_SECONDS, RankProgress, 
 from orchestrator.runtime.ranks.rank_checkpoints import RankCheckpoints
 from orchestrator.runtime.ranks.rank_events import (
     LEASE_SECONDS,
-    SENT_WITH_END_SECONDS,
     AttemptFence,
     EventLog,
     PollCursor,
@@ -83,7 +82,6 @@ class RankActor:
         leased: bool,
         start_fork_server: Callable[[RankPlan], Awaitable[None]] = _start_fork_server,
         progress_seconds: float = PROGRESS_SECONDS,
-        sent_with_end_seconds: float = SENT_WITH_END_SECONDS,
     ) -> None:
         self._rank, self._node_dir = rank, Path(node_dir)
         self._created_for = attempt
@@ -92,7 +90,7 @@ class RankActor:
         self._start_fork_server = start_fork_server
         self._serial = asyncio.Lock()
         self._fence = AttemptFence(job_id, rank)
-        self._log = EventLog(self._fence, sent_with_end_seconds=sent_with_end_seconds)
+        self._log = EventLog()
         self._rendezvous = Rendezvous()
         self._progress = RankProgress(seconds=progress_seconds)
         self._checkpoints = RankCheckpoints(self._progress.newest_step)
@@ -138,7 +136,6 @@ class RankActor:
             return self._rendezvous.port
 
     async def _begin(self, attempt: int) -> None:
-        self._rendezvous.retire()
         if self._process is not None:
             await self._process.end()
             self._process = None

@@ -103,11 +103,3 @@ class RankCheckpoints:
         with contextlib.suppress(TimeoutError):  # the look continues; its result is reported later
             async with asyncio.timeout(LAST_LOOK_SECONDS):
                 await asyncio.shield(asyncio.to_thread(files.look))
-
-    async def close(self) -> None:
-        """Stop following, after the write in progress."""
-        persister, files = self._persister, self._files
-        self._persister, self._files = None, None
-        for source in (persister, files):
-            if source is not None:
-                await asyncio.to_thread(source.close)

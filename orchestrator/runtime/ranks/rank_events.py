@@ -115,11 +115,6 @@ class AttemptFence:
         self.launched = 0
         self.called_off = 0
 
-    @property
-    def ends_by_order(self) -> bool:
-        """Whether the current attempt was ordered to end."""
-        return self.called_off >= self.attempt
-
     def refuse_older(self, attempt: int) -> None:
         """Raise StaleAttemptError for an attempt that a newer one has replaced."""
         if attempt < self.attempt:
@@ -193,15 +188,10 @@ def masked_look(look: RankLook, masker: Masker) -> RankLook:
     )
 
 
-SENT_WITH_END_SECONDS: Final = 0.05
-
-
 class EventLog:
     """Numbered events. ``masker`` removes secrets from them."""
 
-    def __init__(self, fence: AttemptFence, *, sent_with_end_seconds: float = SENT_WITH_END_SECONDS) -> None:
-        self._fence = fence
-        self._sent_with_end_seconds = sent_with_end_seconds
+    def __init__(self) -> None:
         self._events: list[RankEvent] = []
         self._news = asyncio.Event()
         self.masker = Masker(())
@@ -212,13 +202,8 @@ class EventLog:
 
     def add(self, **fields: Any) -> None:
         """Add an event and wake the waiters."""
-        event = masked_event(RankEvent(number=len(self._events) + 1, **fields), self.masker)
-        self._events.append(event)
-        if event.kind == "exited" and self._fence.ends_by_order:
-            # An ordered end is reported together with the end of its tree, which nearly always follows at once.
-            asyncio.get_running_loop().call_later(self._sent_with_end_seconds, self._news.set)
-        else:
-            self._news.set()
+        self._events.append(masked_event(RankEvent(number=len(self._events) + 1, **fields), self.masker))
+        self._news.set()
 
     def after(self, number: int) -> tuple[RankEvent, ...]:
         """Return the events after this number."""

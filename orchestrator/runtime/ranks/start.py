@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orchestrator.runtime.spawn.client import Lifeline, Spawned
 
 _BACKLOG: Final = 2048
-_OLD_STORE_SECONDS: Final = 1.0
 
 
 def bind_rendezvous(address: str) -> socket.socket:
@@ -69,12 +68,6 @@ class Rendezvous:
         if self._listener is not None and self._store is None:
             store = await starter.store(self._listener)
             self._store = None if store is None else store.lifeline
-
-    def retire(self) -> None:
-        """Close the old store a little later: its end takes some ten milliseconds of a core, which the new attempt needs."""
-        if self._store is not None:
-            asyncio.get_running_loop().call_later(_OLD_STORE_SECONDS, self._store.close)
-            self._store = None
 
     def close(self) -> None:
         """End the process that serves the socket, and close the socket."""

@@ -59,6 +59,15 @@ def test_lines_of_orch_s_own_are_in_the_file_masked_and_are_no_output(tmp_path: 
     assert [e.stream for e in entries] == ["stdout", "stderr", "stderr", "stdout"]
 
 
+def test_an_unfinished_last_line_is_written_at_the_rank_s_end(tmp_path: Path) -> None:
+    """The actor may be ended before it closes the log."""
+    writer = LogWriter(log_path(tmp_path, 1, 0))
+    writer.feed("o", b"whole\nhalf", 1.0)
+    writer.end_lines(2.0)
+    assert [(e.at, e.text) for e in every(LogReader(tmp_path))] == [(1.0, "whole"), (2.0, "half")]
+    writer.close(3.0)
+
+
 def test_long_last_lines_are_cut_in_what_becomes_a_record(tmp_path: Path) -> None:
     writer = LogWriter(log_path(tmp_path, 1, 0))
     writer.feed("o", b"a" * 30_000 + b"b" * 30_000 + b"\n", 1.0)

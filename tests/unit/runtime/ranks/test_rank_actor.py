@@ -20,9 +20,7 @@ class World:
     """A rank's actor with progress, checkpoints and samples that a test sets."""
 
     def __init__(self) -> None:
-        self.actor = actor = RankActor(
-            job_id="digits-abc234", rank=0, node_dir="/none", attempt=1, leased=False, sent_with_end_seconds=3600.0
-        )
+        self.actor = actor = RankActor(job_id="digits-abc234", rank=0, node_dir="/none", attempt=1, leased=False)
         self.log, self.fence = actor._log, actor._fence
         self.fence.attempt = 1
         self.marks = 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.core.events import Exit
-from orchestrator.runtime.ranks.rank_events import AttemptFence, EventLog
+from orchestrator.runtime.ranks.rank_events import EventLog
 from orchestrator.runtime.ranks.rank_process import RankProcess
 from orchestrator.runtime.spawn.client import Exited, Gone, Started
 
@@ -22,8 +22,8 @@ class Scene:
     def __init__(self, *says: Any, exits_fail: bool = False) -> None:
         self.says, self.did, self.exits_fail = list(says), list[str](), exits_fail
         self.error: Any = None
-        self.log = EventLog(AttemptFence("digits-abc234", 0))
-        self.output = SimpleNamespace(close=self._closed)
+        self.log = EventLog()
+        self.output = SimpleNamespace(close=self._closed, end_lines=self._lines_ended)
         self.evidence = SimpleNamespace(started=lambda _pid: None, close=lambda: self.did.append("evidence closed"))
 
     async def next_event(self) -> Any:
@@ -49,6 +49,10 @@ class Scene:
 
     async def _closed(self) -> None:
         self.did.append("output closed")
+
+    def _lines_ended(self) -> None:
+        assert not self.log.after(2), "the actor may be ended as soon as the end of the tree is reported"
+        self.did.append("lines ended")
 
     async def _sessions_ended(self) -> None:
         assert "gone" not in [event.kind for event in self.log.after(0)]
@@ -77,7 +81,7 @@ class Scene:
 def test_the_story_of_a_process_is_told_in_order() -> None:
     scene = Scene(STARTED, EXITED, Gone(at=3.0))
     assert scene.run() == [("started", None, None), ("exited", 3, None), ("gone", None, None)]
-    assert scene.did == ["kill", "sessions ended", "evidence closed", "output closed", "lifeline closed"]
+    assert scene.did == ["kill", "sessions ended", "lines ended", "evidence closed", "output closed", "lifeline closed"]
 
 
 def test_a_message_that_is_none_is_left_out() -> None:
