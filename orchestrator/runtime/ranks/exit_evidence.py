@@ -26,7 +26,7 @@ from orchestrator.core.states import EndOrder, OutOf, StopScope
 from orchestrator.runtime.ranks.process_inspector import ProcessWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from orchestrator.core.events import Exit
     from orchestrator.core.facts.fact import Fact
@@ -123,49 +123,38 @@ def memory_use(used: MemoryUsed | None, *, machine: bool) -> MemoryUse | None:
     )
 
 
-class MachineWatch:
-    """Counts the memory kills of the whole machine, which any user may read. Call ``mark`` now and then.
-
-    A kill counts when it happened since the mark before the last, as with ``OomWatch``.
-    """
-
-    def __init__(self, *, source: Path = _VMSTAT) -> None:
-        self._source = source
-        self._older = self._newer = _kills(self._source)
-
-    def mark(self) -> None:
-        """Remember the present count."""
-        self._older, self._newer = self._newer, _kills(self._source)
-
-    def killed(self) -> bool:
-        """Whether the kernel has killed a process of this machine for memory since the mark before the last."""
-        count = _kills(self._source)
-        return count is not None and self._older is not None and count > self._older
-
-
 class OomWatch:
-    """Counts memory kills in the control group of a process. Call ``mark`` now and then; ``killed`` returns the new ones.
+    """Counts memory kills in the file that ``find`` names. Call ``mark`` now and then; ``killed`` returns the new ones.
 
-    The count belongs to the whole group, so only the last moments count: since the mark before the last.
+    The count belongs to a whole group of processes, so only the last moments count: since the mark before the last.
     """
 
-    def __init__(self, pid: int, *, root: Path = _CGROUPS) -> None:
-        self._pid = pid
-        self._root = root
-        self._file = _counter_file(pid, root)
+    def __init__(self, find: Callable[[], Path | None]) -> None:
+        self._find = find
+        self._file = find()
         self._older = self._newer = _kills(self._file)
+
+    @classmethod
+    def of_process(cls, pid: int, *, root: Path = _CGROUPS) -> OomWatch:
+        """Watch the control group of a process."""
+        return cls(lambda: _counter_file(pid, root))
+
+    @classmethod
+    def of_machine(cls, source: Path = _VMSTAT) -> OomWatch:
+        """Watch the whole machine, whose count any user may read."""
+        return cls(lambda: source)
 
     def mark(self) -> None:
         """Remember the present count; follow a process that was moved to another group."""
-        file = _counter_file(self._pid, self._root)
+        file = self._find()
         if file is not None and file != self._file:
             self._file = file
-            self._older = self._newer = _kills(self._file)
-            return
-        self._older, self._newer = self._newer, _kills(self._file)
+            self._older = self._newer = _kills(file)
+        else:
+            self._older, self._newer = self._newer, _kills(self._file)
 
     def killed(self) -> OomCount | None:
-        """Return how far the count has risen since the mark before the last, when the group lost a process to a memory kill."""
+        """Return how far the count has risen since the mark before the last; None when no process was killed."""
         count = _kills(self._file)
         if count is None or self._older is None or count <= self._older:
             return None
@@ -337,7 +326,7 @@ class ExitEvidence:
     """Evidence about the current process; older evidence is marked and does not count."""
 
     def __init__(self) -> None:
-        self._machine = MachineWatch()
+        self._machine = OomWatch.of_machine()
         self._oom: OomWatch | None = None
         self._kernel: KernelWatch | None = None
         self._pid = 0
@@ -352,7 +341,7 @@ class ExitEvidence:
 
     def started(self, pid: int) -> None:
         """Record the number of the started process."""
-        self._pid, self._oom = pid, OomWatch(pid)
+        self._pid, self._oom = pid, OomWatch.of_process(pid)
 
     def mark(self) -> None:
         """Exclude the evidence up to now from any end."""
@@ -377,7 +366,7 @@ class ExitEvidence:
             return False
         if event.signal == signal.SIGKILL and self._kernel is not None and self._kernel.readable:
             return any(isinstance(fact, OomKill | OomCount) for fact in facts)
-        return self._machine.killed()
+        return self._machine.killed() is not None
 
     def close(self) -> None:
         """Stop reading the kernel's log."""

@@ -19,7 +19,7 @@ from orchestrator.gpu.exporter.exporter import GpuStatus
 from orchestrator.gpu.sample import GpuInfo, Sample, Vendor, XidCount
 from orchestrator.gpu.sampler import Health
 from orchestrator.runtime.exporters.gpu_evidence import evidence_of
-from orchestrator.runtime.ranks.exit_evidence import KernelWatch, MachineWatch, OomWatch, memory_use
+from orchestrator.runtime.ranks.exit_evidence import KernelWatch, OomWatch, memory_use
 from orchestrator.runtime.spawn.lifeline import MemoryUsed
 from tests.support.stack import wait_until
 
@@ -34,7 +34,7 @@ def test_a_real_memory_kill_is_seen() -> None:
     try:
         (group / "memory.limit_in_bytes").write_text(str(64 * 1024 * 1024))
         with subprocess.Popen([sys.executable, "-c", EATER], stdin=subprocess.PIPE) as eater:
-            watch = OomWatch(eater.pid)
+            watch = OomWatch.of_process(eater.pid)
             (group / "cgroup.procs").write_text(str(eater.pid))
             watch.mark()
             assert watch.killed() is None
@@ -57,7 +57,7 @@ def test_the_counter_of_the_second_version_is_read(tmp_path: Path) -> None:
             pytest.skip("this machine's groups are of the first version")
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom 4\noom_kill 4\n")
-    watch = OomWatch(os.getpid(), root=tmp_path)
+    watch = OomWatch.of_process(os.getpid(), root=tmp_path)
     events.write_text("low 0\noom 5\noom_kill 5\n")
     assert watch.killed() == OomCount(path=str(events), before=4, count=5)
     watch.mark()
@@ -67,7 +67,7 @@ def test_the_counter_of_the_second_version_is_read(tmp_path: Path) -> None:
 
 
 def test_a_process_without_a_group_that_can_be_read_gives_no_evidence(tmp_path: Path) -> None:
-    watch = OomWatch(os.getpid(), root=tmp_path)
+    watch = OomWatch.of_process(os.getpid(), root=tmp_path)
     watch.mark()
     assert watch.killed() is None
 
@@ -166,7 +166,7 @@ def test_the_driver_tells_of_a_lost_gpu_and_of_xids_of_the_last_minute() -> None
 def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
     source = tmp_path / "vmstat"
     source.write_text("pgfault 7\noom_kill 4\n")
-    watch = MachineWatch(source=source)
+    watch = OomWatch.of_machine(source)
     assert not watch.killed()
     source.write_text("pgfault 7\noom_kill 5\n")
     assert watch.killed()
@@ -174,7 +174,7 @@ def test_memory_kills_of_the_machine_are_counted(tmp_path: Path) -> None:
     assert watch.killed(), "the kill may have come in the moment before the mark"
     watch.mark()
     assert not watch.killed(), "long ago"
-    assert not MachineWatch(source=tmp_path / "absent").killed()
+    assert not OomWatch.of_machine(tmp_path / "absent").killed()
 
 
 @pytest.mark.parametrize(
