@@ -8,8 +8,8 @@ from orchestrator.api import views as v
 from orchestrator.api.errors import BadRequestError, RefusedError
 from orchestrator.core.states import JobState
 from orchestrator.daemon.jobs.views import rank_stacks
-from orchestrator.runtime.ranks.evidence.process_inspector import report_lines
-from orchestrator.runtime.ranks.sessions.messages import PortRequest, SessionRefusedError
+from orchestrator.runtime.ranks.process_inspector import report_lines
+from orchestrator.runtime.ranks.session_messages import PortRequest, SessionRefusedError
 from orchestrator.train.script.trace_request import TraceRefusedError
 
 if TYPE_CHECKING:
