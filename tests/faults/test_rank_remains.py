@@ -15,7 +15,6 @@ import pytest
 from orchestrator.core.states import OutOf
 from orchestrator.runtime.forkserver import cgroups
 from orchestrator.runtime.forkserver.holder import MARK
-from orchestrator.runtime.ranks import rank_process
 from orchestrator.runtime.ranks.launch_spec import RankPlan
 from orchestrator.runtime.ranks.rank_actor import RankActor
 from orchestrator.runtime.spawn.rank_locks import rank_lock_path, read_holder, tree_mark
@@ -147,13 +146,9 @@ pathlib.Path("found").write_text(state)
 
 
 @pytest.mark.parametrize("order", ["kill", "stop", "exit"])
-def test_a_stopped_keeper_holds_nothing_up_for_long(
-    server: RunningServer, tmp_path: Path, order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_process, "LATE_SECONDS", 0.5)
-
+def test_a_stopped_keeper_holds_nothing_up_for_long(server: RunningServer, tmp_path: Path, order: str) -> None:
     async def case() -> None:
-        host = make_host(tmp_path)
+        host = make_host(tmp_path, late_seconds=0.5)
         await started(host, marked_plan(server, tmp_path, FAMILY))
         pids = await asyncio.to_thread(family, tmp_path)
         keeper = keeper_of(tmp_path)

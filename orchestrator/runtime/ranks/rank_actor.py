@@ -42,7 +42,7 @@ from orchestrator.runtime.ranks.rank_events import (
     RankGreeting,
     masked_look,
 )
-from orchestrator.runtime.ranks.rank_process import ExitReporter, RankProcess
+from orchestrator.runtime.ranks.rank_process import LATE_SECONDS, ExitReporter, RankProcess
 from orchestrator.runtime.ranks.sessions import RankSessions, with_terminal
 from orchestrator.runtime.ranks.start import RankStarter, Rendezvous
 from orchestrator.runtime.spawn.client import start_fork_server
@@ -69,7 +69,8 @@ class RankActor:
     """The actor of one rank of one gang, from the gang's placement to its release. It also works without Ray.
 
     ``attempt`` is the one that the actor is created for; it needs no ``prepare``. ``leased``: its node can be cut off
-    from the cluster. ``start_fork_server`` is called when no fork server answers on the plan's socket.
+    from the cluster. ``start_fork_server`` is called when no fork server answers on the plan's
+    socket; ``late_seconds`` is how long a keeper may be late with an end.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class RankActor:
         leased: bool,
         start_fork_server: Callable[[RankPlan], Awaitable[None]] = _start_fork_server,
         progress_seconds: float = PROGRESS_SECONDS,
+        late_seconds: float = LATE_SECONDS,
     ) -> None:
         self._rank, self._node_dir = rank, Path(node_dir)
         self._created_for = attempt
         self._leased = leased
         self._lease: asyncio.Task[None] | None = None
         self._start_fork_server = start_fork_server
+        self._late_seconds = late_seconds
         self._serial = asyncio.Lock()
         self._fence = AttemptFence(job_id, rank)
         self._log = EventLog()
@@ -185,6 +188,7 @@ class RankActor:
             evidence=self._evidence,
             exits=ExitReporter(self._log, output, self._evidence, self._checkpoints, plan),
             before_gone=self._sessions.rank_ended,
+            late_seconds=self._late_seconds,
         )
 
     def _starter(self, plan: RankPlan) -> RankStarter:

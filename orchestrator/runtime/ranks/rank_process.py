@@ -56,8 +56,9 @@ class KeeperWatch:
     An end is due after an order to stop and its grace, after an order to kill, and after the death of the keeper's process.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, late_seconds: float = LATE_SECONDS) -> None:
         self._keeper = holder.identity_of(pid)
+        self._late_seconds = late_seconds
         self._handle = -1
         self._due: asyncio.TimerHandle | None = None
 
@@ -77,7 +78,7 @@ class KeeperWatch:
     def expect_end(self, seconds: float) -> None:
         """Set the due time of the end to ``seconds`` from now; an earlier due time stays."""
         loop = asyncio.get_running_loop()
-        at = loop.time() + seconds + LATE_SECONDS
+        at = loop.time() + seconds + self._late_seconds
         if self._keeper is None or (self._due is not None and self._due.when() <= at):
             return
         if self._due is not None:
@@ -224,9 +225,10 @@ class RankProcess:
         evidence: ExitEvidence,
         exits: ExitReporter,
         before_gone: Callable[[], Awaitable[None]],
+        late_seconds: float = LATE_SECONDS,
     ) -> None:
         self._lifeline = lifeline
-        self._keeper = KeeperWatch(keeper_pid)
+        self._keeper = KeeperWatch(keeper_pid, late_seconds=late_seconds)
         self._lock = lock
         self._log = log
         self._output = output

@@ -10,16 +10,12 @@ import sys
 
 import pytest
 
-from orchestrator.runtime.ranks import rank_process
 from orchestrator.runtime.ranks.rank_process import KeeperWatch
 from tests.support.stack import wait_until
 
 
 @pytest.mark.parametrize(("stopped", "code"), [(False, 0), (True, -signal.SIGKILL)])
-def test_a_keeper_that_does_not_end_when_it_is_due_is_killed(
-    stopped: bool, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_process, "LATE_SECONDS", 0.1 if stopped else 300.0)
+def test_a_keeper_that_does_not_end_when_it_is_due_is_killed(stopped: bool, code: int) -> None:
     command = [sys.executable, "-c", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as keeper:
         assert keeper.stdin is not None
@@ -29,7 +25,7 @@ def test_a_keeper_that_does_not_end_when_it_is_due_is_killed(
             os.kill(keeper.pid, signal.SIGSTOP)
 
         async def case() -> None:
-            watch = KeeperWatch(keeper.pid)
+            watch = KeeperWatch(keeper.pid, late_seconds=0.1 if stopped else 300.0)
             keeper.stdin.close()  # type: ignore[union-attr]
             async with asyncio.timeout(300):
                 await watch.ended()
